@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 
 from stepscope.analysis.recording import Rank
-from stepscope.backends.kineto_blocks import KinetoConverter, nest
-from stepscope.backends.kineto_file import KinetoEvent
-from stepscope.backends.kineto_saved import SavedTrace, SavedTracks
+from stepscope.backends.torch.kineto.blocks import KinetoConverter, nest
+from stepscope.backends.torch.kineto.file import KinetoEvent
+from stepscope.backends.torch.kineto.saved import SavedTrace, SavedTracks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockMapping
 from stepscope.runtime.events.nesting import cut_frames

@@ -1,4 +1,4 @@
-"""Producers of events, one source per file. `base.py` is the contract."""
+"""Producers of events, a folder for each kind. `base.py` is the contract, `conformance.py` tests it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from stepscope.backends.base import Backend as Backend
     from stepscope.backends.base import BackendReport as BackendReport
     from stepscope.backends.base import Sink as Sink
-    from stepscope.backends.host import HostBackend as HostBackend
-    from stepscope.backends.nvml import NvmlBackend as NvmlBackend
-    from stepscope.backends.perf import PerfBackend as PerfBackend
-    from stepscope.backends.replay import ReplayBackend as ReplayBackend
-    from stepscope.backends.scripted import ScriptedBackend as ScriptedBackend
-    from stepscope.backends.simulated import SimulatedDevice as SimulatedDevice
-    from stepscope.backends.torch import TorchBackend as TorchBackend
+    from stepscope.backends.counters.host import HostBackend as HostBackend
+    from stepscope.backends.counters.nvml import NvmlBackend as NvmlBackend
+    from stepscope.backends.counters.perf import PerfBackend as PerfBackend
+    from stepscope.backends.simulated.replay import ReplayBackend as ReplayBackend
+    from stepscope.backends.simulated.scripted import ScriptedBackend as ScriptedBackend
+    from stepscope.backends.simulated.simulated import SimulatedDevice as SimulatedDevice
+    from stepscope.backends.torch.backend import TorchBackend as TorchBackend
 else:
     from stepscope.runtime.lazy import lazy as _lazy
 
@@ -29,13 +29,13 @@ else:
                 "BackendReport",
                 "Sink",
             ),
-            "stepscope.backends.host": ("HostBackend",),
-            "stepscope.backends.nvml": ("NvmlBackend",),
-            "stepscope.backends.perf": ("PerfBackend",),
-            "stepscope.backends.replay": ("ReplayBackend",),
-            "stepscope.backends.scripted": ("ScriptedBackend",),
-            "stepscope.backends.simulated": ("SimulatedDevice",),
-            "stepscope.backends.torch": ("TorchBackend",),
+            "stepscope.backends.counters.host": ("HostBackend",),
+            "stepscope.backends.counters.nvml": ("NvmlBackend",),
+            "stepscope.backends.counters.perf": ("PerfBackend",),
+            "stepscope.backends.simulated.replay": ("ReplayBackend",),
+            "stepscope.backends.simulated.scripted": ("ScriptedBackend",),
+            "stepscope.backends.simulated.simulated": ("SimulatedDevice",),
+            "stepscope.backends.torch.backend": ("TorchBackend",),
         },
     )
 

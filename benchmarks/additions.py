@@ -9,7 +9,7 @@ from benchmarks.peers import peer
 from benchmarks.timing import Loop
 
 if TYPE_CHECKING:
-    from stepscope.backends.torch import TorchBackend
+    from stepscope.backends.torch.backend import TorchBackend
 
 
 def additions() -> Loop:
@@ -26,10 +26,10 @@ def additions() -> Loop:
 
 def live_operators() -> Callable[[], TorchBackend]:
     """Makes backends in stream mode; arms torch, which must not have been imported before."""
-    from stepscope.backends.torch_arm import arm
+    from stepscope.backends.torch.arm import arm
 
     arm()
     peer("torch")
-    from stepscope.backends.torch import TorchBackend
+    from stepscope.backends.torch.backend import TorchBackend
 
     return lambda: TorchBackend("stream")

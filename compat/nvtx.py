@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
-from stepscope.backends.torch_compile import substitute
+from stepscope.backends.torch.compile import substitute
 from stepscope.runtime import _core
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.documented import Documented

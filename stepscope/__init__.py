@@ -21,9 +21,9 @@ except ModuleNotFoundError as _error:
         "`pip install -e .` here"
     ) from _error
 
-from stepscope.backends.torch_arm import arm as _arm
-from stepscope.backends.torch_import import COMPILER as _COMPILER
-from stepscope.backends.torch_import import TorchImport as _TorchImport
+from stepscope.backends.torch.arm import arm as _arm
+from stepscope.backends.torch.importing import COMPILER as _COMPILER
+from stepscope.backends.torch.importing import TorchImport as _TorchImport
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime._core import set_decorator as _set_decorator
 from stepscope.runtime.lazy import lazy as _lazy
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from stepscope import triggers as triggers
     from stepscope.analysis.explain import explain as explain
     from stepscope.analysis.recording import load as load
-    from stepscope.backends.torch import TorchBackend as TorchBackend
+    from stepscope.backends.torch.backend import TorchBackend as TorchBackend
     from stepscope.build import trace as trace
     from stepscope.exporters.chrome import ChromeTraceExporter as ChromeTraceExporter
     from stepscope.exporters.perfetto import PerfettoExporter as PerfettoExporter
@@ -71,7 +71,7 @@ else:
             "stepscope.triggers": (),
             "stepscope.analysis.explain": ("explain",),
             "stepscope.analysis.recording": ("load",),
-            "stepscope.backends.torch": ("TorchBackend",),
+            "stepscope.backends.torch.backend": ("TorchBackend",),
             "stepscope.build": ("trace",),
             "stepscope.exporters.chrome": ("ChromeTraceExporter",),
             "stepscope.exporters.stream.exporter": ("CollectorExporter",),
@@ -106,7 +106,7 @@ _BEFORE_OTHERS = (_runtime, _native_threads)
 _set_decorator(lambda span, function: _import_module("stepscope.runtime.annotations.decorate").decorate(span, function))
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()
-_TorchImport(lambda: _import_module("stepscope.backends.torch_compile").watch(), _COMPILER).watch()
+_TorchImport(lambda: _import_module("stepscope.backends.torch.compile").watch(), _COMPILER).watch()
 if _os.environ.get("STEPSCOPE_JOIN") == "1":
     from stepscope.runtime.lifecycle.join import join_if_told as _join_if_told
 

@@ -3,8 +3,8 @@
 Needs `accelerate`; see docs/frameworks.md.
 """
 
-from stepscope.compat.accelerate import StepscopeProfileKwargs
-from stepscope.compat.accelerate_run import AccelerateRun, FinishedWindow
-from stepscope.compat.accelerate_tracker import StepscopeTracker
+from stepscope.compat.frameworks.accelerate import StepscopeProfileKwargs
+from stepscope.compat.frameworks.accelerate_run import AccelerateRun, FinishedWindow
+from stepscope.compat.frameworks.accelerate_tracker import StepscopeTracker
 
 __all__ = ["AccelerateRun", "FinishedWindow", "StepscopeProfileKwargs", "StepscopeTracker"]

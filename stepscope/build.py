@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.backends import torch_loader, training_outputs
 from stepscope.backends.base import Backend, Streaming
+from stepscope.backends.torch import loader as torch_loader
+from stepscope.backends.torch import training_outputs
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter

@@ -1,6 +1,6 @@
 """Composer: `Profiler(schedule=..., trace_handlers=[StepscopeTraceHandler()])`; see docs/frameworks.md."""
 
-from stepscope.compat.composer import StepscopeTraceHandler
-from stepscope.compat.composer_schedule import cyclic_schedule
+from stepscope.compat.frameworks.composer import StepscopeTraceHandler
+from stepscope.compat.frameworks.composer_schedule import cyclic_schedule
 
 __all__ = ["StepscopeTraceHandler", "cyclic_schedule"]

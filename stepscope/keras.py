@@ -1,5 +1,5 @@
 """Keras 3: `model.fit(..., callbacks=[StepscopeCallback()])`. Needs `keras`; see docs/frameworks.md."""
 
-from stepscope.compat.keras import StepscopeCallback
+from stepscope.compat.frameworks.keras import StepscopeCallback
 
 __all__ = ["StepscopeCallback"]

@@ -1,5 +1,5 @@
 """Transformers: `Trainer(callbacks=[StepscopeCallback()])`. Needs `transformers`; see docs/frameworks.md."""
 
-from stepscope.compat.transformers import StepscopeCallback
+from stepscope.compat.frameworks.transformers import StepscopeCallback
 
 __all__ = ["StepscopeCallback"]

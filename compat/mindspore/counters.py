@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from stepscope.backends.base import Backend
-from stepscope.backends.host import HostBackend, HostPart
-from stepscope.backends.nvml import NvmlBackend, NvmlPart
-from stepscope.backends.nvml import refusal as nvml_refusal
-from stepscope.backends.perf import GROUPS, PerfBackend, PerfGroup, refusals
+from stepscope.backends.counters.host import HostBackend, HostPart
+from stepscope.backends.counters.nvml import NvmlBackend, NvmlPart
+from stepscope.backends.counters.nvml import refusal as nvml_refusal
+from stepscope.backends.counters.perf import GROUPS, PerfBackend, PerfGroup, refusals
 from stepscope.compat.mindspore.enums import AicoreMetrics, HostSystem
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.target import Target

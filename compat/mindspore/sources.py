@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stepscope.backends.base import Backend
-from stepscope.backends.mindspore import MindSporeBackend
-from stepscope.backends.process_memory import ProcessMemoryBackend
+from stepscope.backends.counters.process_memory import ProcessMemoryBackend
+from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
-from stepscope.backends.torch import TorchBackend
+from stepscope.backends.torch.backend import TorchBackend
 from stepscope.compat.mindspore.counters import counter_backends
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.target import Target

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from stepscope.backends.mindspore import MindSporeBackend
-from stepscope.backends.process_memory import COUNTER, resident_bytes
+from stepscope.backends.counters.process_memory import COUNTER, resident_bytes
+from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.build import trace
 from stepscope.compat.mindspore import sources
 from stepscope.compat.mindspore.analyses import analyses

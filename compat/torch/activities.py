@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from stepscope.backends.torch_settings import read_activities
+from stepscope.backends.torch.settings import read_activities
 from stepscope.runtime.display.warning import warn
 from stepscope.runtime.settings.arguments import got
 

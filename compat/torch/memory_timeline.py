@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepscope.backends.kineto_worker import FinishedTrace
+from stepscope.backends.torch.kineto.worker import FinishedTrace
 from stepscope.exporters.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.threads import locks

@@ -13,8 +13,8 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from stepscope.backends.base import Backend
-from stepscope.backends.torch import Mode, TorchBackend
-from stepscope.backends.torch_stream import emitting
+from stepscope.backends.torch.backend import Mode, TorchBackend
+from stepscope.backends.torch.stream import emitting
 from stepscope.build import trace
 from stepscope.compat.torch.activities import DEVICES, choose, has_torch, members
 from stepscope.compat.torch.callbacks import Callbacks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from stepscope.backends.torch_import import private
+from stepscope.backends.torch.importing import private
 
 
 def shown_name(util: Any, text: str, *, grouped: bool) -> str:

@@ -8,9 +8,9 @@ from importlib import import_module
 from threading import get_ident
 from typing import Any, Self, TypeVar
 
-from stepscope.backends.kineto_session import session
-from stepscope.backends.torch_compile import substitute_region
-from stepscope.backends.torch_slot import slot
+from stepscope.backends.torch.compile import substitute_region
+from stepscope.backends.torch.kineto.session import session
+from stepscope.backends.torch.kineto.slot import slot
 from stepscope.runtime._core import span
 from stepscope.runtime.settings.arguments import got
 

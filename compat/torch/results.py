@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepscope.backends.torch_groups import groups
+from stepscope.backends.torch.groups import groups
 from stepscope.compat.torch.activities import has_torch
 from stepscope.compat.torch.averages import averages
 from stepscope.compat.torch.cycle import Asked, Cycle

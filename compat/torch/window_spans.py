@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.backends.kineto_blocks import nest
-from stepscope.backends.torch_links import ENGINE
+from stepscope.backends.torch.kineto.blocks import nest
+from stepscope.backends.torch.links import ENGINE
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.own_frames import own_frames, own_names
 from stepscope.compat.torch.profiler_util import without_overload

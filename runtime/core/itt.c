@@ -148,7 +148,7 @@ static uint32_t depth_of(Scratch *s) {
 }
 
 /* Sequence numbers, which tie a backward operator to its forward one, are not in what torch sends. They are read from
- * torch's own counters; backends/torch_symbols.py finds these and checks each against torch's Python interface. */
+ * torch's own counters; backends/torch/kineto/symbols.py finds these and checks each against torch's Python interface. */
 typedef struct { size_t module, offset; } ThreadLocal; /* as __tls_get_addr wants it */
 void *__tls_get_addr(ThreadLocal *variable);
 static struct {

@@ -23,6 +23,8 @@ from stepscope.runtime.sources.sink import BackendReport
 
 SHOWN = 16
 """Joined processes, and saved windows, with a line of their own. The others share one line."""
+OWN_CLOCK = "CLOCK_MONOTONIC"
+"""The clock of the recorder. Another one of a backend is always shown, with its error."""
 WALL_CLOCK_SET_NS = 500_000_000
 """A larger difference between the clocks means that the wall clock was set, or the machine suspended."""
 
@@ -141,7 +143,7 @@ class RunReport(Documented, frozen=True, kw_only=True):
         was_set = abs(drift) >= WALL_CLOCK_SET_NS
         if verbose or was_set:
             yield (
-                f"clock     CLOCK_MONOTONIC, compared with the wall clock within {anchor.error_ns / 1000:.1f} us; "
+                f"clock     {OWN_CLOCK}, compared with the wall clock within {anchor.error_ns / 1000:.1f} us; "
                 f"the wall clock has moved by {round(drift / 1000, 1) + 0.0:+.1f} us since"  # + 0.0: no -0.0
             )
         if was_set:
@@ -154,8 +156,8 @@ class RunReport(Documented, frozen=True, kw_only=True):
         for name, report in self.backends.items():
             mode = f" ({report.mode})" if report.mode else ""
             cost = f"; {report.training_thread_ns / 1e6:.2f} ms of the training thread at changes"
-            facts = f": clock {report.clock}{cost if report.training_thread_ns else ''}" if verbose else ""
-            yield f"backend   {name}{mode}{facts}"
+            clock = f": clock {report.clock}" if verbose or report.clock != OWN_CLOCK else ""
+            yield f"backend   {name}{mode}{clock}{cost if verbose and report.training_thread_ns else ''}"
             yield from (f"note      {name}: {note}" for note in report.notes)
 
     def _outputs(self, pipeline: PipelineStatistics) -> Iterator[str]:

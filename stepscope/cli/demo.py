@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.backends.torch import Mode, TorchBackend
+from stepscope.backends.torch.backend import Mode, TorchBackend
 from stepscope.build import trace
 from stepscope.cli import opening
 from stepscope.cli.ending import Ending, width

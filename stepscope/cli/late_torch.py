@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stepscope.backends.torch import TorchBackend
-from stepscope.backends.torch_import import TorchImport
+from stepscope.backends.torch.backend import TorchBackend
+from stepscope.backends.torch.importing import TorchImport
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.schedule.action import ProfilerAction

@@ -12,9 +12,9 @@ from select import select
 
 import msgspec
 
-from stepscope.backends import torch_loader
-from stepscope.backends.torch import TorchBackend
-from stepscope.backends.torch_import import TorchImport
+from stepscope.backends.torch import loader as torch_loader
+from stepscope.backends.torch.backend import TorchBackend
+from stepscope.backends.torch.importing import TorchImport
 from stepscope.build import trace
 from stepscope.cli import opening
 from stepscope.cli.child_processes import ChildProcesses, command_for_ranks

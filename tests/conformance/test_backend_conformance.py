@@ -14,9 +14,9 @@ import pytest
 from stepscope.backends import ReplayBackend, TorchBackend
 from stepscope.backends.base import Backend
 from stepscope.backends.conformance import CHECKS, Case, check_backend, check_block, check_restart, check_window
-from stepscope.backends.script import Counter, Deliver, Instant, Raise, Span
-from stepscope.backends.scripted import ScriptedBackend
-from stepscope.backends.simulated import SimulatedDevice
+from stepscope.backends.simulated.script import Counter, Deliver, Instant, Raise, Span
+from stepscope.backends.simulated.scripted import ScriptedBackend
+from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.exporters.specimens import every_kind
 from stepscope.runtime.events import clock, strings
 from stepscope.runtime.events.record import Flag, Kind, empty_block

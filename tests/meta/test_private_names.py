@@ -245,7 +245,7 @@ async def test_where_no_server_can_be_looked_at_none_is_connected_to(monkeypatch
 def test_what_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     profiler = require("torch.autograd.profiler")
     monkeypatch.delattr(profiler, "_set_is_profiler_enabled")
-    slot = require("stepscope.backends.torch_slot").TorchSlot()
+    slot = require("stepscope.backends.torch.kineto.slot").TorchSlot()
     with pytest.raises(BackendError, match=r"torch\.autograd\.profiler\._set_is_profiler_enabled, a private name"):
         slot.watch()
     monkeypatch.undo()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import stepscope as sc
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 
 
 class BlockingBackend(ScriptedBackend):

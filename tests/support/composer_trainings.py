@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import stepscope as sc
-from stepscope.compat.composer_schedule import our_action
+from stepscope.compat.frameworks.composer_schedule import our_action
 from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here
 from tests.support.frameworks import Runs

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.backends import torch_arm
+from stepscope.backends.torch import arm as torch_arm
 
 BEGAN_WITH = dict(os.environ)
 FIXED = tuple("ASAN_ INTEL_ LANG LC_ LD_ MALLOC_ MKL_ OMP_ OPENBLAS_ PYTHON STEPSCOPE_JOIN TORCH_ TSAN_".split())

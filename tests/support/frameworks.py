@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.compat.loop import Traced
+from stepscope.compat.frameworks.loop import Traced
 from stepscope.exporters.base import Window
 from stepscope.runtime.events.record import Kind
 

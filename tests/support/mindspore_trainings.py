@@ -19,7 +19,7 @@ from typing import Any
 
 import stepscope
 import stepscope.mindspore as front
-from stepscope.backends.mindspore import MindSporeBackend
+from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.compat.mindspore.env import VARIABLE
 
 numpy: Any = import_module("numpy")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import stepscope as sc
-from stepscope.backends import torch_arm
+from stepscope.backends.torch import arm as torch_arm
 from stepscope.runtime.schedule.schedule import ScheduleFunction
 from tests.support.basics import Deferred
 

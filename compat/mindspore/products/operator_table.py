@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.backends.mindspore_blocks import SHAPES
+from stepscope.backends.mindspore.blocks import SHAPES
 from stepscope.compat.mindspore.products.base import OPERATORS, in_categories, spans
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks

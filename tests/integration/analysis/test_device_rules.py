@@ -8,7 +8,7 @@ from pathlib import Path
 import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import Finding
-from stepscope.backends.simulated import SimulatedDevice
+from stepscope.backends.simulated.simulated import SimulatedDevice
 from tests.support.torch_trace import kernel, loop, rows, save, span
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated import SimulatedDevice
+from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.backends import perf_event
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.conformance import CHECKS, Case
-from stepscope.backends.counting import CountingBackend
-from stepscope.backends.host_readings import HostReadings
-from stepscope.backends.nvml import refusal
-from stepscope.backends.perf import refusals
+from stepscope.backends.counters import perf_event
+from stepscope.backends.counters.counting import CountingBackend
+from stepscope.backends.counters.host_readings import HostReadings
+from stepscope.backends.counters.nvml import refusal
+from stepscope.backends.counters.perf import refusals
 from stepscope.runtime.events import strings
 from tests.support import nvml
 from tests.support.basics import missing

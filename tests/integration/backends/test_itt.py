@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.backends import torch_arm
+from stepscope.backends.torch import arm as torch_arm
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind
@@ -270,8 +270,8 @@ def python(code: str, **changes: str) -> str:
 def test_importing_stepscope_first_arms_torch() -> None:
     """Then the environment names our library, and torch calls it."""
     code = (
-        "import os; from stepscope.backends import torch_arm; print(torch_arm.arm())\n"
-        "import torch; from stepscope.backends.torch_stream import check_armed; check_armed(torch)\n"
+        "import os; from stepscope.backends.torch import arm as torch_arm; print(torch_arm.arm())\n"
+        "import torch; from stepscope.backends.torch.stream import check_armed; check_armed(torch)\n"
         "print(os.environ[torch_arm.VARIABLE] == torch_arm.library(), torch_arm.arm())"
     )
     assert python(code).split() == ["True", "True", "True"]
@@ -280,8 +280,8 @@ def test_importing_stepscope_first_arms_torch() -> None:
 def test_importing_torch_first_is_told() -> None:
     """Too late to arm: the reason says what to do."""
     code = (
-        "import torch; from stepscope.backends import torch_arm; print(torch_arm.arm(), torch_arm.reason())\n"
-        "from stepscope.backends.torch_stream import check_armed\n"
+        "import torch; from stepscope.backends.torch import arm as torch_arm; print(torch_arm.arm(), torch_arm.reason())\n"
+        "from stepscope.backends.torch.stream import check_armed\n"
         "from stepscope.runtime.errors import BackendError\n"
         "try: check_armed(torch)\n"
         "except BackendError as error: print(error)"
@@ -294,7 +294,7 @@ def test_importing_torch_first_is_told() -> None:
 def test_another_collector_is_left_in_place() -> None:
     """A collector that somebody else named stays named, and the reason says so."""
     code = (
-        "import os; from stepscope.backends import torch_arm; print(torch_arm.arm()); print(torch_arm.reason())\n"
+        "import os; from stepscope.backends.torch import arm as torch_arm; print(torch_arm.arm()); print(torch_arm.reason())\n"
         "print(os.environ[torch_arm.VARIABLE])"
     )
     armed, reason, named = python(code, **{torch_arm.VARIABLE: "/opt/vtune/libittnotify_collector.so"}).splitlines()

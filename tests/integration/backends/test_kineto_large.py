@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import stepscope as sc
-from stepscope.backends.kineto_worker import FinishedTrace, Keeper
+from stepscope.backends.torch.kineto.worker import FinishedTrace, Keeper
 from stepscope.runtime.schedule.schedule import schedule
 from tests.support.operators import torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.backends.collecting import CollectingSink
-from stepscope.backends.torch import TorchBackend
+from stepscope.backends.torch.backend import TorchBackend
 from stepscope.cli.late_torch import LateTorch
 from stepscope.runtime.events import clock
 from stepscope.runtime.schedule.action import ProfilerAction

@@ -12,9 +12,9 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.conformance import CHECKS, Case
-from stepscope.backends.process_memory import ProcessMemoryBackend
+from stepscope.backends.counters.process_memory import ProcessMemoryBackend
+from stepscope.backends.counters.sampling import SamplingBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
-from stepscope.backends.sampling import SamplingBackend
 from stepscope.runtime.events import strings
 from tests.support.messages import refused
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.conformance import check_block
-from stepscope.backends.simulated import SimulatedDevice
+from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import clock as process_clock
 from stepscope.runtime.events import strings, tracks

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.backends import kineto_worker
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.conformance import CHECKS, Case
-from stepscope.backends.kineto_result import SharedResult
-from stepscope.backends.kineto_worker import FinishedTrace, KinetoWorker
-from stepscope.backends.torch import TorchBackend
-from stepscope.backends.torch_kineto import KinetoMode
-from stepscope.backends.torch_settings import TorchSettings
-from stepscope.backends.torch_symbols import save_without_gil
+from stepscope.backends.torch.backend import TorchBackend
+from stepscope.backends.torch.kineto import worker as kineto_worker
+from stepscope.backends.torch.kineto.mode import KinetoMode
+from stepscope.backends.torch.kineto.result import SharedResult
+from stepscope.backends.torch.kineto.symbols import save_without_gil
+from stepscope.backends.torch.kineto.worker import FinishedTrace, KinetoWorker
+from stepscope.backends.torch.settings import TorchSettings
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.events.record import Kind

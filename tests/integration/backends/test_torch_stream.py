@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.backends import torch_arm
 from stepscope.backends.conformance import CHECKS, Case
-from stepscope.backends.torch import TorchBackend
-from stepscope.backends.torch_links import ENGINE, PENDING, SEQUENCE, ForwardBackwardLinker
-from stepscope.backends.torch_symbols import enable_numbers
+from stepscope.backends.torch import arm as torch_arm
+from stepscope.backends.torch.backend import TorchBackend
+from stepscope.backends.torch.kineto.symbols import enable_numbers
+from stepscope.backends.torch.links import ENGINE, PENDING, SEQUENCE, ForwardBackwardLinker
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.schedule.schedule import schedule
@@ -262,8 +262,8 @@ def test_auto_is_decided_at_open(tmp_path: Path, asked: dict[str, bool], mode: s
 def test_without_arming_auto_falls_back_and_says_so(tmp_path: Path) -> None:
     """torch imported before stepscope: kineto records, and the report gives the reason."""
     code = (
-        "import io, logging, torch, stepscope as sc; from stepscope.backends.torch import TorchBackend\n"
-        "from stepscope.backends import torch_arm; torch_arm.arm()\n"
+        "import io, logging, torch, stepscope as sc; from stepscope.backends.torch.backend import TorchBackend\n"
+        "from stepscope.backends.torch import arm as torch_arm; torch_arm.arm()\n"
         "logged = io.StringIO(); logging.getLogger('stepscope').addHandler(logging.StreamHandler(logged))\n"
         "backend, strict, memory = TorchBackend(), TorchBackend('stream', name='strict'), sc.exporters.MemoryExporter()\n"
         f"with sc.trace(backends=[backend, strict], exporters=[memory], output_dir={str(tmp_path)!r}) as profiler:\n"
@@ -284,7 +284,7 @@ def test_without_torch_the_reason_is_told(tmp_path: Path) -> None:
     """Making the backend and importing stepscope need no torch; recording without it says what is missing."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import stepscope as sc; from stepscope.backends.torch import TorchBackend\n"
+        "import stepscope as sc; from stepscope.backends.torch.backend import TorchBackend\n"
         f"with sc.trace(backends=[TorchBackend()], output_dir={str(tmp_path)!r}) as profiler: profiler.step()\n"
         "try: profiler.raise_errors()\n"
         "except ExceptionGroup as group: print(*group.exceptions)"

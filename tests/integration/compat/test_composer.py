@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.backends.conformance import check_backend
-from stepscope.compat.chrome_files import ChromeFilesBackend
+from stepscope.backends.torch.kineto.trace_files import ChromeFilesBackend
 from stepscope.composer import StepscopeTraceHandler, cyclic_schedule
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.action import ProfilerAction

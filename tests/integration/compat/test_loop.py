@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.compat.loop import KEPT, Loop, Traced, guarded
-from stepscope.compat.loop_settings import LoopArguments, LoopSettings
+from stepscope.compat.frameworks.loop import KEPT, Loop, Traced, guarded
+from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT
@@ -452,7 +452,7 @@ def test_a_long_run_gets_no_verdict(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To read it would hold the training up."""
-    monkeypatch.setattr("stepscope.compat.loop.MAX_JUDGED_EVENTS", 10)
+    monkeypatch.setattr("stepscope.compat.frameworks.loop.MAX_JUDGED_EVENTS", 10)
     loop = Loop(LoopSettings(schedule=None), "demo")
     loop.open("fit", directory=tmp_path)
     for _ in range(30):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.backends.nvml import refusal
-from stepscope.backends.perf import GROUPS, refusals
+from stepscope.backends.counters.nvml import refusal
+from stepscope.backends.counters.perf import GROUPS, refusals
 from stepscope.compat.mindspore.counters import HARDWARE, HOST, METRICS
 from stepscope.compat.mindspore.env import VARIABLE
 from stepscope.mindspore import AicoreMetrics, HostSystem, Profiler

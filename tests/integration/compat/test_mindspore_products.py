@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.backends.process_memory import COUNTER
+from stepscope.backends.counters.process_memory import COUNTER
 from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.cost import costs
 from stepscope.compat.mindspore.layout import RAW

@@ -6,8 +6,8 @@ import os
 import stepscope as sc
 import stepscope.mindspore
 import stepscope.mxnet
-from stepscope.compat.loop import Loop
-from stepscope.compat.loop_settings import LoopSettings
+from stepscope.compat.frameworks.loop import Loop
+from stepscope.compat.frameworks.loop_settings import LoopSettings
 
 logging.basicConfig(level=logging.WARNING, format="LOG %(message)s")
 

@@ -18,8 +18,8 @@ import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import DeviceAnswer
 from stepscope.analysis.torch_traces import trace_of
-from stepscope.backends.replay import ReplayBackend
-from stepscope.backends.simulated import Kernel, SimulatedDevice
+from stepscope.backends.simulated.replay import ReplayBackend
+from stepscope.backends.simulated.simulated import Kernel, SimulatedDevice
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window

@@ -19,7 +19,7 @@ import pytest
 import stepscope as sc
 from stepscope import Control
 from stepscope.backends.base import Adjustable
-from stepscope.backends.process_memory import ProcessMemoryBackend
+from stepscope.backends.counters.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.cli.main import main
 from stepscope.control import WindowDetail, WindowRequest

@@ -280,7 +280,7 @@ profiler.raise_errors()
 HANGING = """
 import threading
 import stepscope as sc
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 
 
 class Hanging(ScriptedBackend):

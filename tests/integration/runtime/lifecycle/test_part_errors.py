@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.threads.user_code import from_signal_handler
 from tests.support.messages import refused

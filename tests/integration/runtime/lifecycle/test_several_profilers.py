@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.backends.script import Raise
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.script import Raise
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import Schedule

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.control import WindowRequest
 from stepscope.runtime.loop.pipeline import CROWDED
 from tests.support.blocking import BlockingBackend

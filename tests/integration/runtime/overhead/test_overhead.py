@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Kind, empty_block

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session.note import read_note
 from tests.integration.runtime.lifecycle.test_exit import journal_names, run
@@ -22,7 +22,7 @@ from tests.support.messages import said
 
 BLOCKED = """
 import stepscope as sc, sys, threading
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 if "LOOP" == "asyncio":
     sys.modules["uvloop"] = None
 inside = threading.Event()
@@ -149,7 +149,7 @@ def test_who_blocks_the_loop_is_named_to_other_profilers(tmp_path: Path, caplog:
 
 LATE = """
 import stepscope as sc, time
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 
 class Slow(ScriptedBackend):
     def derive(self, batch):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.kineto_result import SharedResult
-from stepscope.backends.mindspore import MindSporeBackend
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.mindspore.backend import MindSporeBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
+from stepscope.backends.torch.kineto.result import SharedResult
 from stepscope.compat.mindspore.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.mstx import mstx
 from stepscope.compat.torch.callbacks import Callbacks

@@ -14,7 +14,7 @@ from types import FrameType
 import pytest
 
 import stepscope as sc
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.schedule.action import ProfilerAction

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import MAX_RETAINED
 from stepscope.runtime.journal.reader import JournalReader

@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 
-from stepscope.backends.kineto_tracks import KinetoTracks
-from stepscope.backends.mindspore_blocks import MindSporeTracks
+from stepscope.backends.mindspore.blocks import MindSporeTracks
+from stepscope.backends.torch.kineto.tracks import KinetoTracks
 from stepscope.runtime._core import span
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import Kind

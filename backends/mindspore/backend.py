@@ -1,0 +1,260 @@
+"""`MindSporeBackend`: MindSpore's operators, by its own profiler of the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.backends.mindspore.blocks import MindSporeTracks, convert
+from stepscope.backends.scratch import make_scratch_directory, remove_scratch
+from stepscope.runtime.errors import BackendError, ClosedError
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.native_threads import SimpleQueue
+
+_lock = locks.reentrant()
+_owner: MindSporeBackend | None = None
+"""The user of MindSpore's profiler, of which a process has one."""
+
+BLOCK = 1 << 15
+"""Events delivered at a time."""
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """A recording on its way to the sink."""
+
+    directory: Path
+    anchors: tuple[ClockAnchor, ClockAnchor]
+    until: int
+    shapes: bool
+
+
+class MindSporeBackend:
+    """Records operators of MindSpore (2.10 is tested) on the host, in graph and PyNative mode, with shapes and memory.
+
+    MindSpore writes them when a window ends, which costs the training thread the time that the report states; they are
+    read on another thread. Two windows that follow each other directly are recorded apart. At the borders of windows
+    MindSpore is waited for, unless `synchronize` is off: without, what runs behind the program's back lands in the next
+    window, or in none. A graph goes on after its call has returned, also on the CPU: whoever ends a step or a window calls
+    `settle()` before, so that what runs until then is in it.
+
+    Args:
+        operators: record operators.
+        shapes: keep shapes of their inputs, where MindSpore says them: for operators of graphs.
+        profile_memory: record MindSpore's pool of memory, as counters of category `memory`.
+        synchronize: wait for MindSpore where a window begins and ends.
+        name: of this source in ledgers and reports.
+    """
+
+    thread_bound = True
+
+    def __init__(
+        self,
+        *,
+        operators: bool = True,
+        shapes: bool = True,
+        profile_memory: bool = False,
+        synchronize: bool = True,
+        name: str = "mindspore",
+    ) -> None:
+        self.name = name
+        self._made_for = {"operators": operators, "shapes": shapes, "memory": profile_memory}
+        self._wanted = self._recorded = self._made_for
+        self._synchronize = synchronize
+        self._sink: Sink | None = None
+        self._mindspore: Any = None
+        self._profiler: Any = None
+        self._directory: Path | None = None
+        self._anchor: ClockAnchor | None = None
+        self._problems: Counter[str] = Counter()
+        self._cost_ns = 0
+        self._clock = ""
+        self._error_ns = 0
+        self._rows = MindSporeTracks()
+        self._queue: SimpleQueue[_Recorded | int | None] = SimpleQueue()
+        self._delivering: BackgroundCall[None] | None = None
+
+    def stream_only(self) -> None:
+        """Refuses: there is nothing of MindSpore before a window ends.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"operators of backend {self.name!r} come when a window ends; record them by a schedule")
+
+    def open(self, sink: Sink) -> None:
+        try:
+            self._mindspore = import_module("mindspore")
+            factory: Any = import_module("mindspore._c_expression").Profiler
+            self._profiler = factory.get_instance("CPU")
+        except ImportError as error:
+            raise BackendError(
+                f"MindSpore cannot be imported ({error}); install it, or leave its backend out"
+            ) from error
+        except (AttributeError, TypeError, RuntimeError) as error:
+            raise BackendError(f"this version of MindSpore has no profiler that can be driven: {error}") from error
+        if self._profiler is None:
+            raise BackendError("this build of MindSpore has no profiler of the CPU")
+        self._sink = sink
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        if self._sink is None:
+            return
+        began = clock.now()
+        recorded = self._directory is not None
+        if recorded and (not after.records or before is ProfilerAction.RECORD_AND_SAVE):
+            self._stop(at)
+        elif not recorded:
+            self._put(at)
+        if after.records and self._directory is None:
+            self._start()
+        self._cost_ns += clock.now() - began
+
+    def can_choose(self, what: str, on: bool) -> str | None:
+        """Operators, their shapes and memory can be chosen for each window."""
+        return "" if what in self._made_for else None
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """The detail of windows that begin from now on."""
+        self._wanted = {what: chosen.get(what, on) for what, on in self._made_for.items()}
+
+    def settle(self) -> None:
+        """Waits, on the CPU and while it records, until MindSpore has run what it was given.
+
+        The next graph would wait for the one before it in any case. On other devices nothing is waited for: what runs there
+        is not recorded here, and training would lose its pipeline.
+        """
+        if self._directory is None or self._mindspore.get_context("device_target") != "CPU":
+            return
+        began = clock.now()
+        self._wait()
+        self._cost_ns += clock.now() - began
+
+    def orphaned(self) -> None:
+        """The thread that records has ended; MindSpore's profiler is of the process, so it is ended from here."""
+        if self._directory is not None:
+            self._stop(clock.now())
+
+    async def aclose(self) -> None:
+        if self._directory is not None:
+            self._stop(clock.now())
+        delivering, self._delivering = self._delivering, None
+        if delivering is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(delivering.result)
+        self._sink = None
+
+    def report(self) -> BackendReport:
+        return BackendReport(
+            mode="MindSpore's profiler of the CPU",
+            clock=f"{self._clock or 'not known yet'}; durations have six digits; {self._error_ns} ns off at most",
+            training_thread_ns=self._cost_ns,
+            notes=tuple(text if n == 1 else f"{text} ({n} times)" for text, n in self._problems.items()),
+        )
+
+    def _start(self) -> None:
+        global _owner
+        with _lock:
+            if _owner not in (None, self):
+                self._problems["a window has no operators: another profiler of this process records MindSpore"] += 1
+                return
+            _owner = self
+        directory = make_scratch_directory("stepscope-mindspore-")
+        try:
+            self._wait()
+            self._profiler.init(str(directory))
+            self._profiler.step_profiling_enable(True)
+            if self._wanted["operators"]:
+                self._profiler.enable_op_time()
+            if self._wanted["memory"]:
+                self._profiler.enable_profile_memory()
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            self._problems[f"a window has no operators, MindSpore's profiler did not start: {_line(error)}"] += 1
+            remove_scratch(directory)
+            self._let_go()
+            return
+        self._recorded = self._wanted
+        self._directory, self._anchor = directory, ClockAnchor.read()
+
+    def _stop(self, at: int) -> None:
+        assert self._directory is not None and self._anchor is not None
+        directory = self._directory
+        try:
+            self._wait()
+            self._profiler.stop()
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            self._problems[f"a window has no operators, MindSpore's profiler did not stop: {_line(error)}"] += 1
+        finally:
+            self._directory = None
+            self._let_go()
+        self._put(_Recorded(directory, (self._anchor, ClockAnchor.read()), at, self._recorded["shapes"]))
+
+    def _wait(self) -> None:
+        """Until MindSpore has run what it was given."""
+        if not self._synchronize:
+            return
+        api: Any = sys.modules.get("mindspore.common.api")
+        executor: Any = getattr(api, "_pynative_executor", None)
+        if executor is not None:
+            executor.sync()
+        wait: Any = getattr(sys.modules.get("mindspore._c_expression"), "_wait_pipeline", None)
+        if wait is not None:
+            wait()
+        if self._mindspore.get_context("device_target") != "CPU":  # where it is refused
+            self._mindspore.runtime.synchronize()
+
+    def _let_go(self) -> None:
+        global _owner
+        with _lock:
+            if _owner is self:
+                _owner = None
+
+    def _put(self, item: _Recorded | int) -> None:
+        assert self._sink is not None
+        if self._delivering is None:
+            if isinstance(item, int):
+                self._sink.watermark(item)
+                return
+            self._delivering = BackgroundCall(self._run, self._sink, name="stepscope mindspore", elsewhere=True)
+        self._delivering.start()
+        self._queue.put(item)
+
+    def _run(self, sink: Sink) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if isinstance(item, _Recorded):
+                    self._deliver(item, sink)
+                    item = item.until
+                sink.watermark(item)
+            except ClosedError:
+                self._problems["the profiler was closed before a window was delivered"] += 1
+
+    def _deliver(self, recorded: _Recorded, sink: Sink) -> None:
+        try:
+            made = convert(recorded.directory, recorded.anchors, self._rows, shapes=recorded.shapes)
+        except (OSError, ValueError) as error:
+            self._problems[f"a window has no operators: {_line(error)}"] += 1
+            return
+        finally:
+            remove_scratch(recorded.directory)
+        self._clock = made.clock or self._clock
+        self._error_ns = max(self._error_ns, made.error_ns)
+        if made.unreadable:
+            sink.dropped(made.unreadable, "source", recorded.until)
+        for first in range(0, len(made.events), BLOCK):
+            sink.deliver(made.events[first : first + BLOCK].copy(), made.args)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,199 @@
+"""Reads MindSpore's files into blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stepscope.backends.mindspore.files import OperatorRuns, read_memory, read_runs, read_shapes
+from stepscope.backends.torch.kineto.blocks import nest
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.clock import ClockAnchor, ClockMapping
+from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
+from stepscope.runtime.events.tracks import TrackKind
+
+SHAPES = "Input Dims"
+"""Argument of an operator that has the shapes of its inputs, as torch names it."""
+
+SLACK_NS = 60_000_000_000
+"""How far outside of the recording stamps may lie for a clock to be taken for theirs."""
+
+_ids = count(5 << 60)
+
+
+class Converted(msgspec.Struct, frozen=True):
+    """Events of one recording."""
+
+    events: Block
+    args: bytes
+    unreadable: int
+    """Runs of operators that could not be read."""
+    clock: str
+    """Which clock the stamps are of, in words; empty without any."""
+    error_ns: int = 0
+
+
+class MindSporeTracks:
+    """Rows for operators. MindSpore 2.10 does not say which thread ran one: those that overlap get rows of their own."""
+
+    def __init__(self) -> None:
+        self._lanes: list[int] = []
+        self._threads: dict[int, int] = {}
+
+    def lane(self, number: int) -> int:
+        """The track of a row, 0 for the first."""
+        while len(self._lanes) <= number:
+            name = "MindSpore operators" + (f" {len(self._lanes) + 1}" if self._lanes else "")
+            tid = (1 << 25) + len(self._lanes)  # no thread of the system has such a number
+            self._lanes.append(tracks.new(TrackKind.THREAD, os.getpid(), tid, name, tracks.process()))
+        return self._lanes[number]
+
+    def thread(self, tid: int) -> int:
+        """The track of a thread: the recorder's, if it knows it."""
+        if tid not in self._threads:
+            known = [
+                track.id
+                for track in tracks.living(1)
+                if track.kind is TrackKind.THREAD and (track.pid, track.tid) == (os.getpid(), tid)
+            ]
+            self._threads[tid] = (
+                known[-1]
+                if known
+                else tracks.new(TrackKind.THREAD, os.getpid(), tid, f"MindSpore thread {tid}", tracks.process())
+            )
+        return self._threads[tid]
+
+
+def convert(
+    directory: Path, anchors: tuple[ClockAnchor, ClockAnchor], rows: MindSporeTracks, *, shapes: bool
+) -> Converted:
+    """Reads the files of one recording.
+
+    Args:
+        directory: of the files.
+        anchors: the clocks when recording began and ended.
+        rows: where operators are drawn.
+        shapes: whether operators get the shapes of their inputs, where they are known.
+
+    Raises:
+        OSError: if a file cannot be read.
+        ValueError: if the stamps are of no clock that is known.
+    """
+    operators = list(read_runs(directory))
+    memory = list(read_memory(directory))
+    stamps = [run[0] for operator in operators for run in operator.runs] or [row[0] for row in memory[-1:]]
+    unreadable = sum(operator.unreadable for operator in operators)
+    if not stamps:
+        return Converted(empty_block(), b"", unreadable, "")
+    mapping, clock = find_clock(sorted(stamps)[len(stamps) // 2], anchors)
+    shaped = _shapes(operators, read_shapes(directory)) if shapes else {}
+    runs, heap = empty_block(sum(len(operator.runs) for operator in operators)), bytearray()
+    places: dict[str, tuple[int, int]] = {}
+    threads: list[int] = []
+    at = 0
+    for index, operator in enumerate(operators):
+        name = strings.intern(operator.name)
+        for number, (begin, duration, thread) in enumerate(operator.runs):
+            row = runs[at]
+            row["ts"], row["dur"], row["name"], row["id"] = mapping.to_ours(begin), duration, name, next(_ids)
+            shape = shaped.get((index, number))
+            if shape:
+                if shape not in places:
+                    encoded = _core.encode_arguments({SHAPES: shape})
+                    places[shape] = len(heap), len(encoded)
+                    heap += encoded
+                row["args_at"], row["args_len"] = places[shape]
+            threads.append(thread)
+            at += 1
+    runs["kind"], runs["category"] = int(Kind.SPAN), strings.category("cpu_op")
+    runs = _place(runs, threads, rows)
+    nest(runs)
+    counters = _memory((row for row in memory if mapping.to_ours(row[0]) >= anchors[0].monotonic_ns), mapping)
+    return Converted(join_blocks([runs, counters]), bytes(heap), unreadable, clock, mapping.error_ns)
+
+
+def _shapes(operators: list[OperatorRuns], launched: dict[str, list[str]]) -> dict[tuple[int, int], str]:
+    """The shapes of each run, by the numbers of its operator and of the run in it.
+
+    Names without scope are not unique: runs and launches of a name are paired in order of time, if there are as many. Else
+    a name counts only if all its launches had the same shapes.
+    """
+    runs: dict[str, list[tuple[int, int, int]]] = {}
+    for index, operator in enumerate(operators):
+        short = operator.name.rpartition("/")[2]
+        if short in launched:
+            runs.setdefault(short, []).extend((run[0], index, number) for number, run in enumerate(operator.runs))
+    found: dict[tuple[int, int], str] = {}
+    for short, several in runs.items():
+        shapes = launched[short]
+        if len(shapes) != len(several):
+            shapes = shapes[:1] * len(several) if len(set(shapes)) == 1 else []
+        for (_, index, number), shape in zip(sorted(several), shapes, strict=False):
+            found[index, number] = shape
+    return found
+
+
+def find_clock(stamp: int, anchors: tuple[ClockAnchor, ClockAnchor]) -> tuple[ClockMapping, str]:
+    """Which clock a stamp is of, and how it maps to ours: versions of MindSpore use different ones.
+
+    Raises:
+        ValueError: if it lies in the recording by none of them.
+    """
+    first, last = anchors
+    if first.wall_ns - SLACK_NS <= stamp <= last.wall_ns + SLACK_NS:
+        apart = abs((last.wall_ns - first.wall_ns) - (last.monotonic_ns - first.monotonic_ns))
+        # The rate is 1 but for what somebody did to the wall clock meanwhile; fitted to a short time it would be noise.
+        mapping = ClockMapping(first.wall_ns, first.monotonic_ns, 1.0, apart + max(first.error_ns, last.error_ns))
+        return mapping, "CLOCK_REALTIME, mapped by two readings per recording"
+    if first.monotonic_ns - SLACK_NS <= stamp <= last.monotonic_ns + SLACK_NS:
+        return ClockMapping(first.monotonic_ns, first.monotonic_ns), "CLOCK_MONOTONIC"
+    raise ValueError(f"a stamp of MindSpore, {stamp}, lies in the recording by no clock that is known")
+
+
+def _place(runs: Block, threads: list[int], rows: MindSporeTracks) -> Block:
+    """Gives every run a row: that of its thread, or the first lane on which it nests. Returns them in order of time."""
+    if not len(runs):
+        return runs
+    order = np.lexsort((-runs["dur"], runs["ts"]))
+    runs = runs[order]
+    lanes: list[list[int]] = []
+    places: list[int] = order.tolist()
+    for index, was in enumerate(places):
+        if threads[was]:
+            runs["track"][index] = rows.thread(threads[was])
+            continue
+        begin = int(runs["ts"][index])
+        end = begin + int(runs["dur"][index])
+        number = _lane(lanes, begin, end)
+        lanes[number].append(end)
+        runs["track"][index] = rows.lane(number)
+    return runs
+
+
+def _lane(lanes: list[list[int]], begin: int, end: int) -> int:
+    """The first lane on which a run does not overlap what is there but nests in it; a new one if there is none."""
+    for number, open_until in enumerate(lanes):
+        while open_until and open_until[-1] <= begin:
+            open_until.pop()
+        if not open_until or end <= open_until[-1]:
+            return number
+    lanes.append([])
+    return len(lanes) - 1
+
+
+def _memory(records: Iterable[tuple[int, int, int, int]], mapping: ClockMapping) -> Block:
+    kept = list(records)
+    block = empty_block(3 * len(kept))
+    block["kind"], block["category"], block["track"] = int(Kind.COUNTER), strings.category("memory"), tracks.process()
+    names = [strings.intern(f"MindSpore {what}") for what in ("allocated", "reserved", "active")]
+    for index, (at, *values) in enumerate(kept):
+        for column, value in enumerate(values):
+            row = block[3 * index + column]
+            row["ts"], row["name"], row["value"] = mapping.to_ours(at), names[column], value
+    return block

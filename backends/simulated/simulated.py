@@ -1,0 +1,349 @@
+"""An accelerator that does not exist, and delivers activity as real ones do: late, in bursts, on its own clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from stepscope.backends.simulated.device_clock import DeviceClock
+from stepscope.backends.simulated.workload import KERNELS, Workload, chance
+from stepscope.runtime.errors import BackendError
+from stepscope.runtime.events import clock as process_clock
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.settings.arguments import number_argument
+from stepscope.runtime.sources.sink import BackendReport, Sink
+
+_KEPT_RECORDINGS = 64  # whose truth can be asked for
+_CHUNK = 65_536  # kernels generated before the loop gets a turn
+
+
+class Kernel(msgspec.Struct, frozen=True, gc=False):
+    """The true events of the device; times in ns of the process's clock."""
+
+    stream: int
+    name: str
+    launch_ns: int
+    start_ns: int
+    dur_ns: int
+
+
+class DeviceStatistics(msgspec.Struct, frozen=True):
+    """Accounts since `open`: produced = delivered + lost + refused."""
+
+    produced: int = 0
+    """Events that the device made."""
+    delivered: int = 0
+    lost: int = 0
+    """Events in buffers that the device lost, reported to `Sink.dropped`."""
+    refused: int = 0
+    """Events that the sink had no room for; the sink counts those itself."""
+    moved: int = 0
+    """Kernels that the clock mapping put before a watermark, by less than its error, and that were moved to it."""
+
+
+class _Recording(msgspec.Struct):
+    origin: int
+    base: int  # slots of each stream in recordings before
+    stop: int | None = None
+    closed: list[int] = []  # per stream: slots whose buffer was closed
+
+
+class _Buffer(NamedTuple):
+    """A full buffer of one stream, on its way. What it holds is generated when it arrives."""
+
+    due: int
+    stream: int
+    side: int  # 0 = launches, recorded by the host; 1 = kernels, recorded by the device
+    first: int
+    last: int
+    number: int  # of the recording
+    recording: _Recording
+
+    @property
+    def slots(self) -> tuple[int, int, int, int, int, int | None]:
+        """Arguments of `Workload.stretch`."""
+        recording = self.recording
+        return self.stream, recording.origin, recording.base, self.first, self.last, recording.stop
+
+
+class SimulatedDevice:
+    """A backend with `streams` queues of kernels, launched by a host thread each, while recording.
+
+    Every kernel is a launch span (category `cuda_runtime`), a kernel span (category `kernel`) and a flow between them,
+    linked by a correlation id. Buffers of a stream are handed over when they are full, each after a delay of its own,
+    launches and kernels apart: so blocks arrive late, in bursts, and out of order between streams. Kernels carry the
+    device's clock, which is mapped by paired readings. What is recorded depends on the arguments, the times of the
+    transitions and `clock` only.
+
+    Args:
+        streams: number of streams, 1 or more.
+        kernels_per_second: over all streams; each makes four events.
+        clock_skew: what the device's clock is ahead of ours, in ns.
+        clock_drift: by how much it runs faster, in parts per million.
+        flush_delay: seconds that a full buffer takes to arrive, on average; each takes 0.5 to 1.5 times this.
+        drop: share of buffers that are lost, from 0 to 1.
+        seed: chooses the kernels, delays and losses.
+        clock_error: error of one reading of the device's clock, in ns.
+        buffer_kernels: kernels that a buffer holds at most. Slow streams hand over sooner, after about `flush_delay`.
+        device: number of the device, 0 to 255.
+        name: name of the source.
+        clock: our clock, in ns; a manual one makes runs repeatable, with `poll` called by hand.
+
+    Raises:
+        TypeError: for an argument that is no number, naming it.
+        ValueError: for an argument out of range, naming it.
+    """
+
+    thread_bound = False
+
+    def __init__(
+        self,
+        *,
+        streams: int = 4,
+        kernels_per_second: float = 100_000,
+        clock_skew: int = 0,
+        clock_drift: float = 0.0,
+        flush_delay: float = 0.1,
+        drop: float = 0.0,
+        seed: int = 0,
+        clock_error: int = 200,
+        buffer_kernels: int = 8192,
+        device: int = 0,
+        name: str = "simulated",
+        clock: Callable[[], int] = process_clock.now,
+    ) -> None:
+        number_argument("streams", streams, whole=True)
+        for argument, value, low, high in (
+            ("streams", streams, 1, 4096),
+            ("kernels_per_second", kernels_per_second, 1e-3, 1e7 * max(streams, 1)),
+            ("clock_drift", clock_drift, -1e5, 1e5),
+            ("flush_delay", flush_delay, 0, 3600),
+            ("drop", drop, 0, 1),
+            ("clock_error", clock_error, 0, 10**9),
+            ("buffer_kernels", buffer_kernels, 1, _CHUNK),
+            ("device", device, 0, 255),
+        ):
+            number_argument(argument, value)
+            if not low <= value <= high:
+                raise ValueError(f"{argument} must be between {low:g} and {high:g}, got {value!r}")
+        self.name = name
+        self._workload = Workload(streams, kernels_per_second, seed, device)
+        self._skew, self._drift, self._clock_error = clock_skew, clock_drift, clock_error
+        self._delay, self._drop, self._seed, self._clock = round(flush_delay * 1e9), drop, seed, clock
+        self._buffer = min(buffer_kernels, max(1, round(max(self._delay, 10**7) / self._workload.period)))
+        self._interval = min(max(self._delay // 8, 2 * 10**6), 2 * 10**7)
+        self._sink: Sink | None = None
+        self._device_clock: DeviceClock | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._recordings: deque[_Recording] = deque(maxlen=_KEPT_RECORDINGS)
+        self._current: _Recording | None = None
+        self._pending: list[_Buffer] = []
+        self._number = self._base = 0
+        self._read_at = self._stated = -(1 << 62)
+        self._runs_for: Sink | None = None  # the sink whose loop drives the device
+        self._counts = DeviceStatistics()
+
+    # the contract of a backend
+
+    def open(self, sink: Sink) -> None:
+        """Takes the sink. Raises `BackendError` while another profiler uses this device."""
+        if self._sink is not None:
+            raise BackendError(f"{self.name} is in use by another profiler: make a SimulatedDevice for each")
+        self._reset()
+        self._sink = sink
+        self._device_clock = DeviceClock(self._clock, self._skew, self._drift, self._clock_error, self._seed)
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        """Starts and stops recording; runs by itself on its loop meanwhile. Between two windows it just goes on."""
+        if self._sink is None:
+            return
+        if after.records and self._current is None:
+            self._current = _Recording(at, self._base, None, [0] * self._workload.streams)
+            self._number += 1
+            self._recordings.append(self._current)
+        elif not after.records and self._current is not None:
+            self._current.stop = at
+            self._close_buffers(at)
+            self._base += max(self._current.closed)
+            self._current = None
+        if self._busy and self._runs_for is not self._sink:
+            self._runs_for = self._sink
+            self._sink.run_soon(self._run)
+
+    async def aclose(self) -> None:
+        """Delivers what is left without waiting for it to be due. What a deadline cuts off is reported dropped."""
+        if self._sink is None:
+            return
+        if self._current is not None:
+            self.transition(ProfilerAction.RECORD, ProfilerAction.NONE, self._clock())
+        sink = self._sink
+        try:
+            more = self._poll(1 << 62)
+            while more:
+                await anyio.lowlevel.checkpoint()
+                more = self._poll(1 << 62)
+        finally:
+            self._sink = None
+            for buffer in self._pending:
+                self._lose(sink, buffer)
+            self._pending.clear()
+
+    def report(self) -> BackendReport:
+        """How the clock was mapped, and what was lost."""
+        counts = self._counts
+        notes = ["a simulated device: nothing of this was measured"]
+        if counts.lost:
+            notes.append(f"{counts.lost} of {counts.produced} events were lost by the device, in whole buffers")
+        if counts.moved:
+            notes.append(f"{counts.moved} kernels were moved to a watermark, by less than the error of the clock")
+        mapped = self._device_clock.describe() if self._device_clock else "not read yet"
+        return BackendReport(mode="simulated", clock=mapped, notes=tuple(notes))
+
+    # what tests and users look at
+
+    @property
+    def produced(self) -> int:
+        """Events made since `open`, the lost ones included."""
+        return self._counts.produced
+
+    def statistics(self) -> DeviceStatistics:
+        """Accounts so far."""
+        return self._counts
+
+    @property
+    def truth(self) -> dict[int, Kernel]:
+        """By correlation id, the kernels in all buffers closed in the last 64 recordings. For small runs."""
+        kernels: dict[int, Kernel] = {}
+        for recording in self._recordings:
+            for stream, closed in enumerate(recording.closed):
+                made = self._workload.stretch(stream, recording.origin, recording.base, 0, closed, recording.stop)
+                rows = zip(
+                    self._workload.correlations(made), made.kernels, made.launched, made.started, made.ran, strict=True
+                )
+                for correlation, kernel, launched, started, ran in rows:
+                    kernels[int(correlation)] = Kernel(
+                        stream, KERNELS[int(kernel)], int(launched), int(started), int(ran)
+                    )
+        return kernels
+
+    def poll(self) -> None:
+        """Does what is due now. Called by the device itself on its loop; by hand only under a manual clock."""
+        while self._poll(self._clock()):
+            pass
+
+    # the device
+
+    @property
+    def _busy(self) -> bool:
+        return self._current is not None or bool(self._pending)
+
+    async def _run(self) -> None:
+        sink = self._sink
+        try:
+            while sink is not None and self._sink is sink and self._busy:
+                more = self._poll(self._clock())
+                await anyio.sleep(0 if more else self._interval / 1e9)
+        finally:
+            # The device may have been opened again, and run for that sink, while this one slept.
+            if self._runs_for is sink:
+                self._runs_for = None
+
+    def _poll(self, due: int) -> bool:
+        """Hands over buffers that are due, about `_CHUNK` kernels; whether more are."""
+        sink, device_clock = self._sink, self._device_clock
+        if sink is None or device_clock is None:
+            return False
+        now = self._clock()
+        if self._busy and now >= self._read_at + max(self._interval, self._delay // 16):
+            self._read_at = now
+            device_clock.read()
+        if self._current is not None:
+            self._close_buffers(now)
+        room = _CHUNK
+        while room > 0 and self._pending and self._pending[0].due <= due:
+            buffer = heapq.heappop(self._pending)
+            room -= buffer.last - buffer.first
+            self._hand_over(sink, device_clock, buffer)
+        self._state_watermark(sink, device_clock, now)
+        return bool(self._pending) and self._pending[0].due <= due
+
+    def _close_buffers(self, now: int) -> None:
+        """Closes every buffer that is full at `now`; all that hold something, once recording has ended."""
+        recording = self._current
+        assert recording is not None
+        # Slots up to here have begun; the last of them may be cut by the end of the recording.
+        begun = max(0, int((now - recording.origin) / self._workload.period))
+        for stream in range(self._workload.streams):
+            while (first := recording.closed[stream]) < begun + 1:
+                last = first + self._buffer
+                if last > begun:
+                    if recording.stop is None:
+                        break
+                    last = begun + 1
+                recording.closed[stream] = last
+                full = min(self._workload.slot_start(recording.origin, last), now)
+                for side in (0, 1):
+                    late = round(self._delay * (0.5 + chance(self._seed, stream, recording.base + first, side)))
+                    buffer = _Buffer(full + late, stream, side, first, last, self._number, recording)
+                    heapq.heappush(self._pending, buffer)
+
+    def _hand_over(self, sink: Sink, device_clock: DeviceClock, buffer: _Buffer) -> None:
+        if chance(self._seed, buffer.stream, buffer.recording.base + buffer.first, buffer.side + 2) < self._drop:
+            self._lose(sink, buffer)
+            return
+        stretch, moved = self._workload.stretch(*buffer.slots), 0
+        if not len(stretch):
+            return
+        if buffer.side == 0:
+            block = self._workload.host_block(stretch)
+        else:
+            started = device_clock.to_ours(device_clock.stamp(stretch.started))
+            before = started < self._stated
+            moved = int(before.sum())
+            started[before] = self._stated
+            stamped = device_clock.stamp(stretch.started + stretch.ran) - device_clock.stamp(stretch.started)
+            block = self._workload.device_block(stretch, started, device_clock.durations_to_ours(stamped))
+        taken = sink.deliver(block)
+        self._count(delivered=taken, refused=len(block) - taken, moved=moved)
+
+    def _lose(self, sink: Sink, buffer: _Buffer) -> None:
+        recording = buffer.recording
+        lost = 2 * self._workload.count(*buffer.slots)
+        if lost:
+            sink.dropped(lost, "source", self._workload.slot_start(recording.origin, buffer.first))
+            self._count(lost=lost)
+
+    def _count(self, delivered: int = 0, lost: int = 0, refused: int = 0, moved: int = 0) -> None:
+        old = self._counts
+        self._counts = DeviceStatistics(
+            old.produced + delivered + lost + refused,
+            old.delivered + delivered,
+            old.lost + lost,
+            old.refused + refused,
+            old.moved + moved,
+        )
+
+    def _state_watermark(self, sink: Sink, device_clock: DeviceClock, now: int) -> None:
+        """Nothing that began before the oldest slot still on its way will come, but for the error of the clock."""
+        slot_start = self._workload.slot_start
+        waiting = [slot_start(buffer.recording.origin, buffer.first) for buffer in self._pending]
+        if self._current is not None:
+            waiting += [slot_start(self._current.origin, closed) for closed in self._current.closed]
+            waiting.append(now)
+        if waiting:
+            at = min(waiting) - 2 * device_clock.mapping.error_ns
+        elif self._recordings and self._recordings[-1].stop is not None:
+            at = self._recordings[-1].stop
+        else:
+            return
+        if at > self._stated:
+            self._stated = at
+            sink.watermark(at)

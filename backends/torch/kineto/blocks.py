@@ -1,0 +1,167 @@
+"""Kineto's events as blocks of ours."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.backends.torch.kineto.file import KinetoEvent, arguments
+from stepscope.backends.torch.kineto.tracks import KinetoTracks
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.clock import ClockMapping
+from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Kind
+
+MARKER = "stepscope.clock"
+"""Name of the operators that are there to compare clocks."""
+
+_FLOWS = {"s": Kind.FLOW_START, "t": Kind.FLOW_STEP, "f": Kind.FLOW_END}
+_STEPS = ("user_annotation", "gpu_user_annotation")
+
+_span_ids = count(1 << 62)
+_traces = count(1)
+
+_SPAN = struct.Struct("<qqqQQIIIIiHBB")
+_VALUE = struct.Struct("<qqdQQIIIIiHBB")
+"""The record of an event (`EVENT_DTYPE`), whose third field is a span's self time or else a value."""
+assert _SPAN.size == _VALUE.size == EVENT_DTYPE.itemsize
+
+
+class KinetoConverter:
+    """Converts the events of one trace, in slices."""
+
+    def __init__(
+        self,
+        tracks: KinetoTracks,
+        base_ns: int,
+        clock: ClockMapping,
+        flops: Mapping[int, int],
+        own_threads: frozenset[int] = frozenset(),
+    ) -> None:
+        """
+        Args:
+            tracks: where events are drawn; kept from one trace to the next.
+            base_ns: what the events' times count from, in ns of kineto's clock.
+            clock: maps kineto's clock to ours.
+            flops: floating-point operations by `External id`, for operators that have them.
+            own_threads: threads whose Python functions are left out.
+        """
+        self._tracks = tracks
+        self._base_ns = base_ns
+        self._clock = clock
+        self._flops = flops
+        self._own_threads = own_threads
+        self._trace = next(_traces) << 32
+        self.markers: list[int] = []
+        """When, by our clock, the operators named `MARKER` began."""
+        self.unknown = 0
+        """Events of a kind that is not known."""
+
+    def convert(self, events: list[KinetoEvent]) -> tuple[Block, bytes]:
+        """Returns the events as a block with its heap of arguments. Tracks are places in `tracks.rows()` until all was read; parents
+        and self times are missing still."""
+        records, heap = bytearray(), bytearray()
+        for event in events:
+            if event.ph == "M":
+                self._tracks.describe(event)
+            elif not isinstance(event.pid, str) and event.cat != "Trace":  # those are kineto's notes on itself
+                self._convert(event, records, heap)
+        block: Any = np.frombuffer(records, EVENT_DTYPE)
+        theirs: Any = block["ts"] + (self._base_ns - self._clock.theirs_ns)
+        block["ts"] = self._clock.ours_ns + theirs + np.rint(theirs * (self._clock.rate - 1.0)).astype(np.int64)
+        return block, bytes(heap)
+
+    def _convert(self, event: KinetoEvent, records: bytearray, heap: bytearray) -> None:
+        kind, value, number = Kind.SPAN, 0.0, 0
+        args = arguments(event)
+        if event.ph == "X":
+            if event.name == MARKER:
+                self.markers.append(self._clock.to_ours(self._base_ns + round(event.ts * 1000)))
+                return
+            if event.name.startswith("ProfilerStep#") and event.cat in _STEPS:
+                return  # our own steps are marked by the runtime
+            if event.cat == "python_function" and event.tid in self._own_threads:
+                return
+            number = next(_span_ids)
+            if self._flops and (flops := self._flops.get(args.get("External id", 0))):
+                args["FLOPs"] = flops
+        elif event.ph in _FLOWS:
+            kind, number = _FLOWS[event.ph], self._trace | int(event.id)
+        elif event.ph == "i":
+            kind = Kind.INSTANT
+            if event.name == "[memory]":
+                kind, value, number = Kind.MEMORY, args.get("Total Allocated", 0), args.get("Addr", 0)
+        elif event.ph == "C":
+            self._counters(event, args, records)
+            return
+        else:
+            self.unknown += 1
+            return
+        encoded = _core.encode_arguments(args) if args else b""
+        self._record(records, event, kind, event.name, value, number, len(heap), len(encoded))
+        heap += encoded
+
+    def _counters(self, event: KinetoEvent, args: dict[str, Any], records: bytearray) -> None:
+        for series, value in args.items():
+            if isinstance(value, int | float):
+                name = f"{event.name} {series}" if len(args) > 1 else event.name
+                self._record(records, event, Kind.COUNTER, name, value, 0, 0, 0)
+
+    def _record(
+        self,
+        records: bytearray,
+        event: KinetoEvent,
+        kind: Kind,
+        name: str,
+        value: float,
+        number: int,
+        at: int,
+        length: int,
+    ) -> None:
+        # µs with three decimals, below 2^43: the nearest double is less than half a ns off, so rounding is exact.
+        ts, dur = round(event.ts * 1000), round(event.dur * 1000)
+        track, name_id = self._tracks.of(event.pid, event.tid), strings.intern(name)
+        category = strings.category(event.cat)
+        if kind is Kind.SPAN:
+            records += _SPAN.pack(ts, dur, dur, number, 0, at, length, name_id, track, NO_STEP, category, Kind.SPAN, 0)
+        else:
+            records += _VALUE.pack(ts, dur, value, number, 0, at, length, name_id, track, NO_STEP, category, kind, 0)
+
+
+def nest(events: Block) -> None:
+    """Fills parents and self times of spans in place: a span's parent is the innermost of its track that encloses it."""
+    spans = np.flatnonzero(events["kind"] == Kind.SPAN)
+    ts, dur, track = (events[field][spans] for field in ("ts", "dur", "track"))
+    order = np.lexsort((-dur, ts, track))
+    spans, track = spans[order], track[order]
+    dur = dur[order]
+    end = ts[order] + dur
+    parents = _parents(end, track)
+    children = parents >= 0
+    events["parent"][spans[children]] = events["id"][spans[parents[children]]]
+    inside = np.zeros(len(spans), np.int64)
+    np.add.at(inside, parents[children], dur[children])
+    events["self_dur"][spans] = np.maximum(dur - inside, 0)
+
+
+def _parents(end: NDArray[np.int64], track: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Index of each span's parent, -1 for none, for spans sorted by track, begin and falling length.
+
+    Each span points at the one before it. Who does not enclose it is passed over, to whom that one points: all that
+    lie between end earlier still, so none of them encloses it either. The distances double each round.
+    """
+    up = np.arange(-1, len(end) - 1)
+    up[track[up] != track] = -1
+    unsettled = np.flatnonzero(up >= 0)
+    while len(unsettled):
+        candidate = up[unsettled]
+        short = end[candidate] < end[unsettled]
+        unsettled = unsettled[short]
+        up[unsettled] = up[candidate[short]]
+        unsettled = unsettled[up[unsettled] >= 0]
+    return up

@@ -1,0 +1,167 @@
+"""Kineto mode: torch's own profiler, driven on the training thread and read off it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from stepscope.backends.torch.gaps import Gaps
+from stepscope.backends.torch.kineto.session import session
+from stepscope.backends.torch.kineto.slot import slot
+from stepscope.backends.torch.kineto.worker import FinishedTrace, Keeper, KinetoWorker
+from stepscope.backends.torch.settings import TorchSettings
+from stepscope.runtime.events import clock
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import FULL, Detail
+from stepscope.runtime.sources.sink import BackendReport, Sink
+
+
+class KinetoMode:
+    """Records with kineto. All calls but `aclose` and `report` come from the training thread."""
+
+    def __init__(self, settings: TorchSettings, sink: Sink, keeper: Keeper | None = None) -> None:
+        """Args: what to record; where events go; who else gets each stretch of the recording as torch has it."""
+        self._settings = settings
+        self._worker = KinetoWorker(sink, keeper)
+        self._gaps = Gaps(sink)
+        self._since = 0
+        self._warm = self._recording = self._closed = self._throws_away = False
+        slot.watch()
+        self._watching = True
+        self._problems: Counter[str] = Counter()
+        self._cost_ns = 0
+        self._detail = FULL
+        self._chosen: dict[str, bool] = {}
+        self._wants = settings
+
+    @property
+    def recording(self) -> bool:
+        """True if kineto records now."""
+        return self._recording and not self._gaps.open
+
+    def set_detail(self, detail: Detail) -> None:
+        """For windows that are prepared from now on: with operators or without."""
+        self._detail = detail
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """For windows that are prepared from now on: with these in place of what the settings say."""
+        self._chosen = dict(chosen)
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        if self._closed:
+            self.abandon()
+            return
+        began = clock.now()
+        recorded = self._recording
+        if recorded and (not after.records or before is ProfilerAction.RECORD_AND_SAVE):
+            self._stop(at)
+        if not self._recording:  # what is recorded already stays as it is
+            self._wants = self._settings.chosen(self._chosen)
+        if after is ProfilerAction.WARMUP and not self._warm:
+            self._warm = self._allowed() and self._done(session.prepare(self))
+        elif after.records and not self._recording:
+            self._start(at)
+        elif after.records:
+            session.reoccupy()
+        elif after is ProfilerAction.NONE and self._warm:
+            self._warm = False
+            session.cool(self)
+        if not recorded:
+            self._worker.put(at)
+        self._cost_ns += clock.now() - began
+
+    def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
+        """Switches kinds of activities off and on again; False unless it records on this thread."""
+        return self._recording and session.toggle(enable, activities)
+
+    def abandon(self) -> None:
+        """Ends a recording and throws it away."""
+        if self._recording:
+            self._throws_away = True
+            self._recording = False
+            session.leave(self, clock.now())
+            self._gaps.end(clock.now())
+        if self._closed:
+            self._unwatch()
+
+    def orphaned(self) -> None:
+        """The thread that records has ended. A session that is left to itself crashes torch when the process exits, so it
+        is ended from here; what it recorded cannot be had."""
+        if self._recording:
+            self._recording = False
+            self._gaps.end(self._since)
+            self._gaps.add(self._since, clock.now(), "the thread that recorded it has ended")
+            self._done(session.forget(self))
+        if self._closed:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
+            slot.unwatch()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._recording:
+            self._gaps.add(self._since, clock.now(), "recording was not ended on the thread that began it")
+        else:
+            self._unwatch()
+        await self._worker.aclose()
+
+    def report(self) -> BackendReport:
+        problems = self._problems + self._worker.problems
+        return BackendReport(
+            mode="kineto",
+            clock=f"CLOCK_REALTIME as kineto has it, mapped by two readings per window; {self._worker.clock_error_ns} ns "
+            "off at most where it was checked",
+            training_thread_ns=self._cost_ns,
+            notes=(*self._gaps.notes(), *(text if n == 1 else f"{text} ({n} times)" for text, n in problems.items())),
+        )
+
+    # Member
+
+    @property
+    def wants(self) -> TorchSettings:
+        return self._wants
+
+    def take(self, trace: FinishedTrace) -> None:
+        if self._throws_away:
+            trace.result.release()
+        else:
+            self._worker.put(trace)
+
+    def lose(self, start: int, end: int, why: str) -> None:
+        self._gaps.add(start, end, why)
+
+    def lack(self, at: int, why: str) -> None:
+        self._gaps.begin(at, why)
+
+    def resume(self, at: int) -> None:
+        self._gaps.end(at)
+
+    def _start(self, at: int) -> None:
+        allowed = self._warm or self._allowed()
+        self._warm = False
+        if not allowed:
+            return
+        self._recording, self._since = True, at
+        problem = session.enter(self)
+        if problem:
+            self._gaps.begin(at, problem)
+
+    def _stop(self, at: int) -> None:
+        self._recording = False
+        session.leave(self, at)
+        self._gaps.end(at)
+        self._worker.put(at)
+
+    def _allowed(self) -> bool:
+        """True if a window may have operators; says what it will lack."""
+        if not self._detail.operators and not self._detail.asked:
+            self._problems["a window has no operators, to keep within overhead_budget"] += 1
+        return self._detail.operators
+
+    def _done(self, problem: str) -> bool:
+        if problem:
+            self._problems[problem] += 1
+        return not problem

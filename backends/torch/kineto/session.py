@@ -1,0 +1,478 @@
+"""Kineto's recording, which is one for the process, shared by the profilers of one thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from importlib import import_module
+from typing import Any, Protocol
+
+from stepscope.backends.torch.importing import private
+from stepscope.backends.torch.kineto.blocks import MARKER
+from stepscope.backends.torch.kineto.result import SharedResult
+from stepscope.backends.torch.kineto.slot import OPERATOR_RUNS, PROGRAM, slot
+from stepscope.backends.torch.kineto.worker import FinishedTrace
+from stepscope.backends.torch.settings import TorchSettings
+from stepscope.runtime import _core
+from stepscope.runtime.errors import BackendError
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.loop_threads.own_threads import own_threads
+from stepscope.runtime.threads.background_call import start as start_thread
+from stepscope.runtime.threads.native_threads import RLock, Thread, get_ident
+
+_DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
+ELSEWHERE = "another profiler of this process records with kineto on another thread, and a process has one recording"
+ROBBED = "the program's own torch profiler recorded on another thread, and a process has one recording of kineto"
+TAKEN = "somebody else ended our recording, or took torch's profiler from it"
+_SLACK_NS = 1_000_000
+"""By how much the begin of a recording may lie outside of the call that began it: some versions of torch round it."""
+
+
+class Member(Protocol):
+    """A backend that takes part."""
+
+    @property
+    def wants(self) -> TorchSettings:
+        """The settings of torch's profiler now."""
+        ...
+
+    def take(self, trace: FinishedTrace) -> None:
+        """Gets a stretch of the recording; those of one member do not overlap."""
+        ...
+
+    def lose(self, start: int, end: int, why: str) -> None:
+        """A stretch of the recording is lost, or a part of it."""
+        ...
+
+    def lack(self, at: int, why: str) -> None:
+        """From this time on nothing is recorded."""
+        ...
+
+    def resume(self, at: int) -> None:
+        """From this time on it is recorded again."""
+        ...
+
+
+class KinetoSession:
+    """The recording and who shares it.
+
+    Two recordings at once crash kineto. So a second profiler on the same thread joins the first: the recording is
+    broken off where one leaves, or wants more than is recorded, and begun again for those that stay; each gets every
+    stretch. What runs in torch across such a break is missing for those that stay.
+
+    A profiler of torch that the program starts goes first. On this thread the recording is broken off for it, and goes
+    on after it. On another thread it takes kineto from us, which cannot be ended from there: the stretch is lost.
+
+    All calls but `forget`, `vacate` and `reoccupy` come from the thread that records.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._pid = os.getpid()
+        self._thread = 0
+        self._warm: list[Member] = []
+        self._members: list[Member] = []
+        self._profile: Any = None
+        self._wants = TorchSettings()
+        self._recording = False
+        self._robbed = False
+        """Whether kineto has been taken for a recording on another thread since ours began."""
+        self._stuck: Any = None
+        """A profile of ours in torch's slot whose recording is lost, and that could not be ended yet."""
+        self._began_ns = (0, 0)
+        """Wall time right before and after the recording began."""
+        self._own_threads: frozenset[int] = frozenset()
+        self._anchor: ClockAnchor | None = None
+        self._brackets: list[tuple[int, int]] = []
+        self.records_device = False
+        """Whether an accelerator is recorded now, on whatever thread."""
+
+    @property
+    def here(self) -> bool:
+        """True if it records on the caller's thread."""
+        return self._recording and self._thread == get_ident()
+
+    def prepare(self, member: Member) -> str:
+        """Warms up for a member that will enter. Returns what kept it from that, empty for nothing."""
+        with self._lock:
+            if not self._mine():
+                return ELSEWHERE
+            problem = "" if self._profile is not None or self._occupied() else self._make(member.wants)
+            if not problem:
+                self._warm.append(member)
+            self._settle()
+            return problem
+
+    def enter(self, member: Member) -> str:
+        """Records for a member from now on, or as soon as torch's slot is free. Returns what keeps it from both."""
+        with self._lock:
+            if not self._mine():
+                return ELSEWHERE
+            if member in self._warm:
+                self._warm.remove(member)
+            problem = ""
+            if self._recording and self._wants.covers(member.wants):
+                self._members.append(member)
+            else:
+                if self._recording:
+                    self._stretch(clock.now())
+                self._members.append(member)
+                problem = self._begin()
+                if problem:
+                    self._members.remove(member)
+                    if self._members:
+                        self._begin_again()
+            self._settle()
+            return problem
+
+    def leave(self, member: Member, at: int) -> None:
+        """Gives a member all up to `at`, and records for it no longer."""
+        with self._lock:
+            if member not in self._members:
+                return
+            if self._recording:
+                self._stretch(at)
+            self._members.remove(member)
+            if self._members:
+                self._begin_again()
+            self._settle()
+
+    def cool(self, member: Member) -> None:
+        """A member that warmed up will not enter. torch has no way back but to record, and to throw it away."""
+        with self._lock:
+            if member not in self._warm:
+                return
+            self._warm.remove(member)
+            if not self._warm and not self._recording and self._profile is not None and not self._occupied():
+                if not self._start():
+                    self._end()
+            self._settle()
+
+    def forget(self, member: Member) -> str:
+        """The thread that records has ended, with a member that did not leave. From any thread.
+
+        Returns:
+            torch's error at the end; empty for none.
+        """
+        with self._lock:
+            self._warm = [other for other in self._warm if other is not member]
+            if member not in self._members:
+                return ""
+            self._members.remove(member)
+            if self._members:
+                return ""
+            self._recording = self.records_device = self._robbed = False
+            self._profile = self._stuck = None
+            try:
+                if not slot.taken:  # else that would end what this thread has in its slot
+                    slot.empty()
+            except (RuntimeError, BackendError) as error:
+                return f"torch's profiler did not end: {first_line(error)}"
+            finally:
+                self._settle()
+            return ""
+
+    # Occupant
+
+    def vacate(self, kineto: bool) -> None:
+        """Breaks off for a profiler of the program."""
+        if os.getpid() != self._pid:
+            return  # torch's state is the parent's
+        with self._lock:
+            if self._thread == get_ident():
+                if self._recording:
+                    now = clock.now()
+                    self._stretch(now)
+                    for member in self._members:
+                        member.lack(now, PROGRAM)
+                self._free()
+            if kineto:
+                if self._recording:
+                    self._robbed = True
+                else:
+                    self._profile = None  # what was prepared is replaced
+
+    @property
+    def must_stay(self) -> bool:
+        """True if it records on the calling thread."""
+        return self._recording and self._thread == get_ident()
+
+    def reoccupy(self) -> None:
+        """Goes on for those that wait."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._members and not self._recording and self._thread == get_ident():
+                self._begin_again()
+
+    def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
+        """Switches kinds of activities off and on again, for everybody who shares the recording; False elsewhere."""
+        if not self.here:
+            return False
+        torch: Any = import_module("torch")
+        return _toggle(enable, {getattr(torch.profiler.ProfilerActivity, name) for name in activities})
+
+    def _mine(self) -> bool:
+        if self._stuck is not None and self._thread not in (0, get_ident()):
+            if any(thread.ident == self._thread for thread in threading.enumerate()):
+                return False
+            self._stuck = None  # it ended with its thread
+        return self._thread in (0, get_ident()) or not (self._warm or self._members)
+
+    def _settle(self) -> None:
+        used = self._warm or self._members or self._stuck is not None
+        self._thread = get_ident() if used else 0
+
+    def _occupied(self) -> str:
+        """Why torch's slot, or kineto, cannot be had now; empty if it can."""
+        if not self._free() or slot.kineto_taken:
+            return PROGRAM
+        if slot.emits:
+            return "another profile on this thread records operators live, and torch has room for one"
+        if slot.taken:
+            return PROGRAM
+        return OPERATOR_RUNS if slot.operator_runs else ""
+
+    def _free(self) -> bool:
+        """Ends a recording that was lost to another thread, if there is one and that has ended."""
+        if self._stuck is not None and not slot.kineto_taken:
+            profile, self._stuck = self._stuck, None
+            _hold_kineto()
+            _refusal("stop", lambda: profile.__exit__(None, None, None))
+        return self._stuck is None
+
+    def _union(self) -> TorchSettings:
+        wants = [member.wants for member in self._members]
+        union = wants[0]
+        for other in wants[1:]:
+            union = union.together(other)
+        return union
+
+    def _make(self, wants: TorchSettings) -> str:
+        """Warms up."""
+        torch: Any = import_module("torch")
+        profiler: Any = import_module("torch.autograd.profiler")
+        arguments: dict[str, Any] = {"activity_filters": wants.filters} if wants.filters else {}
+        profile = profiler.profile(
+            use_kineto=True,
+            use_cpu="CPU" in wants.activities if wants.activities else True,
+            use_device=find_device(torch, wants),
+            record_shapes=wants.record_shapes,
+            profile_memory=wants.profile_memory,
+            with_stack=wants.with_stack,
+            with_flops=wants.with_flops,
+            with_modules=wants.with_modules,
+            experimental_config=_config(torch, wants),
+            **arguments,
+        )
+        # The first time torch starts a thread for good, which is to take none of the program's signals.
+        problem = _refusal("prepare", lambda: _core.without_signals(private(profile, "_prepare_trace")))
+        if not problem:
+            self._profile, self._wants = profile, wants
+        return problem
+
+    def _begin(self) -> str:
+        """Records for all members, or as soon as the slot is free. Returns why torch does not, empty if it does."""
+        why = self._occupied()
+        if why:
+            now = clock.now()
+            for member in self._members:
+                member.lack(now, why)
+            return ""
+        wants = self._union()
+        if self._profile is not None and not self._wants.covers(wants):
+            self._profile = None  # torch was warmed up for less
+        problem = ("" if self._profile is not None else self._make(wants)) or self._start()
+        if not problem:
+            now = clock.now()
+            for member in self._members:
+                member.resume(now)
+        return problem
+
+    def _start(self) -> str:
+        profile: Any = self._profile
+        if self._wants.with_stack:
+            _await_births()
+        before = time.time_ns()
+        problem = _refusal("start", lambda: private(profile, "_start_trace")())
+        if problem:
+            self._profile = None
+            return problem
+        self._began_ns = before, time.time_ns()
+        self._own_threads = leave_out_own_threads() if self._wants.with_stack else frozenset[int]()
+        self._pid = os.getpid()
+        self._recording = True
+        self._robbed = False
+        self.records_device = profile.use_device is not None
+        self._brackets = []
+        self._mark()
+        self._anchor = ClockAnchor.read()
+        return ""
+
+    def _begin_again(self) -> None:
+        problem = self._begin()
+        if problem:
+            now = clock.now()
+            for member in self._members:
+                member.lack(now, problem)
+
+    def _stretch(self, at: int) -> None:
+        """Ends the recording, and gives everybody what it holds."""
+        assert self._anchor is not None
+        since = self._anchor.monotonic_ns
+        if not self._robbed:
+            self._mark()
+        anchors = self._anchor, ClockAnchor.read()
+        brackets = tuple(self._brackets)
+        robbed, device = self._robbed, self.records_device
+        result, problem = self._end()
+        shared = SharedResult(result, len(self._members))
+        for member in self._members:
+            if result is None:
+                member.lose(since, at, problem)
+            else:
+                if robbed and device:
+                    member.lose(since, at, f"{ROBBED}, which has what the device did")
+                flops = member.wants.with_flops
+                member.take(FinishedTrace(shared, at, anchors, brackets, flops, since, self._own_threads))
+
+    def _end(self) -> tuple[Any, str]:
+        """Stops torch's profiler: what it recorded, or why there is nothing."""
+        profile, self._profile = self._profile, None
+        robbed = self._robbed
+        self._recording = self.records_device = self._robbed = False
+        if not slot.holds("KINETO"):
+            return None, TAKEN
+        if robbed:
+            if slot.kineto_taken:  # ending ours now would end that recording, and crash the program at its end
+                self._stuck = profile
+                _toggle(False, {_cpu()})
+                return None, ROBBED
+            _hold_kineto()
+        problem = _refusal("stop", lambda: profile.__exit__(None, None, None))
+        result = profile.kineto_results
+        if not problem and not self._is_whole(result):
+            problem = TAKEN
+        return (None if problem else result), problem
+
+    def _is_whole(self, result: Any) -> bool:
+        """True if a result is of the recording that we began. torch crashes where an empty one is used."""
+        before, after = self._began_ns
+        return result is not None and before - _SLACK_NS <= result.trace_start_ns() <= after + _SLACK_NS
+
+    def _mark(self) -> None:
+        """An operator whose begin is known by our clock, to check kineto's clock by."""
+        torch: Any = import_module("torch")
+        record = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+        if record is None:
+            return
+        marker = record(MARKER)
+        before = clock.now()
+        marker.__enter__()
+        after = clock.now()
+        marker.__exit__(None, None, None)
+        self._brackets.append((before, after))
+
+
+session = KinetoSession()
+"""That of this process."""
+slot.occupants.append(session)
+
+
+def find_device(torch: Any, wants: TorchSettings) -> str | None:
+    """The accelerator that is there and asked for, as torch names it."""
+    for name in _DEVICES:
+        module = getattr(torch, name.lower(), None)
+        asked = not wants.activities or name in wants.activities
+        if asked and module is not None and hasattr(module, "is_available") and module.is_available():
+            return name.lower()
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The text of an error, without torch's own stack."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _await_births() -> None:
+    """Waits, a second at most, until no thread has just begun: torch's tracer of Python functions hooks into every thread,
+    and one that it met half made was seen to crash. A profiler that starts makes some."""
+    quiet, known = 0, set[int | None]()
+    for _ in range(500):
+        threads = threading.enumerate()
+        now = {thread.ident for thread in threads}
+        quiet = quiet + 1 if now == known and all(thread.is_alive() for thread in threads) else 0
+        if quiet == 5:
+            return
+        known = now
+        time.sleep(0.002)
+
+
+def leave_out_own_threads() -> frozenset[int]:
+    """Has torch's tracer of Python functions, which has hooked into every thread, leave out those of the runtime.
+
+    Returns:
+        The numbers that the system has for them: the functions that they were in are recorded all the same.
+    """
+    threads = own_threads()
+    _core.unprofile_threads({thread.ident for thread in threads if thread.ident is not None})
+    # torch gives what a thread was inside of, and that has done nothing since, to a thread 0: ours are of that kind.
+    return frozenset([0, *(thread.native_id for thread in threads if thread.native_id is not None)])
+
+
+def _config(torch: Any, wants: TorchSettings) -> Any:
+    """The user's, or the one that stops fastest: without torch's own post-processing, where nothing needs it."""
+    if wants.experimental_config is not None:
+        return wants.experimental_config
+    make = getattr(torch._C._profiler, "_ExperimentalConfig", None)
+    if make is None:
+        return None
+    if wants.with_stack or wants.with_flops:
+        return make()
+    try:
+        return make(trace_only=True)
+    except TypeError:
+        return make()
+
+
+def _refusal(what: str, call: Any) -> str:
+    """Makes a call of torch's profiler; why torch refused, empty if it did not."""
+    try:
+        with slot.ours():
+            call()
+        if what != "prepare":
+            slot.change()
+    except (RuntimeError, AssertionError, ValueError, BackendError) as error:
+        return f"torch's profiler did not {what}: {first_line(error)}"
+    return ""
+
+
+def _hold_kineto() -> None:
+    """Lets kineto record something, so that a profile which has lost kineto to another one can be ended.
+
+    torch crashes when it stops kineto where that records nothing. Operators are not lost: torch itself keeps them until
+    the end. The profile that is begun here ends with its thread.
+    """
+
+    def hold() -> None:
+        profile: Any = import_module("torch.autograd.profiler").profile(use_kineto=True)
+        if not _refusal("start", lambda: private(profile, "_prepare_trace")()):
+            _refusal("start", lambda: private(profile, "_start_trace")())
+
+    thread = Thread(target=hold, name="stepscope-kineto-holder", daemon=True)
+    start_thread(thread)
+    thread.join()
+
+
+def _toggle(enable: bool, activities: set[Any]) -> bool:
+    """Switches kinds of activities while kineto records; False where this version of torch cannot."""
+    toggle = getattr(import_module("torch.autograd.profiler"), "_toggle_collection_dynamic", None)
+    if toggle is not None:
+        toggle(enable, activities)
+    return toggle is not None
+
+
+def _cpu() -> Any:
+    return import_module("torch").profiler.ProfilerActivity.CPU

@@ -1,0 +1,272 @@
+"""Exports, converts and delivers a finished kineto trace off the training thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import msgspec
+import numpy as np
+
+from stepscope.backends.scratch import make_scratch_file, remove_scratch
+from stepscope.backends.torch.kineto.blocks import KinetoConverter, nest
+from stepscope.backends.torch.kineto.file import KinetoFile
+from stepscope.backends.torch.kineto.result import SharedResult
+from stepscope.backends.torch.kineto.tracks import KinetoTracks
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events.clock import ClockAnchor, ClockMapping, set_between
+from stepscope.runtime.events.intervals import ends
+from stepscope.runtime.events.nesting import cut_frames
+from stepscope.runtime.events.record import Block, join_blocks
+from stepscope.runtime.sources.sink import Sink
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.native_threads import SimpleQueue
+
+BLOCK = 1 << 15
+"""Events delivered at a time, about."""
+LAST_S = 0.15
+"""How long closing that was cancelled waits for what is converted to be delivered."""
+TELL_S = 0.1
+"""Between two statements that the work advances."""
+TOO_LATE = "had been converted when the profiler was closed; raise Options.close_timeout"
+NOT_BEGUN = "was not looked into when the profiler was closed, so that nobody knows how many events it had"
+_PIECE = 1 << 20
+"""Bytes of a file that are looked at in one go."""
+
+
+class FinishedTrace(msgspec.Struct, frozen=True):
+    """A stopped recording on its way to the sink."""
+
+    result: SharedResult
+    """torch's result; to be released once."""
+    until: int
+    """Everything before this time is in it, or was never recorded."""
+    anchors: tuple[ClockAnchor, ...]
+    """Both clocks, read while it was recorded."""
+    brackets: tuple[tuple[int, int], ...]
+    """Times right before and after each marker began, to check the mapping of the clocks by."""
+    flops: bool
+    since: int
+    """When it began, in ns of our clock."""
+    own_threads: frozenset[int]
+    """Threads of the runtime, by the system's numbers: what Python functions they ran is no part of the program."""
+
+
+Keeper = Callable[[FinishedTrace], None]
+"""Gets each recording once it was saved. Releases its result, then or later."""
+
+
+class KinetoWorker:
+    """A thread that turns traces into blocks, one after the other, in order."""
+
+    def __init__(self, sink: Sink, keeper: Keeper | None = None) -> None:
+        self._sink = sink
+        self._keeper = keeper
+        self._tracks = KinetoTracks()
+        self._queue: SimpleQueue[FinishedTrace | int | None] = SimpleQueue()
+        self._unfinished: deque[FinishedTrace] = deque()
+        self._closing = False
+        self._abandoned = False
+        self._working: BackgroundCall[None] | None = None
+        self._told = 0.0
+        self.problems: Counter[str] = Counter()
+        """Failures and their counts."""
+        self.clock_error_ns = 0
+        """How far the times of any trace may be off, checked against the markers."""
+
+    def put(self, item: FinishedTrace | int) -> None:
+        """Takes a trace, or a time to which the watermark may go once the traces before it are delivered."""
+        if self._working is None:
+            if isinstance(item, int):
+                self._sink.watermark(item)
+                return
+            self._working = BackgroundCall(self._run, name="stepscope-kineto", elsewhere=True)
+        self._working.start()
+        if isinstance(item, FinishedTrace):
+            self._unfinished.append(item)
+        self._queue.put(item)
+
+    async def aclose(self) -> None:
+        """Finishes what is waiting. When cancelled it delivers what is converted, and counts what is left as dropped."""
+        if self._working is None or self._closing:
+            return
+        self._closing = True
+        self._queue.put(None)
+        try:
+            await asyncio.to_thread(self._working.result)
+        except anyio.get_cancelled_exc_class():
+            for trace in list(self._unfinished):
+                self._sink.missing(trace.since, trace.until, f"not all of torch's recording {TOO_LATE}")
+            self._abandoned = True
+            with anyio.move_on_after(LAST_S, shield=True):
+                await asyncio.to_thread(self._working.wait)
+            raise
+        finally:
+            self._abandoned = True
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if isinstance(item, FinishedTrace):
+                    if self._abandoned:
+                        item.result.release()
+                        self.problems[f"a recording of torch {NOT_BEGUN}"] += 1
+                    else:
+                        self._finish(item)
+                    self._unfinished.popleft()
+                    item = item.until
+                self._sink.watermark(item)
+            except ClosedError:
+                self.problems["the profiler was closed before a trace was delivered"] += 1
+
+    def _advance(self) -> None:
+        """The work goes on: windows that wait for it, and closing, wait on."""
+        now = time.monotonic()
+        if now - self._told > TELL_S:
+            self._told = now
+            with suppress(ClosedError):
+                self._sink.advancing()
+
+    def _finish(self, trace: FinishedTrace) -> None:
+        path: Path | None = None
+        released = False
+        if self._keeper is not None:
+            trace.result.keep()  # before it is saved, so that the keeper can save it again
+        try:
+            path = make_scratch_file("stepscope-kineto-", ".json")
+            if not self._save(trace, path):
+                self.problems["exporting a trace stopped all Python threads for that time"] += 1
+            flops = trace.result.flops() if trace.flops else {}
+            self._let_go(trace)
+            released = True
+            self._deliver(KinetoFile(path), trace, flops)
+        except ClosedError:
+            raise
+        except Exception as error:
+            self.problems[f"a trace was lost: {error}"] += 1
+            self._sink.missing(trace.since, trace.until, f"torch's recording was lost: {error}")
+            self._drop(0 if path is None else _events_in(path), "source", trace)
+        finally:
+            if not released:
+                trace.result.release()
+            if path is not None:
+                remove_scratch(path)
+
+    def _drop(self, count: int, reason: str, trace: FinishedTrace) -> None:
+        if not count:
+            return
+        try:
+            self._sink.dropped(count, reason, max(trace.since, trace.until - 1))
+        except ClosedError:
+            self.problems[
+                f"{count:,} events of torch had not been converted when the profiler was closed; raise Options.close_timeout"
+            ] += 1
+
+    def _save(self, trace: FinishedTrace, path: Path) -> bool:
+        """Has torch write the trace, which takes some µs for an event, and looks at the file grow."""
+        saving = BackgroundCall(trace.result.save, str(path), name="stepscope-kineto-save", elsewhere=True).start()
+        written = -1
+        while not saving.finished:
+            with suppress(TimeoutError):
+                saving.result(TELL_S)
+            size = sum(file.stat().st_size for file in (path, Path(f"{path}.tmp")) if file.exists())
+            if size != written:
+                written = size
+                self._advance()
+        return saving.result()
+
+    def _let_go(self, trace: FinishedTrace) -> None:
+        try:
+            if self._keeper is not None:
+                self._keeper(trace)
+        except Exception as error:
+            self.problems[f"the keeper of torch's recordings raised {type(error).__name__}: {error}"] += 1
+            trace.result.release()
+        finally:
+            trace.result.release()
+
+    def _deliver(self, file: KinetoFile, trace: FinishedTrace, flops: dict[int, int]) -> None:
+        if set_by := set_between(trace.anchors[0], trace.anchors[-1]):
+            self.problems[
+                f"the wall clock was set by {set_by / 1e9:+,.1f} s while torch recorded: its times may be off"
+            ] += 1
+        mapping = ClockMapping.fit([(a.wall_ns, a.monotonic_ns, a.error_ns) for a in trace.anchors])
+        converter: KinetoConverter | None = None
+        parts: list[tuple[Block, bytes]] = []
+        read = 0
+        for events in file.slices():
+            if self._abandoned:
+                self._drop(_events_in(file.path) - read, "closed", trace)
+                break
+            if converter is None:
+                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops, trace.own_threads)
+            parts.append(converter.convert(events))
+            read += len(events)
+            self._advance()
+            time.sleep(0)  # whoever waits for the GIL gets it
+        if converter is None:
+            return
+        if converter.unknown:
+            self.problems["events of kineto that are of no known kind were left out"] += converter.unknown
+        if file.skipped:
+            self._drop(file.skipped, "source", trace)
+        if not self._abandoned:
+            self._check_clock(mapping, converter.markers, trace.brackets)
+        self._send(parts, trace)
+
+    def _send(self, parts: list[tuple[Block, bytes]], trace: FinishedTrace) -> None:
+        if not parts:
+            return
+        whole = join_blocks(events for events, _ in parts)
+        whole["track"] = self._tracks.rows()[whole["track"]]
+        cut_frames(whole)
+        nest(whole)
+        start = at = 0
+        heap = bytearray()
+        for events, args in parts:
+            here = whole[at : at + len(events)]
+            here["args_at"] += len(heap)
+            heap += args
+            at += len(events)
+            if at - start >= BLOCK or at == len(whole):
+                self._deliver_block(whole[start:at], bytes(heap), trace)
+                start, heap = at, bytearray()
+
+    def _deliver_block(self, events: Block, args: bytes, trace: FinishedTrace) -> None:
+        """Delivers what a device did after the end of the recording, which it was launched in, as such. Where there is a device,
+        kineto also has calls and kernels of before the recording, and calls of after it, which are nobody's."""
+        events = events[ends(events) >= trace.since]
+        until = trace.until
+        late = np.flatnonzero(ends(events) > until)
+        behind = late[self._tracks.of_device(events["track"][late])]
+        if len(behind):
+            self._sink.deliver(events[behind], args, launched_before=until)
+            events = np.delete(events, behind)
+        events = events[events["ts"] < until]
+        if len(events):
+            self._sink.deliver(events, args)
+
+    def _check_clock(self, mapping: ClockMapping, markers: list[int], brackets: tuple[tuple[int, int], ...]) -> None:
+        error = mapping.error_ns
+        if len(markers) == len(brackets):
+            for marker, (before, after) in zip(sorted(markers), brackets, strict=True):
+                error = max(error, before - marker, marker - after)
+        else:
+            self.problems["kineto's clock could not be checked"] += 1
+        self.clock_error_ns = max(self.clock_error_ns, error)
+
+
+def _events_in(path: Path) -> int:
+    """Events of a trace that could not be read, piece by piece, as it may be larger than memory."""
+    mark, count, rest = b'"ph": ', 0, b""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            text = rest + piece
+            count += text.count(mark)
+            rest = text[-(len(mark) - 1) :]
+    return count

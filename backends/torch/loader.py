@@ -1,0 +1,182 @@
+"""The signal `loader`: torch's DataLoaders."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+from stepscope.backends.torch.functions import ReplacesTorch
+from stepscope.runtime import _core
+from stepscope.runtime.accounting.error_log import error_text
+from stepscope.runtime.display.code_places import place_of, qualified_name
+from stepscope.runtime.lifecycle import join
+from stepscope.runtime.observers import observing
+
+MOST_WRAPPERS = 8
+"""Data sets around data sets, such as `Subset`, that are looked through."""
+
+_MOST_OF_INDEX = 64
+"""Characters of the index of an item, where it is no number."""
+
+
+class Loader(ReplacesTorch):
+    """Facts of a DataLoader where its iteration begins, how many batches were ready at each fetch, and batches of workers."""
+
+    signal = "loader"
+    module = "torch.utils.data.dataloader"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers_join = False
+        """Whether workers join the session of the process that started them, without being asked."""
+        self._asked = 0
+
+    def replace_all(self) -> None:
+        module: Any = sys.modules[self.module]
+        self.replace("__iter__", self._around_iter, module.DataLoader)
+        self.replace("_next_data", self._around_next, module._MultiProcessingDataLoaderIter)
+        fetch: Any = sys.modules["torch.utils.data._utils.fetch"]
+        for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+            self.replace("fetch", self._around_fetch, getattr(fetch, name))
+
+    def _around_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __iter__(loader: Any) -> Any:  # noqa: N807
+            if _core.recording() & _core.RECORD_EVENTS:
+                _core.instant("DataLoader", category="loader", **facts_of(loader))
+                if self.workers_join and loader.num_workers and not _forks(loader):
+                    given = loader.worker_init_fn
+                    loader.worker_init_fn = JoinFirst(given)
+                    try:
+                        return original(loader)
+                    finally:
+                        loader.worker_init_fn = given
+            return original(loader)
+
+        return __iter__
+
+    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _next_data(iterator: Any) -> Any:
+            if _core.recording() & _core.RECORD_EVENTS:
+                try:
+                    ready = iterator._data_queue.qsize()
+                    ready += sum(len(info) == 2 for info in iterator._task_info.values())
+                    _core.counter("loader queue", ready, category="loader")
+                except (AttributeError, NotImplementedError, OSError, TypeError) as error:
+                    self.note = f"how many batches are ready is not known: {error_text(error)}"
+            return original(iterator)
+
+        return _next_data
+
+    def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        worker: Any = sys.modules["torch.utils.data._utils.worker"]
+
+        def fetch(fetcher: Any, index: Any) -> Any:
+            if worker.get_worker_info() is None:
+                return original(fetcher, index)
+            if self.workers_join and self._asked != os.getpid():
+                self._asked = os.getpid()
+                join.join_unless_own()
+            items = len(index) if hasattr(index, "__len__") else 1
+            if items < 2 or not _asks_for_items(fetcher):
+                with _core.span("fetch", category="loader", items=items):
+                    return original(fetcher, index)
+            slowest: dict[str, Any] = {}  # the span writes down what is in it at its end
+            given, fetcher.dataset = fetcher.dataset, _Timed(fetcher.dataset, slowest)
+            try:
+                with _core.span("fetch", category="loader", items=items, slowest=slowest):
+                    return original(fetcher, index)
+            finally:
+                fetcher.dataset = given
+
+        return fetch
+
+
+class _Timed:
+    """Takes the place of a data set while a batch is made: notes its slowest item, by its index, and how long that took."""
+
+    def __init__(self, dataset: Any, slowest: dict[str, Any]) -> None:
+        self._dataset = dataset
+        self._slowest = slowest
+
+    def __getitem__(self, index: Any) -> Any:
+        begin = _core.now()
+        item = self._dataset[index]
+        took = (_core.now() - begin) / 1e6
+        if took > self._slowest.get("ms", -1.0):
+            self._slowest.update(ms=took, index=index if isinstance(index, int) else str(index)[:_MOST_OF_INDEX])
+        return item
+
+
+def _asks_for_items(fetcher: Any) -> bool:
+    """True if it makes batches of a data set's items, one after the other, as `_MapDatasetFetcher` does where there is no
+    `__getitems__`."""
+    dataset = getattr(fetcher, "dataset", None)
+    asks = hasattr(dataset, "__getitem__") and not hasattr(fetcher, "dataset_iter")
+    return asks and bool(getattr(fetcher, "auto_collation", False)) and not getattr(dataset, "__getitems__", None)
+
+
+class JoinFirst:
+    """The first call of a worker that is not forked: the worker joins, records its batches, and calls what it was given.
+
+    Args:
+        given: the loader's `worker_init_fn`.
+    """
+
+    def __init__(self, given: Callable[[int], None] | None) -> None:
+        self.given = given
+
+    def __call__(self, number: int) -> None:
+        """Is called in a worker, with its number."""
+        LOADER.workers_join = True
+        join.join_unless_own()
+        LOADER.begin()
+        if self.given is not None:
+            self.given(number)
+
+
+def _forks(loader: Any) -> bool:
+    """True if its workers are forked, and so have all that is replaced here."""
+    context: Any = loader.multiprocessing_context or multiprocessing
+    return bool(context.get_start_method() == "fork")
+
+
+def facts_of(loader: Any) -> dict[str, Any]:
+    """The facts of a DataLoader that rules read."""
+    dataset: Any = loader.dataset
+    collate: Any = loader.collate_fn
+    for _ in range(MOST_WRAPPERS):
+        inner = getattr(dataset, "dataset", None) or next(iter(getattr(dataset, "datasets", None) or ()), None)
+        if inner is None or not type(dataset).__module__.startswith("torch.utils.data"):
+            break
+        dataset = inner
+    kind = cast(Any, type(dataset))
+    batch = loader.batch_size
+    if batch is None:
+        batch = getattr(loader.batch_sampler, "batch_size", None)
+    return {
+        "workers": loader.num_workers,
+        "prefetch": loader.prefetch_factor,
+        "batch": batch,
+        "pin_memory": loader.pin_memory,
+        "persistent": loader.persistent_workers,
+        "dataset": qualified_name(kind),
+        "place": place_of(_function(kind, "__getitem__", "__getitems__", "__iter__")),
+        "collate": qualified_name(collate),
+        "collate_place": place_of(collate),
+    }
+
+
+def _function(kind: type, *names: str) -> object:
+    """The first of these methods that a class, or a base of it that is the program's, defines."""
+    for owner in kind.__mro__:
+        found = [vars(owner)[name] for name in names if name in vars(owner)]
+        if found:
+            return found[0]
+    return None
+
+
+LOADER = Loader()
+observing.add(LOADER)

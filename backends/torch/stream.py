@@ -1,0 +1,277 @@
+"""Stream mode: torch calls the native recorder around every operator, through ITT."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from stepscope.backends.torch import arm as torch_arm
+from stepscope.backends.torch.gaps import Gaps
+from stepscope.backends.torch.kineto.session import session
+from stepscope.backends.torch.kineto.slot import OPERATOR_RUNS, PROGRAM, in_operator, slot
+from stepscope.backends.torch.kineto.symbols import enable_numbers
+from stepscope.backends.torch.links import ForwardBackwardLinker
+from stepscope.backends.torch.settings import SWITCHES
+from stepscope.runtime import _core
+from stepscope.runtime.errors import BackendError
+from stepscope.runtime.events import clock, tracks
+from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import Detail
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads.native_threads import get_ident
+
+KEPT_TRACKS = 1024
+"""Tracks whose process is remembered."""
+
+_FOREVER = (1 << 63) - 1
+
+
+class _Emission(threading.local):
+    """torch's `emit_itt()` on this thread, which does not nest, shared by all modes that want it."""
+
+    def __init__(self) -> None:
+        self.context: Any = None
+        self._ended_inside: Any = None
+        """That which ended inside of an operator last."""
+        self.users: list[StreamMode] = []
+
+    def add(self, user: StreamMode) -> None:
+        """A mode wants operators from now on."""
+        self.users.append(user)
+        if self.context is None:
+            self._start()
+
+    def remove(self, user: StreamMode) -> None:
+        """A mode wants no more operators."""
+        if user in self.users:  # else it was added on another thread
+            self.users.remove(user)
+        if not self.users:
+            self._stop()
+
+    must_stay = False
+
+    def vacate(self, kineto: bool) -> None:
+        """Ends the emission for a profiler of the program."""
+        if self.context is not None or self._came_back():
+            self._stop()
+            self._lack(PROGRAM)
+
+    def reoccupy(self) -> None:
+        """Goes on for those that want operators."""
+        if self.users and self.context is None:
+            self._start()
+
+    def check(self) -> None:
+        """Notices that somebody took the slot by a way that is not watched."""
+        if self.context is not None and not _is_on():
+            self.context, slot.emits = None, False
+            self._lack("the program ended the recording of operators, or took torch's slot from it")
+
+    def _start(self) -> None:
+        torch: Any = import_module("torch")
+        context = torch.autograd.profiler.emit_itt()
+        if self._came_back():
+            self._resume()
+            return
+        if slot.taken:
+            self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")
+            return
+        if slot.operator_runs:
+            self._lack(OPERATOR_RUNS)
+            return
+        try:
+            with slot.ours():
+                context.__enter__()
+        except RuntimeError as error:
+            self._lack(f"torch did not begin to emit operators: {error}".partition("\n")[0])
+            return
+        self.context, slot.emits = context, True
+        self._resume()
+
+    def _resume(self) -> None:
+        for user in self.users:
+            user.gaps.end(clock.now())
+
+    def _came_back(self) -> bool:
+        """True if torch has put the emission back that ended inside of an operator, as it does when it leaves the operator."""
+        if self._ended_inside is None or self.context is not None or not _is_on():
+            return False
+        self.context, self._ended_inside, slot.emits = self._ended_inside, None, True
+        return True
+
+    def _stop(self) -> None:
+        context, self.context, slot.emits = self.context, None, False
+        if context is None:
+            return
+        self._ended_inside = context if in_operator() else None
+        try:
+            with slot.ours():
+                if _is_on():
+                    context.__exit__(None, None, None)
+        except RuntimeError as error:
+            for user in self.users:
+                user.note(f"torch did not end the emission of operators: {error}".partition("\n")[0])
+
+    def _lack(self, why: str) -> None:
+        at = clock.now()
+        for user in self.users:
+            user.gaps.begin(at, why)
+
+
+_emission = _Emission()
+slot.occupants.append(_emission)
+
+
+def _is_on() -> bool:
+    """True if the slot of this thread still has our emission of operators."""
+    return slot.holds("ITT")
+
+
+def emitting() -> bool:
+    """True if operators arrive live on the caller's thread now, which keeps kineto from recording there."""
+    return slot.emits
+
+
+class StreamMode:
+    """Switches the operators' events on and off; the recorder has them, so there is nothing to deliver."""
+
+    def __init__(self, sink: Sink) -> None:
+        """
+        Raises:
+            BackendError: if operators cannot arrive live in this process; says why.
+        """
+        self._torch: Any = import_module("torch")
+        check_armed(self._torch)
+        self._recording = self._closed = self._wanted = self._watching = False
+        self.gaps = Gaps(sink)
+        self._operators = self._switched_on = True
+        self._thread = get_ident()  # of `open`, which is that of every transition
+        self._cost_ns = 0
+        self._notes: list[str] = []
+        self._linkers: dict[tuple[int, int], ForwardBackwardLinker] = {}
+        self._pids: dict[int, int] = {}
+        self._before = _core.itt_statistics()["unbalanced"]
+        began = clock.now()
+        missing = enable_numbers()
+        self._cost_ns += clock.now() - began
+        if missing:
+            self.note(f"forward and backward operators are not linked: {missing}")
+        slot.watch()
+        self._watching = True
+        sink.watermark(_FOREVER)  # events arrive by the recorder, which has a watermark of its own
+
+    @property
+    def recording(self) -> bool:
+        """True if torch reports operators now."""
+        return self._recording and not self.gaps.open
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        if after.records and not before.records:
+            self._switched_on = True
+        self._wanted = after.records and not self._closed
+        if self._recording:
+            _emission.check()
+            self.gaps.end(at, again=self._wanted)  # each window is told of its own
+            if self._wanted:
+                _emission.reoccupy()
+        self._settle()
+
+    def set_detail(self, detail: Detail) -> None:
+        """Without operators torch does not even tell of them, which is most of what they cost."""
+        self._operators = detail.operators
+        self._settle()
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """Operators that arrive live have nothing more; a window that was asked for with more before that was known says so."""
+        for what in (what for what, on in chosen.items() if on and what in SWITCHES):
+            self.note(f"a window has no {what}: operators arrive live; make the backend with mode='kineto'")
+
+    def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
+        """Switches operators off and on again, on the thread that records; False if nothing came of it."""
+        here = self._wanted and self._thread == get_ident()
+        if here and "CPU" in activities:
+            self._switched_on = enable
+            self._settle()
+        return here
+
+    def _settle(self) -> None:
+        wanted = self._wanted and self._operators and self._switched_on
+        if wanted == self._recording:
+            return
+        began = clock.now()
+        if wanted:
+            self._recording = True
+            _emission.add(self)
+        else:
+            self.abandon()
+        self._cost_ns += clock.now() - began
+
+    def abandon(self) -> None:
+        """Ends the emission of operators on this thread, if it was begun."""
+        if self._recording:
+            _emission.check()
+            self._recording = False
+            _emission.remove(self)
+            self.gaps.end(clock.now())
+        if self._closed:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
+            slot.unwatch()
+
+    def derive(self, batch: EventBatch) -> Block:
+        """Links forward to backward operators; links stay within one window and one process."""
+        key = batch.window, self._process(int(batch.events["track"][0]))
+        linker = self._linkers.get(key)
+        if linker is None:
+            for old in [old for old in self._linkers if old[0] < batch.window - 1]:
+                del self._linkers[old]
+            linker = self._linkers[key] = ForwardBackwardLinker()
+        return linker.feed(batch.events)
+
+    def _process(self, track: int) -> int:
+        """The process of a batch, whose events are all of one: processes that were forked count their operators on."""
+        pid = self._pids.get(track)
+        if pid is None:
+            found = tracks.get(track)
+            pid = self._pids[track] = 0 if found is None else found.pid
+            while len(self._pids) > KEPT_TRACKS:
+                del self._pids[next(iter(self._pids))]
+        return pid
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._recording:
+            self.note("operators are still emitted on the thread that began to: recording was not ended there")
+        else:
+            self._unwatch()
+
+    def report(self) -> BackendReport:
+        notes = [*self._notes, *self.gaps.notes()]
+        lost = _core.itt_statistics()["unbalanced"] - self._before
+        if lost:
+            notes.append(f"{lost} operators that began before recording did, or ended on another thread, are missing")
+        return BackendReport(mode="stream", training_thread_ns=self._cost_ns, notes=tuple(notes))
+
+    def note(self, text: str) -> None:
+        """Keeps a sentence for the report, once."""
+        if text not in self._notes and len(self._notes) < 16:
+            self._notes.append(text)
+
+
+def check_armed(torch: Any) -> None:
+    """Makes sure that torch calls our collector.
+
+    Raises:
+        BackendError: if it does not; says why and what to do.
+    """
+    # ITT's static part loads its collector at the first call, in recent versions.
+    torch.profiler.itt.mark(_core.ITT_UNRECORDED) if torch.profiler.itt.is_available() else None
+    statistics = _core.itt_statistics()
+    if not statistics["armed"] or not statistics["domains"]:
+        raise BackendError(f"operators cannot arrive live: {torch_arm.reason()}")

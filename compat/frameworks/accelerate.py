@@ -1,0 +1,154 @@
+"""`StepscopeProfileKwargs` for Accelerate: `with accelerator.profile(...)` records with stepscope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.backends.base import Backend
+from stepscope.backends.torch.backend import TorchBackend
+from stepscope.compat.frameworks.accelerate_run import AccelerateRun, FinishedWindow
+from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
+from stepscope.compat.torch.activities import DEVICES, choose
+from stepscope.compat.torch.cycle import Asked
+from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults
+from stepscope.exporters.base import Exporter
+from stepscope.runtime.schedule.schedule import schedule
+from stepscope.runtime.settings.arguments import got
+
+if TYPE_CHECKING:
+    from accelerate.utils import ProfileKwargs as _ProfileKwargs  # type: ignore[import-untyped]
+else:
+    try:
+        from accelerate.utils import ProfileKwargs as _ProfileKwargs
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "accelerate":
+            raise  # what it needs itself is missing
+        raise ImportError(
+            "stepscope.accelerate needs Accelerate, which is not installed: pip install accelerate"
+        ) from error
+
+
+@dataclass
+class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
+    """Takes the place of `accelerate.utils.ProfileKwargs`, with its fields.
+
+    Given to `Accelerator(kwargs_handlers=[...])` or to `accelerator.profile(...)`. With `output_trace_dir`, Accelerate
+    writes `profile_<rank>.json` there when the run has ended: all windows of it, where torch's profiler gives the last.
+    `on_trace_ready` gets a `FinishedWindow` for each window, off the training thread, with `key_averages`, `events`,
+    `export_chrome_trace`, `export_stacks` and so on as torch's has them, or is an exporter. Without `schedule_option`
+    everything in the `with` is one window.
+
+    Args:
+        activities: such as `["cpu", "cuda"]`, for torch's operators; as in Accelerate, default: what there is.
+        schedule_option: `wait`, `warmup`, `active`, `repeat`, `skip_first`, and `skip_first_wait`.
+        settings: more of `stepscope.compat.frameworks.loop_settings.LoopSettings`, such as `{"exporters": [...]}`. `output_dir`
+            is `output_trace_dir`/stepscope if it is not given.
+
+    Raises:
+        TypeError, ValueError: if a value is not what it should be, when it is made and not in training.
+    """
+
+    on_trace_ready: Callable[..., Any] | Exporter | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    settings: LoopArguments = field(default_factory=LoopArguments)
+    last: AccelerateRun | None = field(default=None, init=False, repr=False, compare=False)
+    """The run that was built last, whose `metrics()` and `errors` say what became of it."""
+
+    def __post_init__(self) -> None:
+        self._settings()
+        self._backends(None)
+
+    # `Accelerator` looks up by the exact class what a handler is for, so a subclass has to pass for its base. Copies are
+    # made by hand then, for pickle would take the wrong class.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
+        kind: type[Any] = _ProfileKwargs
+        return kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (self.to_dict(),)
+
+    def build(self) -> AccelerateRun:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The context manager that Accelerate enters."""
+        ready = self.on_trace_ready
+        callback = None if ready is None or isinstance(ready, Exporter) else ready
+        kept = KeptResults() if all(getattr(self, need) for need in NEEDS) else None
+        backends = partial(self._backends, kept)
+        self.last = AccelerateRun(self._settings(), backends, _called(callback), self._asked(), kept)
+        return self.last
+
+    def to_dict(self) -> dict[str, Any]:
+        """As Accelerate has it, without the run, which is no setting."""
+        return {name: value for name, value in vars(self).items() if name != "last"}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The fields that are not as by default."""
+        default = StepscopeProfileKwargs().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != default[name]}
+
+    def _settings(self) -> LoopSettings:
+        given: dict[str, Any] = dict(self.settings)
+        for taken in {"schedule", "on_trace_ready"} & given.keys():
+            other = "schedule_option" if taken == "schedule" else taken
+            raise ValueError(f"settings[{taken!r}] is a field of its own here; give {other}=...")
+        option = self.schedule_option
+        if "keep_last" not in given:
+            # Accelerate's own names; a wrong one is refused by name.
+            given["schedule"] = None if option is None else schedule(**{"wait": 0, "warmup": 0, "active": 1, **option})
+        elif option is not None:
+            raise ValueError("keep_last records at all times, so it takes no schedule_option; leave one out")
+        if isinstance(self.on_trace_ready, Exporter):
+            given["exporters"] = [*given.get("exporters", ()), self.on_trace_ready]
+        elif self.on_trace_ready is not None and not callable(self.on_trace_ready):
+            raise TypeError(f"on_trace_ready must be callable or an exporter, {got(self.on_trace_ready)}")
+        if self.output_trace_dir is not None:
+            given.setdefault("output_dir", str(Path(self.output_trace_dir) / "stepscope"))
+        return LoopSettings.of(given)
+
+    def _chosen(self) -> tuple[list[Any] | None, set[str]]:
+        return choose(None if self.activities is None else [_activity(name) for name in self.activities], None)
+
+    def _asked(self) -> Asked:
+        """What torch's own tables are to have."""
+        device = next((device for device in DEVICES if device in self._chosen()[1]), None)
+        return Asked(
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+            with_flops=self.with_flops,
+            with_modules=self.with_modules,
+            use_device=None if device is None else device.lower(),
+        )
+
+    def _backends(self, kept: KeptResults | None) -> Sequence[Backend]:
+        return (
+            TorchBackend(
+                keeper=kept,
+                record_shapes=self.record_shapes,
+                profile_memory=self.profile_memory,
+                with_stack=self.with_stack,
+                with_flops=self.with_flops,
+                with_modules=self.with_modules,
+                activities=self._chosen()[0],
+            ),
+        )
+
+
+def _remade(fields: dict[str, Any]) -> StepscopeProfileKwargs:
+    return StepscopeProfileKwargs(**fields)
+
+
+def _called(callback: Callable[..., Any] | None) -> Callable[[FinishedWindow], Any] | None:
+    return None if callback is None else partial(callback)
+
+
+def _activity(name: str) -> Any:
+    from torch.profiler import ProfilerActivity
+
+    known = {member.lower(): value for member, value in ProfilerActivity.__members__.items()}
+    if name not in known:
+        raise ValueError(f"unknown activity {name!r}: it must be one of {', '.join(known)}")
+    return known[name]

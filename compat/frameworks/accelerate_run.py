@@ -1,0 +1,212 @@
+"""The profiler that `with accelerator.profile(...)` returns."""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from stepscope.backends.base import Backend
+from stepscope.compat.frameworks.loop import Loop, Traced, guarded
+from stepscope.compat.frameworks.loop_settings import LoopSettings
+from stepscope.compat.torch.cycle import Asked, Cycle
+from stepscope.compat.torch.memory_timeline import KeptResults
+from stepscope.compat.torch.results import Results, export_facts
+from stepscope.exporters.journal import JournalExporter
+from stepscope.runtime.control.entry_points.environment import options_in_effect
+from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.export.formats import writing
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import replay_into, run_of
+from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
+from stepscope.runtime.options import Options
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.schedule.schedule import always
+from stepscope.runtime.windows.window import Window
+
+KEPT = 100_000
+"""Number of latest step durations that `metrics` covers."""
+
+
+class FinishedWindow(Results):
+    """A window, as `on_trace_ready` of Accelerate's handler gets it: tables, events and exports, as torch's profiler has
+    them, of this window, also when it is kept and asked later."""
+
+    def __init__(self, run: AccelerateRun, cycle: Cycle) -> None:
+        super().__init__()
+        self._run = run
+        self._cycle = cycle
+        self._asked, self._kept = cycle.asked, run._kept
+        self.step_num = cycle.step_num
+        """Number of the step after the window, as torch's profiler has it there."""
+
+    @property
+    def window(self) -> Window:
+        """The window itself, with its steps, times, accounts and diagnostics."""
+        return self._cycle.window
+
+    def _cycles(self) -> Sequence[Cycle]:
+        self._run.check_journal()
+        return (self._cycle,)
+
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+        return self._run.facts(cycle)
+
+
+class AccelerateRun(Traced, Results):
+    """One `with accelerator.profile(...)`: what is done in it is a run, whose steps `step()` counts.
+
+    Tables, events and stacks are of all windows that have ended, where torch's profiler has the last one's; they are
+    torch's own objects. What is wrong in asking for them raises. All else does not raise into the training; `errors` has
+    what went wrong.
+    """
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        backends: Callable[[], Sequence[Backend]],
+        ready: Callable[[FinishedWindow], Any] | None,
+        asked: Asked,
+        kept: KeptResults | None,
+    ) -> None:
+        """Args: what is recorded; makes what records it; called with each window; what was asked of torch; keeps its
+        recordings of the last window."""
+        super().__init__()
+        self._asked, self._kept = asked, kept
+        if kept is not None:
+            weakref.finalize(self, kept.release)
+        self._journal: JournalExporter | None = None
+        self._ready = ready
+        self._done: list[Cycle] = []
+        self._durations: list[int] = []
+        options = settings.options or Options()
+        if options.journal:
+            self._journal = JournalExporter.of(options_in_effect(options))
+            settings = replace(settings, exporters=[*settings.exporters, self._journal])
+        self.loop = Loop(replace(settings, on_trace_ready=self._window), "accelerate", backends)
+
+    @property
+    def profiler(self) -> Profiler | None:  # type: ignore[override]  # torch's has its inner one there
+        """The profiler of stepscope that records, or did; `None` if none does."""
+        return self.loop.profiler
+
+    @property
+    def step_num(self) -> int:
+        """Number of the current step, from 0."""
+        return 0 if self.loop.profiler is None else self.loop.profiler.step_num
+
+    def __enter__(self) -> AccelerateRun:
+        self._open()
+        return self
+
+    @guarded
+    def _open(self) -> None:
+        self.loop.open("profile")
+
+    @guarded
+    def step(self) -> None:
+        """Ends a step."""
+        self.loop.step()
+
+    @guarded
+    def add_metadata(self, key: str, value: Any) -> None:
+        """Adds a fact to every output."""
+        if self.loop.profiler is not None:
+            self.loop.profiler.add_metadata(key, value)
+
+    @guarded
+    def add_metadata_json(self, key: str, value: str) -> None:
+        """The same for a fact that is JSON text."""
+        if self.loop.profiler is not None:
+            self.loop.profiler.add_metadata_json(key, value)
+
+    @guarded
+    def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
+        """Writes all that was recorded, every window, to a file; after the `with`, any number of times.
+
+        Args:
+            path: file to write; missing directories are made.
+            use_python_export: taken, as torch has it; there is one way of writing here.
+        """
+        journal = self._journal
+        if journal is None or self.loop.profiler is None or self.loop.stage:
+            why = "within the `with`" if self.loop.stage else "of a run that was not recorded or keeps no journal"
+            raise ProfilerStateError(f"export_chrome_trace({os.fspath(path)!r}) {why}: there is nothing to write")
+        target = Path(path)
+        with writing(target, "kineto") as exporter:
+
+            async def replay() -> None:
+                with JournalReader(journal.path) as reader:
+                    await replay_into(reader, exporter, run_of(reader, target.parent))
+
+            run_on_own_loop(replay)
+
+    def metrics(self, prefix: str = "stepscope/") -> dict[str, float]:
+        """Step times in ms so far, for `accelerator.log(...)`: `step_ms_mean`, `_p50`, `_p95`, `_max`, and `steps`.
+
+        Empty before a window has ended.
+        """
+        times = sorted(self._durations)
+        if not times:
+            return {}
+
+        def quantile(share: float) -> float:
+            return times[max(math.ceil(len(times) * share), 1) - 1] / 1e6
+
+        found = {
+            "steps": float(len(times)),
+            "step_ms_mean": sum(times) / len(times) / 1e6,
+            "step_ms_p50": quantile(0.5),
+            "step_ms_p95": quantile(0.95),
+            "step_ms_max": times[-1] / 1e6,
+        }
+        return {prefix + name: value for name, value in found.items()}
+
+    # Results
+
+    def check_journal(self) -> None:
+        """Fails if there is nothing that results could be made of.
+
+        Raises:
+            ProfilerStateError: if the settings keep no journal.
+        """
+        if self._journal is None:
+            raise ProfilerStateError("this run keeps no journal (Options.journal is off), of which results are made")
+
+    def _cycles(self) -> Sequence[Cycle]:
+        self.check_journal()
+        profiler = self.loop.profiler
+        if profiler is not None and self.loop.stage:
+            profiler.flush()
+        return tuple(self._done)
+
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+        profiler = self.loop.profiler
+        return export_facts(cycle, {} if profiler is None else profiler.metadata)
+
+    def _window(self, window: Window) -> None:
+        """Called off the training thread, once for each window."""
+        more = [step.end_ns - step.start_ns for step in window.steps]
+        self._durations = [*self._durations, *more][-KEPT:]
+        cycle = self._cycle_of(window)
+        if self._journal is not None:
+            self._done.append(cycle)
+        if self._ready is not None:
+            self._ready(FinishedWindow(self, cycle))
+
+    def _cycle_of(self, window: Window) -> Cycle:
+        profiler, journal = self.loop.profiler, self._journal
+        steps = profiler is not None and (profiler.schedule is not always or profiler.keep_last is not None)
+        return Cycle(
+            asked=replace(self._asked, steps=steps),
+            window=window,
+            journal=Path() if journal is None else journal.path,
+            step_num=window.steps[-1].number + 1 if window.steps else 0,
+            trace_id=f"{uuid.uuid4().int:032X}",
+        )

@@ -1,0 +1,213 @@
+"""`StepscopeTraceHandler` for Composer: what its profiler records goes to the exporters of stepscope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from msgspec.structs import replace
+
+from stepscope.backends.torch.backend import TorchBackend
+from stepscope.backends.torch.kineto.trace_files import ChromeFilesBackend
+from stepscope.compat.frameworks.composer_schedule import BatchSchedule, our_action
+from stepscope.compat.frameworks.loop import Loop, Traced, guarded
+from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
+from stepscope.runtime._core import instant
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.settings.arguments import got
+
+if TYPE_CHECKING:
+
+    class _TraceHandler:
+        """Composer is not among what the types are checked with."""
+
+else:
+    try:
+        from composer.profiler import TraceHandler as _TraceHandler
+    except ImportError:
+
+        class _TraceHandler:
+            """Without Composer: for whatever calls the same methods."""
+
+
+class StepscopeTraceHandler(Traced, _TraceHandler):
+    """To be given as `composer.profiler.Profiler(schedule=..., trace_handlers=[StepscopeTraceHandler()])`.
+
+    Then its schedule is followed, its markers become spans, instants and counters, and what its `TorchProfiler` wrote to
+    a file becomes part of the window. Without Composer's profiler, as `Trainer(callbacks=[StepscopeTraceHandler()])`,
+    it follows `batch_schedule`, or the schedule of the settings, and records operators of torch by itself.
+
+    A step is a batch, numbered as `state.timestamp.batch` is, also after a resumption; microbatches are spans
+    `micro_step`. Windows end with the epoch if the schedule says so, and when the trainer is closed: after an exception,
+    that is the end of an incomplete one. What goes wrong with tracing is in `errors` and the log, and never reaches the
+    training.
+
+    Args:
+        batch_schedule: from the state at the begin of a batch to an action, such as `stepscope.composer.cyclic_schedule`.
+        settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`. In `output_dir`, `{run_name}` is replaced; it is
+            `{run_name}/stepscope` if it is not given.
+
+    Raises:
+        TypeError, ValueError: if a setting is not what it should be.
+    """
+
+    def __init__(self, *, batch_schedule: BatchSchedule | None = None, **settings: Unpack[LoopArguments]) -> None:
+        super().__init__()
+        if batch_schedule is not None and not callable(batch_schedule):
+            raise TypeError(f"batch_schedule must be callable with the state, {got(batch_schedule)}")
+        if batch_schedule is not None and {"schedule", "keep_last"} & settings.keys():
+            raise ValueError("batch_schedule says what is recorded; leave schedule and keep_last out")
+        self._batch_schedule = batch_schedule
+        self._chosen = LoopSettings.of(settings)
+        self._files = ChromeFilesBackend()
+        self._state: Any = None
+        self.resumption_batch_idx = 0
+        """Batch of its epoch at which the training was resumed, as schedules ask for it."""
+        self.loop = Loop(self._chosen, "composer")
+
+    # the trainer's events
+
+    @guarded
+    def after_load(self, state: Any, logger: Any) -> None:
+        self.resumption_batch_idx = int(state.timestamp.batch_in_epoch)
+
+    @guarded
+    def fit_start(self, state: Any, logger: Any) -> None:
+        self._state = state
+        run_name = str(getattr(state, "run_name", None) or "composer")
+        where = (self._chosen.output_dir or "{run_name}/stepscope").replace("{run_name}", run_name)
+        follows = self._chosen.keep_last is None and (state.profiler is not None or self._batch_schedule is not None)
+        backends = self._chosen.backends
+        if backends is None:
+            backends = () if state.profiler is not None else (TorchBackend(),)
+        self._files = ChromeFilesBackend()
+        self.loop.settings = replace(
+            self._chosen,
+            output_dir=where,
+            schedule=self._action if follows else self._chosen.schedule,
+            backends=[*backends, *((self._files,) if state.profiler is not None else ())],
+        )
+        steps = self._chosen.unit == "step"
+        self.loop.open("fit", step=int(state.timestamp.batch if steps else state.timestamp.epoch))
+
+    @guarded
+    def epoch_start(self, state: Any, logger: Any) -> None:
+        self.loop.enter("epoch", epoch=int(state.timestamp.epoch))
+
+    @guarded
+    def before_forward(self, state: Any, logger: Any) -> None:
+        self.loop.leave("micro_step")
+        self.loop.enter("micro_step", batch=int(state.timestamp.batch))
+
+    @guarded
+    def after_backward(self, state: Any, logger: Any) -> None:
+        self.loop.leave("micro_step")
+
+    @guarded
+    def batch_end(self, state: Any, logger: Any) -> None:
+        self.loop.leave("micro_step")
+        if self._chosen.unit == "step":
+            self.loop.step()
+
+    @guarded
+    def epoch_end(self, state: Any, logger: Any) -> None:
+        self.loop.leave("epoch")
+        if self._chosen.unit == "epoch":
+            self.loop.step()
+
+    @guarded
+    def eval_start(self, state: Any, logger: Any) -> None:
+        self.loop.enter("eval")
+
+    @guarded
+    def eval_end(self, state: Any, logger: Any) -> None:
+        self.loop.leave("eval")
+
+    @guarded
+    def fit_end(self, state: Any, logger: Any) -> None:
+        self._finish()
+
+    @guarded
+    def close(self, state: Any, logger: Any) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        self.loop.close()
+        self._state = None
+
+    def _action(self, step: int) -> object:
+        """The schedule's action for the next batch."""
+        state = self._state
+        if state is None:
+            return ProfilerAction.NONE
+        following = NextBatch(state, self)
+        if state.profiler is not None:
+            return our_action(state.profiler.schedule(following))
+        assert self._batch_schedule is not None
+        return our_action(self._batch_schedule(following))
+
+    # the events of Composer's profiler
+
+    @guarded
+    def process_duration_event(
+        self,
+        name: str,
+        categories: Sequence[str],
+        is_start: bool,
+        timestamp: Any,
+        wall_clock_time_ns: int,
+    ) -> None:
+        """Begins or ends a span, now: Composer calls when it happens."""
+        if is_start:
+            self.loop.enter(name, categories=",".join(categories), batch=int(timestamp.batch))
+        else:
+            self.loop.leave(name)
+
+    @guarded
+    def process_instant_event(
+        self, name: str, categories: Sequence[str], timestamp: Any, wall_clock_time_ns: int
+    ) -> None:
+        """Records an instant."""
+        instant(name, category="composer", categories=",".join(categories), batch=int(timestamp.batch))
+
+    @guarded
+    def process_counter_event(
+        self,
+        name: str,
+        categories: Sequence[str],
+        timestamp: Any,
+        wall_clock_time_ns: int,
+        values: Mapping[str, float],
+    ) -> None:
+        """Records each value as a counter, named `name/key`."""
+        self.loop.counters({f"{name}/{key}": value for key, value in values.items()})
+
+    @guarded
+    def process_chrome_json_trace_file(self, filepath: str | Path) -> None:
+        """Adds what a file of torch's profiler holds to the window that is open; read in the background."""
+        self._files.add(Path(filepath))
+
+
+class NextBatch:
+    """A state as it will be when the next batch begins: at the end of an epoch, that is the first of the next."""
+
+    def __init__(self, state: Any, handler: StepscopeTraceHandler) -> None:
+        self._state = state
+        self._handler = handler
+
+    @property
+    def timestamp(self) -> Any:
+        """The time of the next batch."""
+        timestamp, length = self._state.timestamp, self._state.dataloader_len
+        if length is not None and int(timestamp.batch_in_epoch) >= int(length) > 0:
+            return timestamp.to_next_epoch()
+        return timestamp
+
+    @property
+    def profiler(self) -> Any:
+        """Composer's profiler, or who knows as well where the training was resumed."""
+        return self._state.profiler or self._handler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)

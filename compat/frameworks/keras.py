@@ -1,0 +1,191 @@
+"""`StepscopeCallback` for Keras 3, on any of its backends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Unpack
+
+from stepscope.backends.base import Backend
+from stepscope.backends.torch.backend import TorchBackend
+from stepscope.compat.frameworks.loop import Loop, Traced, guarded
+from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
+from stepscope.runtime.schedule.schedule import Schedule, schedule
+
+if TYPE_CHECKING:
+    # Keras has no types of its own: what we use of its callback is little.
+    class _Callback:
+        model: Any
+else:
+    try:
+        from keras.callbacks import Callback as _Callback
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "keras":
+            raise  # what it needs itself is missing
+        raise ImportError("stepscope.keras needs Keras, which is not installed: pip install keras") from error
+
+Logs = Mapping[str, Any] | None
+
+
+class StepscopeCallback(Traced, _Callback):
+    """To be given as `model.fit(..., callbacks=[StepscopeCallback()])`, and to `evaluate` and `predict` likewise.
+
+    Each is a run with steps of its own. In `fit` a step is an update of the weights, numbered from
+    `optimizer.iterations` at the begin, so a resumed training goes on counting; batches whose gradients are accumulated
+    are spans `micro_step` in it. With `steps_per_execution` above 1 Keras tells of whole executions, and one is a step.
+    Validation in `fit` is a span of the step that it falls in. What an epoch logs are counters.
+
+    Runs on the torch backend as on the others, where `keras.callbacks.TensorBoard(profile_batch=...)` does not; there
+    the operators of torch are recorded, too.
+
+    Keras tells callbacks of no exception: where a program goes on after one, write
+    `with StepscopeCallback() as tracing:` around the training, and the window is closed as incomplete at once. Without
+    that it is when the next training begins, the callback is deleted, or the program ends. What goes wrong with tracing
+    is in `errors` and the log, and never reaches the training.
+
+    Args:
+        log_dir: as `output_dir`; the name that `keras.callbacks.TensorBoard` has.
+        profile_batch: instead of a schedule, as there: one batch, or (first, last), counted from 1; 0 for none.
+        settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`.
+
+    Raises:
+        TypeError, ValueError: if a setting is not what it should be, or is given under two names.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        *,
+        profile_batch: int | Sequence[int] | None = None,
+        **settings: Unpack[LoopArguments],
+    ) -> None:
+        super().__init__()
+        if log_dir is not None:
+            if "output_dir" in settings:
+                raise ValueError("output_dir and log_dir say the same; give one of them")
+            settings["output_dir"] = log_dir
+        self._off = profile_batch == 0 and not isinstance(profile_batch, bool)
+        if profile_batch is not None and not self._off:
+            if "schedule" in settings:
+                raise ValueError("schedule and profile_batch say the same; give one of them")
+            settings["schedule"] = _schedule(profile_batch)
+        self.loop = Loop(LoopSettings.of(settings), "keras", _operators)
+        self._steps = self.loop.settings.unit == "step"
+        self._accumulate = 1
+        self._batches = 0
+        self._waits_for_epoch = False
+
+    # training
+
+    @guarded
+    def on_train_begin(self, logs: Logs = None) -> None:
+        optimizer = getattr(self.model, "optimizer", None)
+        self._accumulate = int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
+        updates = _number(getattr(optimizer, "iterations", 0))
+        # Batches since the last update, of a training before this one: Keras counts on.
+        self._batches = _number(getattr(optimizer, "_iterations", 0)) % self._accumulate
+        self._waits_for_epoch = not (self._off or self._steps)
+        if not self._off and self._steps:
+            self.loop.open("fit", step=updates)
+
+    @guarded
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        if self._waits_for_epoch:  # whose number only this says, as `initial_epoch` may be any
+            self._waits_for_epoch = False
+            self.loop.open("fit", step=epoch)
+        self.loop.enter("epoch", epoch=epoch)
+
+    @guarded
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        self.loop.enter("micro_step", batch=batch)
+
+    @guarded
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self.loop.leave("micro_step")
+        self._batches += 1
+        if self._batches >= self._accumulate:
+            self._batches = 0
+            if self._steps:
+                self.loop.step()
+
+    @guarded
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        try:
+            self.loop.leave("epoch")
+            self.loop.counters(logs or {})
+        finally:
+            if not self._steps:
+                self.loop.step()
+
+    @guarded
+    def on_train_end(self, logs: Logs = None) -> None:
+        self.loop.close()
+
+    # evaluation, by itself or in a training, and prediction
+
+    @guarded
+    def on_test_begin(self, logs: Logs = None) -> None:
+        self._begin("evaluate")
+
+    @guarded
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        self.loop.enter("test_step", batch=batch)
+
+    @guarded
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._end_batch("evaluate", "test_step")
+
+    @guarded
+    def on_test_end(self, logs: Logs = None) -> None:
+        self._end("evaluate")
+
+    @guarded
+    def on_predict_begin(self, logs: Logs = None) -> None:
+        self._begin("predict")
+
+    @guarded
+    def on_predict_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        self.loop.enter("predict_step", batch=batch)
+
+    @guarded
+    def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._end_batch("predict", "predict_step")
+
+    @guarded
+    def on_predict_end(self, logs: Logs = None) -> None:
+        self._end("predict")
+
+    def _begin(self, stage: str) -> None:
+        if self.loop.stage == "fit":
+            self.loop.enter(stage)
+        elif not self._off:
+            self.loop.open(stage)
+
+    def _end_batch(self, stage: str, span: str) -> None:
+        self.loop.leave(span)
+        if self.loop.stage == stage and self._steps:
+            self.loop.step()
+
+    def _end(self, stage: str) -> None:
+        if self.loop.stage == stage:
+            self.loop.close()
+        else:
+            self.loop.leave(stage)
+
+
+def _operators() -> Sequence[Backend]:
+    keras: Any = import_module("keras")
+    return (TorchBackend(),) if keras.backend.backend() == "torch" else ()
+
+
+def _number(value: Any) -> int:
+    """A variable of Keras as a number; 0 where there is none yet."""
+    return 0 if value is None else int(value)
+
+
+def _schedule(batches: int | Sequence[int]) -> Schedule:
+    first, last = (batches, batches) if isinstance(batches, int) else tuple(batches)
+    if isinstance(first, bool) or first < 1 or last < first:
+        raise ValueError(f"profile_batch must be a batch from 1, or (first, last), got {batches!r}")
+    warmup = min(first - 1, 1)
+    return schedule(skip_first=first - 1 - warmup, wait=0, warmup=warmup, active=last - first + 1, repeat=1)

@@ -1,0 +1,186 @@
+"""`StepscopeProfiler` for Lightning: every action that its Trainer names is a span."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from stepscope.compat.frameworks.lightning_base import Profiler, log_directory, placement
+from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
+from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
+
+if TYPE_CHECKING:
+    from stepscope.compat.frameworks.lightning_base import Trainer
+
+EVALUATIONS = {"validate": "validation", "test": "test", "predict": "predict"}
+"""Stages by themselves, and what Lightning calls them in the names of hooks."""
+
+
+class _Role(enum.Enum):
+    """The role of an action in the steps."""
+
+    NONE = enum.auto()
+    OPENS = enum.auto()
+    """The stage's loop begins, or goes on."""
+    ENDS_BATCH = enum.auto()
+    ENDS_EPOCH = enum.auto()
+
+
+class StepscopeProfiler(Traced, Profiler):
+    """To be given as `Trainer(profiler=StepscopeProfiler())`.
+
+    Each stage (`fit`, `validate`, `test`, `predict`) is a run with steps of its own: in `fit` a step is an update of the
+    weights, numbered from `trainer.global_step`, elsewhere a batch. A run begins with the stage's first batch and ends
+    with the stage; as many cycles are recorded as the schedule says. When a stage ends, Lightning logs its table, or
+    writes it to `filename`.
+
+    Until a stage begins it holds no thread, file or socket, so it may be pickled. An exception that leaves the loop
+    closes the run, whose open window is incomplete. What goes wrong with tracing is in `errors` and the log, and never
+    reaches the training.
+
+    Args:
+        dirpath: directory of the runs; default: `stepscope` in `trainer.log_dir`.
+        filename: of the table, in `dirpath`; default: it is logged.
+        settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`; `output_dir` goes before `dirpath`.
+
+    Raises:
+        TypeError, ValueError: if a setting is not what it should be.
+    """
+
+    _lightning_module: Any = None
+    """Set by the Trainer, a weak reference."""
+
+    def __init__(
+        self, dirpath: str | Path | None = None, filename: str | None = None, **settings: Unpack[LoopArguments]
+    ) -> None:
+        super().__init__(dirpath, filename)
+        self._chosen = dirpath
+        self._log_dir: str | None = None
+        self.loop = Loop(LoopSettings.of(settings), "lightning", torch_operators)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._roles: dict[str, _Role] = {}
+        self._updates = 0
+        self._before: BaseException | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        live = ("_lightning_module", "_output_file", "_write_stream", "_roles", "_before")
+        return {name: value for name, value in self.__dict__.items() if name not in live}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._output_file = self._write_stream = None
+        self._forget()
+
+    # what the Trainer calls
+
+    @guarded
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        self.loop.close()
+        super().setup(getattr(stage, "value", stage), local_rank, log_dir)
+        self._log_dir, self._roles = log_dir, {}
+        # The caller may be handling an exception that has nothing to do with this training.
+        self._before = sys.exception()
+
+    @guarded
+    def start(self, action_name: str) -> None:
+        if not self.loop.stage and self._role(action_name) is _Role.OPENS:
+            self._open()
+        self.loop.enter(action_name)
+
+    @guarded
+    def stop(self, action_name: str) -> None:
+        if not self.loop.leave(action_name) or not self.loop.stage:
+            return
+        error = sys.exception()
+        if error is not None and error is not self._before and not isinstance(error, StopIteration):
+            if not self.loop.depth:  # it leaves the loop; what is handled inside is none of our business
+                self.loop.close(error)
+            return
+        role = self._role(action_name)
+        if role is _Role.ENDS_BATCH and self.loop.settings.unit == "step" and self._updated():
+            self.loop.step()
+        elif role is _Role.ENDS_EPOCH and self.loop.settings.unit == "epoch":
+            self.loop.step()
+
+    def summary(self) -> str:
+        """The table of the run that is open, or was the last; empty if nothing was recorded."""
+        profiler = self.loop.profiler
+        if profiler is None or not profiler.aggregates().rows:
+            return ""
+        return f"{(self._stage or '').upper()} profile of stepscope, in {profiler.output.path}\n{profiler.summary()}\n"
+
+    @guarded
+    def describe(self) -> None:
+        """Ends the run and logs its table."""
+        self._before = None
+        self.loop.close()
+        super().describe()
+
+    def teardown(self, stage: str | None) -> None:
+        """Ends the run. Lightning calls it when the object is deleted, too."""
+        if "loop" in self.__dict__:  # not if making it failed
+            guarded(_teardown)(self, stage)
+
+    # steps
+
+    def _open(self) -> None:
+        trainer = self._trainer()
+        self._updates = self._global_step(trainer)
+        stage = self._stage or "fit"
+        step = 0
+        if stage == "fit":
+            epochs = self.loop.settings.unit == "epoch"
+            step = int(trainer.current_epoch) if epochs and trainer is not None else self._updates
+        rank, world_size = (None, None) if trainer is None else placement(trainer)
+        where = self._chosen or log_directory(self._log_dir)
+        self.loop.open(stage, step=step, directory=where, rank=rank, world_size=world_size)
+
+    def _trainer(self) -> Trainer | None:
+        module = self._lightning_module
+        trainer: Trainer | None = None if module is None else module.trainer
+        return trainer
+
+    def _global_step(self, trainer: Trainer | None) -> int:
+        return 0 if trainer is None else int(trainer.global_step)
+
+    def _updated(self) -> bool:
+        """True if the batch that ended is a step's last: always, but where gradients are accumulated."""
+        trainer = self._trainer()
+        if self._stage in EVALUATIONS or trainer is None:
+            return True
+        before, self._updates = self._updates, self._global_step(trainer)
+        return self._updates != before
+
+    def _role(self, action: str) -> _Role:
+        role = self._roles.get(action)
+        if role is None:
+            role = self._roles[action] = _role(self._stage, action)
+        return role
+
+
+def _role(stage: str | None, action: str) -> _Role:
+    # As Lightning 2 names them.
+    evaluation = EVALUATIONS.get(stage or "")
+    if evaluation is None:
+        if action == "run_training_epoch":
+            return _Role.OPENS
+        hook, epoch = "train", "on_train_epoch_end"
+    else:
+        if action.endswith("_next"):
+            return _Role.OPENS
+        hook, epoch = evaluation, f"on_{evaluation}_epoch_end"
+    if action.startswith("[LightningModule]"):
+        if action.endswith(f".on_{hook}_batch_end"):
+            return _Role.ENDS_BATCH
+        if action.endswith(f".{epoch}"):
+            return _Role.ENDS_EPOCH
+    return _Role.NONE
+
+
+def _teardown(profiler: StepscopeProfiler, stage: str | None) -> None:
+    profiler.loop.close()
+    super(StepscopeProfiler, profiler).teardown(stage)

@@ -1,0 +1,327 @@
+"""A profiler that is driven by a framework's hooks: the one place that opens, steps and closes it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shlex
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+from stepscope.backends.base import Backend
+from stepscope.backends.torch.backend import TorchBackend
+from stepscope.compat.frameworks.loop_settings import LoopSettings
+from stepscope.runtime._core import counter, span
+from stepscope.runtime.accounting.error_log import ErrorLog, error_text
+from stepscope.runtime.display.text_table import human_count, shorten
+from stepscope.runtime.errors import ExporterError, FormatError, ProfilerStateError
+from stepscope.runtime.lifecycle.output_directory import Output
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.session.job import rank_from_environment
+
+log = logging.getLogger("stepscope")
+
+_SHOWN_NAME = 80
+"""Characters of a logged value's name that a message shows."""
+KEPT = 64
+"""Number of errors stored; further ones are counted."""
+MAX_JUDGED_EVENTS = 1_000_000
+"""A run with more events gets no verdict at its end: to read them would take longer than about half a second."""
+
+Hook = TypeVar("Hook", bound=Callable[..., None])
+
+
+def no_backends() -> Sequence[Backend]:
+    """For frameworks whose operators nobody tells of."""
+    return ()
+
+
+def torch_operators() -> Sequence[Backend]:
+    """For frameworks that run on torch."""
+    return (TorchBackend(),)
+
+
+class Loop:
+    """The runs of one callback, one after the other: training, and validation, test or prediction by themselves.
+
+    Each run is a profiler with a step counter of its own. Nothing of it is held before the first `open`, and a copy,
+    pickled or deep, has the settings only: frameworks send callbacks to other processes. Methods raise what goes wrong;
+    hooks are wrapped by `guarded`, which keeps it.
+
+    Args:
+        settings: what to record.
+        category: of the spans; the framework's name.
+        backends: makes what records if the settings do not say.
+    """
+
+    def __init__(
+        self, settings: LoopSettings, category: str, backends: Callable[[], Sequence[Backend]] = no_backends
+    ) -> None:
+        self.settings = settings
+        self.category = category
+        self._backends = backends
+        self._forget()
+
+    def _forget(self) -> None:
+        self.profiler: Profiler | None = None
+        """Of the run that is open, or was the last."""
+        self.stage = ""
+        """Of the run that is open; empty if none is."""
+        self.raised: ErrorLog[Exception] = ErrorLog(KEPT)
+        """What went wrong."""
+        self._spans: list[tuple[str, span]] = []
+        self._used: set[str] = set()
+        self._not_numbers: set[str] = set()
+        """Names of logged values that were no counters."""
+        self._finalizer: Callable[[], object] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings, "category": self.category, "_backends": self._backends}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
+        # Settings do not change, and what is in them may hold locks.
+        return Loop(self.settings, self.category, self._backends)
+
+    def open(
+        self,
+        stage: str,
+        *,
+        step: int = 0,
+        directory: str | Path | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """Begins a run; one that is still open is closed, and its window incomplete.
+
+        Args:
+            stage: names the run and its directory.
+            step: number of its first step, in the unit of the schedule.
+            directory: where runs go unless the settings or the environment say; `None` for a new one.
+            rank: of this process, where the framework knows better than the environment.
+            world_size: likewise.
+
+        Raises:
+            OutputError: if the output cannot be written.
+            ControlError: if STEPSCOPE_OPTIONS cannot be followed.
+        """
+        self.close()
+        said, said_size = rank_from_environment()
+        rank = said if rank is None else rank
+        if self.settings.ranks is not None and (rank or 0) not in self.settings.ranks:
+            return
+        again = [name for name in self.settings.ready_made if name in self._used]
+        profiler = self.settings.build(
+            Output.choose(self.settings.base(directory), self.settings.name, None).below(stage),
+            rank=rank,
+            world_size=said_size if world_size is None else world_size,
+            backends=self._backends(),
+            instances=not again,
+        )
+        self._used.update(self.settings.ready_made)
+        profiler.step_num = step
+        profiler.add_metadata("stage", stage)
+        profiler.add_metadata("framework", self.category)
+        profiler.start()
+        self.profiler, self.stage = profiler, stage
+        finalizer = weakref.finalize(self, profiler.close)
+        finalizer.atexit = False  # then the profiler closes itself, and knows of what ended the program
+        self._finalizer = finalizer.detach
+        if again:
+            self.keep(
+                ExporterError(
+                    f"{', '.join(again)}: closed with an earlier run, so the run {stage!r} is written without; "
+                    "give a function that makes an exporter of a directory"
+                )
+            )
+
+    def step(self) -> None:
+        """Ends a step of the run; nothing if none is open."""
+        if self.stage and self.profiler is not None:
+            self.profiler.step()
+
+    def enter(self, name: str, **arguments: object) -> None:
+        """Begins a span, which `leave` ends; both are hooks of the same thread."""
+        opened = span(name, category=self.category, **arguments)
+        opened.__enter__()
+        self._spans.append((name, opened))
+
+    def leave(self, name: str) -> bool:
+        """Ends the innermost open span of a name; whether there was one."""
+        for at in range(len(self._spans) - 1, -1, -1):
+            if self._spans[at][0] == name:
+                opened = self._spans.pop(at)[1]
+                try:
+                    opened.__exit__(None, None, None)
+                except Exception as error:  # the step that ends with it counts all the same
+                    self.keep(error)
+                return True
+        return False
+
+    def counters(self, values: Mapping[str, Any]) -> None:
+        """Records logged values as counters. One that cannot be a counter costs only itself, and is an error once per name.
+
+        Args:
+            values: by name: numbers, or arrays and tensors of any shape that hold one.
+        """
+        for name, value in values.items():
+            try:
+                counter(name, _single_number(value), category=self.category)
+            except Exception as error:
+                if name not in self._not_numbers:
+                    self._not_numbers.add(name)
+                    what = (
+                        f"value is of type {_kind(value)}"
+                        if isinstance(name, str)
+                        else f"name is of type {_kind(name)}"
+                    )
+                    shown = shorten(repr(name), _SHOWN_NAME)
+                    self.keep(TypeError(f"the logged value {shown} is no counter: its {what}: {error_text(error)}"))
+
+    @property
+    def depth(self) -> int:
+        """How many spans are open."""
+        return len(self._spans)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the run, if one is open, and keeps what went wrong in it.
+
+        Args:
+            error: what ended the loop; a window that is open is incomplete in any case.
+        """
+        while self._spans:
+            self.leave(self._spans[-1][0])
+        if not self.stage or self.profiler is None:
+            return
+        stage, self.stage = self.stage, ""
+        if self._finalizer is not None:
+            self._finalizer()
+        self.profiler.__exit__(None if error is None else type(error), error, None)
+        try:
+            self.profiler.raise_errors()
+        except ExceptionGroup as errors:
+            for kept in errors.exceptions:
+                self.keep(kept)
+        if rank_from_environment()[0] in (None, 0):
+            self._log_results(stage, self.profiler)
+
+    def _log_results(self, stage: str, profiler: Profiler) -> None:
+        """Logs once where the results of a run are, and the verdict. As a warning: programs that configure no logging show no
+        lower level."""
+        stats = profiler.statistics()
+        recorded = 0 if stats.pipeline is None else sum(stats.pipeline.windows.accepted.values())
+        if not recorded:
+            why = next(iter(profiler.diagnostics()), "")
+            if why:
+                log.warning("stepscope recorded nothing of %r: %s", stage, why)
+            return
+        place = shlex.quote(str(profiler.output.path))
+        lines = [f"stepscope recorded {stage!r}: `stepscope report {place}` shows it"]
+        if recorded <= MAX_JUDGED_EVENTS:
+            lines += _verdict(profiler)
+        else:
+            lines.append(f"`stepscope explain {place}` says what is slow")
+        log.warning("%s", "\n  ".join(lines))
+
+    def keep(self, error: Exception) -> None:
+        """Keeps an error, and says it in the log if it is among the first."""
+        before = len(self.raised.retained)
+        self.raised.record("hook", error)
+        for _, text in self.raised.retained[before:]:
+            log.warning("tracing of %s goes on without: %s", self.category, text)
+
+    def raise_errors(self) -> None:
+        """Raises the stored errors, if any.
+
+        Raises:
+            ExceptionGroup: of all of it.
+        """
+        if self.raised.retained:
+            count = human_count(self.raised.count, "error")
+            raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.raised.errors)
+
+
+def _verdict(profiler: Profiler) -> list[str]:
+    try:
+        answer = profiler.explain()
+    except (FormatError, ProfilerStateError, OSError) as error:  # such as a journal that found no room on its disk
+        return [f"no verdict: {error_text(error)}"]
+    if answer.refused or not answer.findings:
+        return [answer.refused or answer.verdict]
+    first = answer.findings[0]
+    return [first.title, *([f"try: {first.action}"] if first.action else [])]
+
+
+def _single_number(value: Any) -> float:
+    """A number, or the only one in an array or tensor.
+
+    Raises:
+        Exception: if it is no number, or holds several; what exactly depends on its type.
+    """
+    item: Any = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
+    number: Any = item() if callable(item) else value
+    return float(number)
+
+
+def _kind(value: object) -> str:
+    """The name of a value's type, and its shape if it has one."""
+    name = type(value).__name__
+    try:
+        return f"{name} and shape {tuple(cast(Any, value).shape)}"
+    except Exception:  # most values have no shape, and some have something else of this name
+        return name
+
+
+class Traced:
+    """What every callback has: its loop, and what is asked of that.
+
+    A context manager, for frameworks that do not tell callbacks of an exception: leaving closes the run.
+    """
+
+    loop: Loop
+
+    @property
+    def profiler(self) -> Profiler | None:
+        """The profiler of the run that is open, or was the last; `None` before the first."""
+        return self.loop.profiler
+
+    @property
+    def errors(self) -> Sequence[Exception]:
+        """Errors of tracing, which did not disturb training."""
+        return tuple(self.loop.raised.errors)
+
+    def raise_errors(self) -> None:
+        """Raises what went wrong with tracing so far, if anything.
+
+        Raises:
+            ExceptionGroup: of all of it.
+        """
+        self.loop.raise_errors()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        guarded(_close)(self, error)
+
+
+def guarded(hook: Hook) -> Hook:
+    """Keeps what a hook of a `Traced` raises: the loop that is traced never sees it."""
+
+    @functools.wraps(hook)
+    def run(self: Traced, /, *args: Any, **kwargs: Any) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except Exception as error:
+            self.loop.keep(error)
+
+    return cast(Hook, run)
+
+
+def _close(callback: Traced, error: BaseException | None) -> None:
+    callback.loop.close(error)

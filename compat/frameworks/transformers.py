@@ -1,0 +1,210 @@
+"""`StepscopeCallback` for the Trainer of Transformers: a step is an update of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
+from stepscope.compat.frameworks.loop_settings import DEFAULT, LoopArguments, LoopSettings
+from stepscope.runtime._core import instant
+from stepscope.runtime.schedule.schedule import Schedule, schedule
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+else:
+    try:
+        from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "transformers":
+            raise  # what it needs itself is missing
+        raise ImportError(
+            "stepscope.transformers needs Transformers, which is not installed: pip install transformers accelerate"
+        ) from error
+
+
+class StepscopeCallback(Traced, TrainerCallback):
+    """To be given as `Trainer(callbacks=[StepscopeCallback()])`.
+
+    A training is a run in `output_dir`/fit. Its steps are updates of the weights, numbered as `state.global_step` was at
+    the begin, so a resumed training goes on counting. In a step are a span `micro_step` for each batch whose gradients
+    are accumulated and one `optimizer_step`; numbers that the Trainer logs are counters. An evaluation in the course
+    of a training is a span of the step that it falls in. One by itself is a run `evaluate`, whose steps are batches; as
+    the Trainer tells only of a batch's end, it begins with batch 1.
+
+    The Trainer tells callbacks of no exception: where a program goes on after one, write
+    `with StepscopeCallback() as tracing:` around the training, and the window is closed as incomplete at once. Without
+    that it is when the next training begins, the callback is deleted, or the program ends. What goes wrong with tracing
+    is in `errors` and the log, and never reaches the training.
+
+    Args:
+        profiler_wait_steps: as `wait` of `stepscope.schedule`; these names are the ones that LlamaFactory has.
+        profiler_warmup_steps: as `warmup`.
+        profiler_active_steps: as `active`.
+        profiler_repeat: as `repeat`.
+        profiler_output_dir: as `output_dir`.
+        settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`. `output_dir` is `stepscope` in that of the training
+            arguments if it is not given.
+
+    Raises:
+        TypeError, ValueError: if a setting is not what it should be, or is given under two names.
+    """
+
+    def __init__(
+        self,
+        *,
+        profiler_wait_steps: int | None = None,
+        profiler_warmup_steps: int | None = None,
+        profiler_active_steps: int | None = None,
+        profiler_repeat: int | None = None,
+        profiler_output_dir: str | None = None,
+        **settings: Unpack[LoopArguments],
+    ) -> None:
+        super().__init__()
+        cycle = {
+            "wait": profiler_wait_steps,
+            "warmup": profiler_warmup_steps,
+            "active": profiler_active_steps,
+            "repeat": profiler_repeat,
+        }
+        chosen = _schedule({name: value for name, value in cycle.items() if value is not None})
+        if chosen is not None:
+            if "schedule" in settings:
+                raise ValueError("schedule and profiler_..._steps say the same; give one of them")
+            settings["schedule"] = chosen
+        if profiler_output_dir is not None:
+            if "output_dir" in settings:
+                raise ValueError("output_dir and profiler_output_dir say the same; give one of them")
+            settings["output_dir"] = profiler_output_dir
+        self.loop = Loop(LoopSettings.of(settings), "transformers", torch_operators)
+        self._steps = self.loop.settings.unit == "step"
+
+    def _open(self, stage: str, step: int, args: TrainingArguments) -> None:
+        world_size, rank = int(args.world_size), int(args.process_index)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        self.loop.open(
+            stage,
+            step=step,
+            directory=f"{args.output_dir}/stepscope",
+            rank=rank if world_size > 1 else None,
+            world_size=world_size if world_size > 1 else None,
+        )
+
+    # training
+
+    @guarded
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._open("fit", state.global_step if self._steps else int(state.epoch or 0), args)
+
+    @guarded
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.loop.enter("epoch", epoch=round(state.epoch or 0))
+
+    @guarded
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.loop.enter("micro_step", epoch=int(state.epoch or 0))
+
+    @guarded
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.loop.leave("micro_step")
+        self.loop.enter("micro_step", epoch=int(state.epoch or 0))
+
+    @guarded
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.loop.leave("micro_step")
+        self.loop.enter("optimizer_step")
+
+    @guarded
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.loop.leave("optimizer_step")
+
+    @guarded
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.loop.leave("micro_step")  # of releases that do not tell of the optimizer
+        if self._steps:
+            self.loop.step()
+
+    @guarded
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.loop.leave("micro_step")  # of an epoch that ended among accumulated batches
+        self.loop.leave("epoch")
+        if not self._steps:
+            self.loop.step()
+
+    @guarded
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.loop.close()
+
+    # evaluation
+
+    @guarded
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.loop.stage == "fit":
+            if self.loop.leave("prediction_step"):
+                self.loop.enter("prediction_step")
+            else:
+                self.loop.enter("evaluation")
+                self.loop.enter("prediction_step")
+        elif self.loop.stage == "evaluate":
+            if self._steps:
+                self.loop.step()
+        else:
+            self._open("evaluate", 1 if self._steps else 0, args)
+
+    @guarded
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._end_evaluation()
+
+    @guarded
+    def on_predict(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+    ) -> None:
+        self._end_evaluation()
+
+    def _end_evaluation(self) -> None:
+        if self.loop.stage == "evaluate":
+            self.loop.close()
+        self.loop.leave("prediction_step")
+        self.loop.leave("evaluation")
+
+    # what else is told
+
+    @guarded
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.loop.counters({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
+
+    @guarded
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        instant("checkpoint", category="transformers", step=state.global_step)
+
+
+def _schedule(cycle: Mapping[str, int]) -> Schedule | None:
+    """A schedule of what is given; what is not is as by default."""
+    if not cycle:
+        return None
+    given = {"wait": DEFAULT.wait, "warmup": DEFAULT.warmup, "active": DEFAULT.active, "repeat": DEFAULT.repeat}
+    return schedule(**{**given, **cycle})
