@@ -18,14 +18,18 @@ from tests.support.arming import arm_here
 class Tiny(LightningModule):
     """A line through random points."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, order_at: int | None = None) -> None:
+        """Args: the batch that raises; the batch in which an operator asks for two steps; both from 0."""
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
         self.fails_at = fails_at
+        self.order_at = order_at
 
     def training_step(self, batch: Any, index: int) -> Any:
         if index == self.fails_at:
             raise ZeroDivisionError("the training fails")
+        if index == self.order_at:
+            assert arm_here(2)
         with sc.span("forward"):
             return self.layer(batch[0]).square().mean()
 
@@ -42,12 +46,3 @@ class Tiny(LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-class Ordered(Tiny):
-    """An operator asks for two steps while its fourth batch is trained."""
-
-    def training_step(self, batch: Any, index: int) -> Any:
-        if index == 3:
-            assert arm_here(2)
-        return super().training_step(batch, index)

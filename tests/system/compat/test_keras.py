@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events.record import Kind
-from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT, Deferred, jax_python
-from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps
+from tests.support.frameworks import Runs, check_well
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
@@ -35,16 +33,6 @@ pytestmark = [
 ]
 
 CYCLE = sc.schedule(wait=1, warmup=1, active=3, repeat=1)
-
-
-def failing() -> Any:
-    """A callback that raises at a batch."""
-
-    def begin(batch: int, logs: Any) -> None:
-        if batch == 4:
-            raise ZeroDivisionError("the training fails")
-
-    return keras.callbacks.LambdaCallback(on_train_batch_begin=begin)
 
 
 def model(**optimizer: Any) -> Any:
@@ -177,82 +165,6 @@ def test_stages_have_steps_of_their_own(tmp_path: Path) -> None:
     assert runs.spans("fit").count("evaluate") == 1 and runs.spans("fit").count("test_step") == 3
     assert runs.steps("evaluate")[0][:5] == (0, 1, 2, 3, 4)
     assert runs.spans("predict").count("predict_step") == 4
-
-
-def test_an_exception_goes_on_and_the_window_is_incomplete(tmp_path: Path) -> None:
-    """The context closes the run, as Keras does not tell; without it, the next training does."""
-    runs = Runs()
-    callback = ours.StepscopeCallback(
-        str(tmp_path), exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=9), name="first"
-    )
-    with pytest.raises(ZeroDivisionError), callback:
-        fit(model(), callback, failing())
-    callback.raise_errors()
-    assert runs.steps("fit") == [(1, 2, 3)]
-    check_incomplete(runs, "fit")
-    with pytest.raises(ZeroDivisionError):
-        fit(model(), callback, failing())
-    fit(model(), callback)
-    callback.raise_errors()
-    assert [steps(memory)[0][:7] for _, _, memory in runs.made[1:]] == [(1, 2, 3), (1, 2, 3, 4, 5, 6, 7)]
-
-
-def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: Path, small_disk: Path) -> None:
-    """Training ends as ever; errors are kept."""
-    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
-    callback = ours.StepscopeCallback(str(tmp_path), exporters=[broken], schedule=CYCLE)
-    fill(small_disk)
-    full = ours.StepscopeCallback(str(small_disk / "runs"))
-    made = model()
-    fit(made, callback, full)
-    assert int(made.optimizer.iterations) == 8
-    assert {type(error) for error in callback.errors} == {sc.errors.ExporterError}
-    assert {type(error) for error in full.errors} == {sc.errors.ExporterError}
-
-
-@pytest.mark.checklist("B4")
-def test_ranks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank is the environment's; a pickled callback traces as the original would have."""
-    monkeypatch.setenv("RANK_ID", "2")
-    callback = pickle.loads(pickle.dumps(ours.StepscopeCallback(str(tmp_path), schedule=CYCLE)))
-    other = ours.StepscopeCallback(str(tmp_path), schedule=CYCLE, ranks=[0])
-    fit(model(), callback, other)
-    check_well(callback)
-    assert (tmp_path / "fit" / "rank2" / "journal").is_file()
-    assert other.profiler is None and not other.errors
-
-
-def operator() -> Any:
-    """A callback that asks for two steps while the fourth batch is trained."""
-
-    def begin(batch: int, logs: Any) -> None:
-        if batch == 3:
-            assert arm_here(2)
-
-    return keras.callbacks.LambdaCallback(on_train_batch_begin=begin)
-
-
-def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
-    """Those that were asked for, with operators, and by default no others."""
-    runs = Runs()
-    callback = ours.StepscopeCallback(str(tmp_path), exporters=[runs], control=SOCKET)
-    fit(model(), callback, operator())
-    check_well(callback)
-    assert runs.steps("fit") == [(4, 5)]
-    assert runs.windows("fit")[0].metadata["armed"]["trigger"] == "socket"
-    assert any(name.startswith("aten::") for name in runs.spans("fit"))
-
-
-@pytest.mark.checklist("B6")
-def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a directory for the stage where it says, whatever the program says."""
-    say_in_environment(monkeypatch, window={"start_step": 2, "steps": 2}, output_dir=str(tmp_path / "said"))
-    runs = Runs()
-    callback = ours.StepscopeCallback(str(tmp_path / "programs"), exporters=[runs], schedule=CYCLE)
-    fit(model(), callback)
-    check_well(callback)
-    assert runs.steps("fit") == [(2, 3)]
-    assert (tmp_path / "said" / "fit" / "journal").is_file() and not (tmp_path / "programs").exists()
 
 
 @pytest.mark.checklist("B3")

@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import stepscope as sc
 from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, say_in_environment
 from tests.support.basics import ROOT, Deferred
-from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps
+from tests.support.frameworks import Runs, check_incomplete, check_well, steps
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
@@ -95,15 +93,6 @@ def test_steps_are_updates(kind: Any, tmp_path: Path) -> None:
     assert list((tmp_path / "stepscope" / "fit" / "tensorboard").glob("*.pt.trace.json"))
 
 
-def test_every_cycle_is_recorded(kind: Any, tmp_path: Path) -> None:
-    """All repetitions of the schedule, over the ends of epochs."""
-    runs = Runs()
-    traced = kind(exporters=[runs], schedule=sc.schedule(wait=1, warmup=1, active=2, repeat=3))
-    given_to(tmp_path, traced, max_epochs=3).fit(models.Tiny(), data(5))
-    check_well(traced)
-    assert runs.steps("fit") == [(2, 3), (6, 7), (10, 11)]
-
-
 def test_stages_have_steps_of_their_own(kind: Any, tmp_path: Path) -> None:
     """Validation in a training counts for nothing; by itself each stage counts its batches from 0."""
     runs = Runs()
@@ -150,30 +139,6 @@ def test_a_resumed_training_goes_on_counting(kind: Any, tmp_path: Path) -> None:
     assert runs.steps("fit") == [(6, 7)]
 
 
-@pytest.mark.checklist("B3")
-def test_epochs_can_be_the_unit(kind: Any, tmp_path: Path) -> None:
-    """The schedule counts epochs, as where a framework tells of nothing finer."""
-    runs = Runs()
-    traced = kind(exporters=[runs], unit="epoch", schedule=sc.schedule(wait=1, warmup=0, active=2, repeat=1))
-    given_to(tmp_path, traced, max_epochs=4).fit(models.Tiny(), data(3))
-    check_well(traced)
-    assert runs.steps("fit") == [(1, 2)]
-    assert runs.spans("fit").count("forward") == 6
-    if kind is ours.StepscopeCallback:
-        assert runs.spans("fit").count("epoch") == 2
-
-
-def test_an_exception_goes_on_and_the_window_is_incomplete(kind: Any, tmp_path: Path) -> None:
-    """The program's exception is what the caller gets, and what was recorded before it is kept."""
-    runs = Runs()
-    traced = kind(exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=9))
-    with pytest.raises(ZeroDivisionError):
-        given_to(tmp_path, traced).fit(models.Tiny(fails_at=4), data(16))
-    traced.raise_errors()
-    assert runs.steps("fit") == [(1, 2, 3)]
-    check_incomplete(runs, "fit")
-
-
 def test_an_exception_in_a_test_does_the_same(kind: Any, tmp_path: Path) -> None:
     """Where Lightning has no epoch around the batches."""
     runs = Runs()
@@ -195,56 +160,6 @@ def test_training_inside_an_except_block_is_no_failure(kind: Any, tmp_path: Path
         given_to(tmp_path, traced).fit(models.Tiny(), data(6))
     check_well(traced)
     assert runs.steps("fit") == [(2, 3, 4)] and runs.windows("fit")[0].complete
-
-
-def test_a_broken_exporter_costs_the_training_nothing(kind: Any, tmp_path: Path) -> None:
-    """Training ends as ever; the error is kept, and the journal is whole."""
-    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
-    runs = Runs()
-    traced = kind(exporters=[broken, runs], schedule=CYCLE)
-    using = given_to(tmp_path, traced)
-    using.fit(models.Tiny(), data(8))
-    assert using.global_step == 8
-    assert {type(error) for error in traced.errors} == {sc.errors.ExporterError}
-    assert runs.steps("fit") == [(2, 3, 4)]
-
-
-def test_a_full_disk_costs_the_training_nothing(kind: Any, tmp_path: Path, small_disk: Path) -> None:
-    """Nothing can be written, training ends as ever."""
-    fill(small_disk)
-    traced = kind(output_dir=str(small_disk / "runs"))
-    using = given_to(tmp_path, traced)
-    using.fit(models.Tiny(), data(4))
-    assert using.global_step == 4
-    assert {type(error) for error in traced.errors} == {sc.errors.ExporterError}
-
-
-def test_it_may_be_pickled_before_a_stage_and_holds_nothing(kind: Any, tmp_path: Path) -> None:
-    """Strategies that spawn send it to other processes."""
-    before = threading.active_count()
-    traced = kind(schedule=CYCLE, tensorboard=False, exporters=[sc.tensorboard_trace_handler])
-    twin = pickle.loads(pickle.dumps(traced))
-    assert threading.active_count() == before and twin.profiler is None
-    given_to(tmp_path, twin).fit(models.Tiny(), data(6))
-    check_well(twin)
-    assert list((tmp_path / "stepscope" / "fit").glob("*.pt.trace.json"))
-    again = pickle.loads(pickle.dumps(twin))
-    assert again.profiler is None
-    given_to(tmp_path, again).fit(models.Tiny(), data(6))
-    check_well(again)
-
-
-@pytest.mark.checklist("B4")
-def test_ranks_have_directories_of_their_own(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank is the environment's where Lightning runs one process; chosen ranks record."""
-    monkeypatch.setenv("RANK_ID", "2")
-    traced = kind(schedule=CYCLE)
-    given_to(tmp_path, traced).fit(models.Tiny(), data(6))
-    check_well(traced)
-    assert (tmp_path / "stepscope" / "fit" / "rank2" / "journal").is_file()
-    other = kind(schedule=CYCLE, ranks=[0])
-    given_to(tmp_path, other).fit(models.Tiny(), data(6))
-    assert other.profiler is None and not other.errors
 
 
 def test_actions_of_the_trainer_are_spans(tmp_path: Path) -> None:
@@ -338,7 +253,7 @@ def test_an_operator_has_steps_recorded(kind: Any, tmp_path: Path) -> None:
     runs = Runs()
     traced = kind(exporters=[runs], control=SOCKET)
     using = given_to(tmp_path, traced)
-    using.fit(models.Ordered(), data(8))
+    using.fit(models.Tiny(order_at=3), data(8))
     check_well(traced)
     assert runs.steps("fit") == [(4, 5)]
     assert runs.windows("fit")[0].metadata["armed"]["trigger"] == "socket"

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events.record import Kind
-from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.arming import arm_here
 from tests.support.basics import Deferred, require
-from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps
+from tests.support.frameworks import Runs, check_well
 from tests.support.messages import refused
 
 pytestmark = pytest.mark.needs("transformers")
@@ -123,30 +122,6 @@ def test_the_names_of_other_trainers_work(tmp_path: Path) -> None:
         ours.StepscopeCallback(profiler_active_steps=0)
 
 
-def test_every_cycle_is_recorded_over_epochs(tmp_path: Path) -> None:
-    """Epochs that end among accumulated batches are no trouble."""
-    runs = Runs()
-    callback = ours.StepscopeCallback(exporters=[runs], schedule=sc.schedule(wait=1, warmup=1, active=2, repeat=2))
-    used = trainer(tmp_path, callback, batches=5, gradient_accumulation_steps=2, num_train_epochs=3)
-    used.train()
-    check_well(callback)
-    assert used.state.global_step == 9
-    assert runs.steps("fit") == [(2, 3), (6, 7)]
-
-
-@pytest.mark.checklist("B3")
-def test_epochs_can_be_the_unit(tmp_path: Path) -> None:
-    """The schedule counts epochs."""
-    runs = Runs()
-    callback = ours.StepscopeCallback(
-        exporters=[runs], unit="epoch", schedule=sc.schedule(wait=1, warmup=0, active=2, repeat=1)
-    )
-    trainer(tmp_path, callback, batches=3, num_train_epochs=4).train()
-    check_well(callback)
-    assert runs.steps("fit") == [(1, 2)]
-    assert runs.spans("fit").count("forward") == 6 and runs.spans("fit").count("epoch") == 2
-
-
 def test_a_resumed_training_goes_on_counting(tmp_path: Path) -> None:
     """Steps have the numbers of the training, not of the process."""
     trainer(tmp_path, save_strategy="steps", save_steps=4, max_steps=4).train()
@@ -185,76 +160,3 @@ def test_what_is_logged_is_a_counter(tmp_path: Path) -> None:
     check_well(callback)
     assert memory.names(kind=Kind.COUNTER).count("loss") == 8
     assert memory.names(kind=Kind.INSTANT) == ["checkpoint"]
-
-
-def test_an_exception_goes_on_and_the_window_is_incomplete(tmp_path: Path) -> None:
-    """The context closes the run, as the Trainer does not tell."""
-    runs = Runs()
-    callback = ours.StepscopeCallback(exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=9))
-    with pytest.raises(ZeroDivisionError), callback:
-        trainer(tmp_path, callback, model=tiny(fails_at=5)).train()
-    callback.raise_errors()
-    assert runs.steps("fit") == [(1, 2, 3)]  # the one that failed is none
-    check_incomplete(runs, "fit")
-
-
-def test_a_training_after_a_failed_one_begins_anew(tmp_path: Path) -> None:
-    """Without the context the next training closes what the failed one left."""
-    runs = Runs()
-    callback = ours.StepscopeCallback(exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=3, repeat=1))
-    used = trainer(tmp_path, callback, model=tiny(fails_at=3))
-    with pytest.raises(ZeroDivisionError):
-        used.train()
-    used.train()
-    callback.raise_errors()
-    first, second = (memory for _, _, memory in runs.made)
-    assert steps(first) == [(1,)] and not first.windows[0].complete
-    assert steps(second) == [(1, 2, 3)] and second.windows[0].complete
-
-
-def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: Path, small_disk: Path) -> None:
-    """Training ends as ever; errors are kept."""
-    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
-    callback = ours.StepscopeCallback(exporters=[broken], schedule=CYCLE)
-    fill(small_disk)
-    full = ours.StepscopeCallback(output_dir=str(small_disk / "runs"))
-    used = trainer(tmp_path, callback, full)
-    used.train()
-    assert used.state.global_step == 8
-    assert {type(error) for error in callback.errors} == {sc.errors.ExporterError}
-    assert {type(error) for error in full.errors} == {sc.errors.ExporterError}
-
-
-@pytest.mark.checklist("B4")
-def test_ranks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank is the environment's; a pickled callback traces as the original would have."""
-    monkeypatch.setenv("RANK_ID", "2")
-    callback = pickle.loads(pickle.dumps(ours.StepscopeCallback(schedule=CYCLE)))
-    other = ours.StepscopeCallback(schedule=CYCLE, ranks=[0])
-    trainer(tmp_path, callback, other).train()
-    check_well(callback)
-    assert (tmp_path / "out" / "stepscope" / "fit" / "rank2" / "journal").is_file()
-    assert other.profiler is None and not other.errors
-
-
-def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
-    """Those that were asked for, with operators, and by default no others."""
-    runs = Runs()
-    callback = ours.StepscopeCallback(exporters=[runs], control=SOCKET)
-    trainer(tmp_path, callback, model=tiny(order_at=4)).train()
-    check_well(callback)
-    assert runs.steps("fit") == [(4, 5)]
-    assert runs.windows("fit")[0].metadata["armed"]["trigger"] == "socket"
-    assert {"forward", "aten::linear"} <= set(runs.spans("fit"))
-
-
-@pytest.mark.checklist("B6")
-def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a directory for the stage where it says, whatever the program says."""
-    say_in_environment(monkeypatch, schedule={"wait": 2, "active": 2, "repeat": 1}, output_dir=str(tmp_path / "said"))
-    runs = Runs()
-    callback = ours.StepscopeCallback(exporters=[runs], output_dir=str(tmp_path / "programs"), schedule=CYCLE)
-    trainer(tmp_path, callback).train()
-    check_well(callback)
-    assert runs.steps("fit") == [(2, 3)]
-    assert (tmp_path / "said" / "fit" / "journal").is_file() and not (tmp_path / "programs").exists()

@@ -1,0 +1,163 @@
+"""The contract of callbacks for training frameworks, with each framework really training."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from tests.support.arming import SOCKET, say_in_environment
+from tests.support.basics import require
+from tests.support.callback_cases import CASES, Case
+from tests.support.frameworks import Runs, check_incomplete, check_well, fill
+
+pytestmark = [
+    # These are of Lightning 2.6 with torch 2.13, and of Keras 3.15 with numpy 2.
+    pytest.mark.filterwarnings(r"ignore:The '\w+_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings(r"ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
+]
+
+CYCLE = sc.schedule(wait=1, warmup=1, active=3, repeat=1)
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Each callback, where its framework is installed."""
+    found: Case = request.param
+    require(found.needs)
+    return found
+
+
+@pytest.mark.checklist("B3")
+def test_a_step_is_an_update(case: Case, tmp_path: Path) -> None:
+    """Accumulated batches are spans inside of a step; operators are recorded, and a file for TensorBoard is written."""
+    runs = Runs()
+    traced = case.make(tmp_path / "runs", exporters=[runs], schedule=CYCLE)
+    assert case.fit(traced, tmp_path, batches=16, accumulated=2) == 8
+    check_well(traced)
+    assert runs.stages == ["fit"] and runs.steps("fit") == [(2, 3, 4)]
+    assert runs.windows("fit")[0].complete
+    spans = runs.spans("fit")
+    assert spans.count(case.batch_span) == 6
+    assert {"ProfilerStep#2", "ProfilerStep#4"} <= set(spans) and any(name.startswith("aten::") for name in spans)
+    assert (tmp_path / "runs" / "fit" / "journal").is_file()
+    assert list((tmp_path / "runs" / "fit" / "tensorboard").glob("*.pt.trace.json"))
+
+
+def test_every_cycle_is_recorded(case: Case, tmp_path: Path) -> None:
+    """A cycle may reach over the end of an epoch, also among accumulated batches."""
+    runs = Runs()
+    traced = case.make(tmp_path / "runs", exporters=[runs], schedule=sc.schedule(wait=1, warmup=1, active=2, repeat=3))
+    case.fit(traced, tmp_path, batches=5, epochs=3)
+    check_well(traced)
+    assert runs.steps("fit") == [(2, 3), (6, 7), (10, 11)]
+
+
+@pytest.mark.checklist("B3")
+def test_epochs_can_be_the_unit(case: Case, tmp_path: Path) -> None:
+    """The schedule counts epochs."""
+    runs = Runs()
+    cycle = sc.schedule(wait=1, warmup=0, active=2, repeat=1)
+    traced = case.make(tmp_path / "runs", exporters=[runs], unit="epoch", schedule=cycle)
+    case.fit(traced, tmp_path, batches=3, epochs=4)
+    check_well(traced)
+    assert runs.steps("fit") == [(1, 2)]
+    assert runs.spans("fit").count(case.batch_span) == 6
+
+
+def test_an_exception_goes_on_and_the_window_is_incomplete(case: Case, tmp_path: Path) -> None:
+    """Events before it are kept. A context closes the run where the framework does not tell of the exception."""
+    runs = Runs()
+    traced = case.make(tmp_path / "runs", exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=9))
+    with pytest.raises(ZeroDivisionError), nullcontext() if case.tells_of_exceptions else traced:
+        case.fit(traced, tmp_path, fails_at=4)
+    traced.raise_errors()
+    assert runs.steps("fit") == [(1, 2, 3)]  # the step that failed is none
+    check_incomplete(runs, "fit")
+
+
+def test_a_training_after_a_failed_one_begins_anew(case: Case, tmp_path: Path) -> None:
+    """The next training closes the run that a failed one left open."""
+    runs = Runs()
+    cycle = sc.schedule(wait=1, warmup=0, active=3, repeat=1)
+    traced = case.make(tmp_path / "runs", exporters=[runs], schedule=cycle)
+    with pytest.raises(ZeroDivisionError):
+        case.fit(traced, tmp_path, fails_at=2)
+    case.fit(traced, tmp_path)
+    traced.raise_errors()
+    first, second = (memory.windows for _, _, memory in runs.made)
+    assert [step.number for step in first[0].steps] == [1] and not first[0].complete
+    assert [step.number for step in second[0].steps] == [1, 2, 3] and second[0].complete
+
+
+def test_a_broken_exporter_costs_the_training_nothing(case: Case, tmp_path: Path) -> None:
+    """The training ends as without it, other outputs are whole, and the error is stored."""
+    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
+    runs = Runs()
+    traced = case.make(tmp_path / "runs", exporters=[broken, runs], schedule=CYCLE)
+    assert case.fit(traced, tmp_path) == 8
+    assert {type(error) for error in traced.errors} == {sc.errors.ExporterError}
+    assert runs.steps("fit") == [(2, 3, 4)]
+
+
+def test_a_full_disk_costs_the_training_nothing(case: Case, tmp_path: Path, small_disk: Path) -> None:
+    """Nothing can be written, and the training ends as without it."""
+    fill(small_disk)
+    traced = case.make(small_disk / "runs")
+    assert case.fit(traced, tmp_path) == 8
+    assert {type(error) for error in traced.errors} == {sc.errors.ExporterError}
+
+
+@pytest.mark.checklist("B4")
+def test_ranks_and_copies(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank is the environment's; a pickled callback traces as the original would have; other ranks record nothing."""
+    monkeypatch.setenv("RANK_ID", "2")
+    traced = pickle.loads(pickle.dumps(case.make(tmp_path / "runs", schedule=CYCLE)))
+    assert traced.profiler is None
+    case.fit(traced, tmp_path)
+    check_well(traced)
+    assert (tmp_path / "runs" / "fit" / "rank2" / "journal").is_file()
+    other = case.make(tmp_path / "others", schedule=CYCLE, ranks=[0])
+    case.fit(other, tmp_path)
+    assert other.profiler is None and not other.errors
+
+
+def test_an_operator_has_steps_recorded(case: Case, tmp_path: Path) -> None:
+    """The steps that were asked for, and by default no others."""
+    runs = Runs()
+    traced = case.make(tmp_path / "runs", exporters=[runs], control=SOCKET)
+    case.fit(traced, tmp_path, order_at=3)
+    check_well(traced)
+    assert runs.steps("fit") == [(4, 5)]
+    assert runs.windows("fit")[0].metadata["armed"]["trigger"] == "socket"
+    assert any(name.startswith("aten::") for name in runs.spans("fit"))
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment's schedule and directory count, whatever the program asks for."""
+    say_in_environment(monkeypatch, schedule={"wait": 2, "active": 2, "repeat": 1}, output_dir=str(tmp_path / "said"))
+    runs = Runs()
+    traced = case.make(tmp_path / "programs", exporters=[runs], schedule=CYCLE)
+    case.fit(traced, tmp_path)
+    check_well(traced)
+    assert runs.steps("fit") == [(2, 3)]
+    assert (tmp_path / "said" / "fit" / "journal").is_file() and not (tmp_path / "programs").exists()
+
+
+def test_the_end_names_the_results(case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each training, with the verdict, from the default schedule."""
+    traced = case.make(tmp_path / "runs")
+    case.fit(traced, tmp_path, batches=40)
+    check_well(traced)
+    (named,) = [
+        record.getMessage() for record in caplog.records if record.getMessage().startswith("stepscope recorded")
+    ]
+    first, verdict = named.split("\n")[:2]
+    assert first == f"stepscope recorded 'fit': `stepscope report {tmp_path / 'runs' / 'fit'}` shows it"
+    assert verdict.strip() and "no verdict" not in verdict and "were recorded; 20 or more are needed" not in verdict
