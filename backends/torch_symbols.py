@@ -28,7 +28,7 @@ _SAVE = "_ZN5torch8autograd8profiler14ProfilerResult4saveERKNSt7__cxx1112basic_s
 _DESTROY = "_ZN5torch8autograd8profiler14ProfilerResultD1Ev"
 _MAKE = "_ZN5torch8autograd8profiler14ProfilerResultC1Ev"
 
-_TRIED = ("2.13.",)
+TRIED_VERSIONS = ("2.13.",)
 """Versions of torch that were tried with the calls that bypass torch's binding; no others are called so."""
 _COMPARED = 256
 """Bytes of a node that are searched for its number; nodes are larger."""
@@ -115,7 +115,7 @@ def _address(result: Any) -> int | None:
 
     The C++ object begins with the start of the trace in ns, which no other word is likely to equal.
     """
-    if sys.platform != "linux" or not str(import_module("torch").__version__).startswith(_TRIED):
+    if sys.platform != "linux" or not str(import_module("torch").__version__).startswith(TRIED_VERSIONS):
         return None
     address = c_uint64.from_address(id(result) + object.__basicsize__).value
     if address < 4096 or address % 8 or c_uint64.from_address(address).value != result.trace_start_ns():
@@ -138,7 +138,7 @@ def _function(library: str, name: str, returns: Any, *takes: Any) -> Any:
 
 
 def _enable_numbers(torch: Any) -> None:
-    if sys.platform != "linux" or not str(torch.__version__).startswith(_TRIED):
+    if sys.platform != "linux" or not str(torch.__version__).startswith(TRIED_VERSIONS):
         raise BackendError(f"not tried with torch {torch.__version__} on {sys.platform}")
     peek = _function("libtorch_cpu.so", _PEEK, c_uint64)
     grad = _function("libc10.so", _GRAD, c_bool)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli import client_tls
+from stepscope.cli.values import seconds
 from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
@@ -18,8 +19,9 @@ from stepscope.runtime.session.ranks import ranks_from
 
 DESCRIPTION = """\
 Asks running processes to record a window, that is, some steps in one piece, and shows the answer of each: one process of
-this machine (--pid), or all ranks of a job through their collector (--url). A process can be asked if it was started with
-trace(control=Control(socket=True)), or for --url trace(control=Control(collector=True)).
+this machine (--pid), or all ranks of a job through their collector (--url). A process can be asked if it was started by
+`stepscope run --control`, for --url also with --collector URL, or if it has trace(control=Control(socket=True)), for --url
+collector=True.
 
 Through the collector all ranks record the same steps, or none does. If the window is extended or aborted, it ends with the
 same step on all. With --pid this holds if the ranks watch one control file.
@@ -85,7 +87,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--steps", type=int, metavar="N", help="how many steps")
     what.add_argument("--stop", type=int, metavar="N", help="or the number of the last step")
-    what.add_argument("--seconds", type=float, metavar="S", help="or how long")
+    what.add_argument("--seconds", type=seconds, metavar="S", help="or how long")
     what.add_argument("--run-id", default="", metavar="ID", help="becomes part of the window's name")
     what.add_argument("--warmup", type=int, default=0, metavar="N", help="steps before these in which backends warm up")
     what.add_argument("--granularity", type=int, default=1, metavar="N", help="round to groups of N steps")
@@ -108,7 +110,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     remote.add_argument("--name", default="", help="name of the runs, if several jobs are connected")
     remote.add_argument("--job", default="", help="the job, if several are connected")
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for answers (default: 30)"
+        "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for answers (default: 30)"
     )
     parser.add_argument("--json", action="store_true", help="print the answers as JSON")
     parser.set_defaults(function=arm, command="arm", parser=parser)
@@ -190,7 +192,7 @@ def _list(given: argparse.Namespace) -> int:
         print(json_bytes(found).decode())
     elif not found:
         print(
-            "no process of this user takes commands; it needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS"
+            "no process of this user takes commands: start one by `stepscope run --control`, or with trace(control=Control(socket=True))"
         )
     for answer in () if given.json else found:
         rank = "" if answer.rank is None else f" rank {answer.rank}"

@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope.cli import descriptors, nats_options
 from stepscope.cli.messages import message
-from stepscope.cli.sizes import size
+from stepscope.cli.values import size
 from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.settings.validation import find_invalid_value
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 
 from stepscope.cli import formats, opening
 from stepscope.cli.made_directory import made_directory
@@ -20,6 +21,7 @@ from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.formats import writing
 from stepscope.runtime.export.run import Run
+from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
@@ -55,6 +57,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="OUT", type=Path, help="file to write; its ending chooses the format")
     formats.add_format(parser)
     parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.set_defaults(function=convert, command="convert", parser=parser)
 
 
@@ -66,32 +69,65 @@ def convert(arguments: argparse.Namespace) -> int:
         FormatError: if there is no journal, it is not a journal, or has no such window (`NoWindowError`).
     """
     parser: argparse.ArgumentParser = arguments.parser
-    source: Path = arguments.source
+    source, target = arguments.source, arguments.target
     formats.check(arguments, "target")
+    journal = journal_of(source)
+    if target.exists() and journal.exists() and target.samefile(journal):
+        parser.error("OUT is IN: give the output another name")
+    replayed, written = write(journal, target, arguments.format, arguments.window)
+    hint_at_recovery(journal.parent)
+    if arguments.json:
+        print(json_bytes({"written": str(written), **msgspec.to_builtins(replayed)}).decode())
+        return 0
+    if replayed.damage:
+        print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
+    return 0
+
+
+def journal_of(source: Path) -> Path:
+    """The journal that is meant by a path; of a directory that which `recover` takes.
+
+    Raises:
+        FormatError: if there is none.
+    """
     if not segments.exists(source):
         raise FormatError(f"there is no run or journal at {source}")
     if source.is_dir():
-        source = _journal_in(source)
-    elif is_trace(source):
+        return _journal_in(source)
+    if is_trace(source):
         run = opening.shown(source.parent)
         beside = f": {run}" if Journals.of(source.parent).found else ""
         raise FormatError(
             f"{source} is a trace, and not a journal: name the directory of the run that wrote it{beside}"
         )
-    if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
-        parser.error("OUT is IN: give the output another name")
-    directory = absolute(arguments.target).parent
-    with made_directory(directory), writing(arguments.target, arguments.format) as exporter:
+    return source
+
+
+def write(journal: Path, target: Path, format: str | None = None, window: int | None = None) -> tuple[Replayed, Path]:
+    """Writes a journal in another format, and says on standard error how much that was.
+
+    Args:
+        journal: file to read.
+        target: file to write.
+        format: name of the format, if the ending of the target does not say it.
+        window: number of the only window to write.
+
+    Returns:
+        How much was written, and the file: a journal does not replace another.
+
+    Raises:
+        OSError: if the journal cannot be read, or the output not written.
+        FormatError: if it is not a journal, or has no such window (`NoWindowError`).
+    """
+    directory = absolute(target).parent
+    with made_directory(directory), writing(target, format) as exporter:
         counting = _Counting(exporter)
-        replayed = anyio.run(_replay, source, counting, directory, arguments.window)
-    written = getattr(exporter, "path", arguments.target)  # a journal does not replace another
+        replayed = anyio.run(_replay, journal, counting, directory, window)
+    written: Path = getattr(exporter, "path", target)
     counting.progress.done(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
     if not replayed.events:
-        message(f"{source} holds no events: the run was killed before it recorded any, or the file is empty")
-    _hint_at_recovery(source.parent)
-    if replayed.damage:
-        print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
-    return 0
+        message(f"{journal} holds no events: the run was killed before it recorded any, or the file is empty")
+    return replayed, written
 
 
 async def _replay(source: Path, exporter: _Counting, directory: Path, window: int | None) -> Replayed:
@@ -110,7 +146,7 @@ def _journal_in(directory: Path) -> Path:
     choice = choose(directory, force=True)
     chosen = choice.journal or journals.newest()
     if chosen is None:
-        _hint_at_recovery(directory)
+        hint_at_recovery(directory)
         if choice.missing:
             raise FormatError(f"no journal in {directory} can be used: {'; '.join(choice.missing)}")
         raise FormatError("; ".join(filter(None, (f"{directory} has no journal", suggest_journals(directory)))))
@@ -125,7 +161,7 @@ def _windows(replayed: Replayed) -> str:
     return f"{text} ({replayed.unfinished} without an end)" if replayed.unfinished else text
 
 
-def _hint_at_recovery(directory: Path) -> None:
+def hint_at_recovery(directory: Path) -> None:
     """Where a process was killed that wrote a journal here, and nobody has brought back the rest, says how."""
     if can_recover(directory):
         recover = f"stepscope recover {shlex.quote(opening.shown(directory))}"

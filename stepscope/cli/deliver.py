@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.cli import client_tls, nats_options
 from stepscope.cli.messages import message
+from stepscope.cli.values import seconds
 from stepscope.runtime.errors import StepscopeError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=60.0,
         metavar="SECONDS",
         help="seconds without progress after which to give up (default: 60)",
@@ -78,8 +79,6 @@ def deliver(given: argparse.Namespace) -> int:
         from stepscope.exporters.stream import delivery
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    if not 0 < given.timeout < float("inf"):
-        given.parser.error(f"--timeout wants seconds above 0, got {given.timeout:g}")
     make_transport = _into_nats(given) if given.url.startswith(("nats:", "tls:")) else _to_collector(given)
     failed = False
     journals = delivery.journals_in(given.place)

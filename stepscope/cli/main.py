@@ -17,12 +17,14 @@ from stepscope.cli import (
     convert,
     deliver,
     demo,
+    doctor,
     explain,
     merge,
     recover,
     report,
     run,
     upload,
+    view,
     windows,
 )
 from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
@@ -31,7 +33,23 @@ from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.version import VERSION
 
-COMMANDS = (demo, run, explain, report, windows, arm, recover, convert, analyse, collect, deliver, upload, merge)
+COMMANDS = (
+    doctor,
+    demo,
+    run,
+    explain,
+    report,
+    view,
+    windows,
+    arm,
+    recover,
+    convert,
+    analyse,
+    collect,
+    deliver,
+    upload,
+    merge,
+)
 """Each has `add(commands, common)`, which declares it, and names its function."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepscope.cli.messages import message
+from stepscope.cli.values import seconds
 from stepscope.runtime.errors import FormatError, StepscopeError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--follow",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         help="go on, and look for more every SECONDS; failures are shown and tried again",
     )
     parser.add_argument("--restore", action="store_true", help="copy from URL to DIR, which is made if missing")
@@ -65,8 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.restore and (arguments.rest or arguments.follow is not None):
         arguments.parser.error("--restore copies back what there is: it goes with neither --rest nor --follow")
-    if arguments.follow is not None and not 0 < arguments.follow < float("inf"):
-        arguments.parser.error(f"--follow wants seconds above 0, got {arguments.follow:g}")
     try:
         from stepscope.collector.upload.object_store import ObjectStore
         from stepscope.collector.upload.restore import restore

@@ -15,7 +15,7 @@ import pytest
 import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.cli.progress import Progress
-from stepscope.cli.sizes import size
+from stepscope.cli.values import size
 from tests.support.commands import python, stepscope
 from tests.support.messages import refused, said
 
