@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli import opening
+from stepscope.cli.messages import add_json, print_json
 from stepscope.cli.progress import Progress
 from stepscope.compat.mindspore.offline import analyse_below
 from stepscope.compat.mindspore.options import ProfilerOptions
@@ -44,6 +45,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", metavar="N", type=int, nargs="+", help="only these steps (default: all)")
     parser.add_argument("--pretty", action="store_true", help="indent the JSON")
     parser.add_argument("--keep-raw", action="store_true", help="keep the raw data afterwards")
+    add_json(parser, "what was made")
     parser.set_defaults(function=analyse, command="analyse", parser=parser)
 
 
@@ -64,5 +66,8 @@ def analyse(given: argparse.Namespace) -> int:
     steps = None if given.steps is None else tuple(sorted(set(given.steps)))
     with Progress().during(f"analysing {opening.shown(given.path)}"):
         analysis = analyse_below(given.path, options, given.pretty, steps)
-    print(analysis)
+    if given.json:
+        print_json(analysis)
+    else:
+        print(analysis)
     return 0 if analysis.complete else 1

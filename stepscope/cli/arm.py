@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli import client_tls
+from stepscope.cli.messages import add_json, print_json
 from stepscope.cli.values import seconds
 from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.requests.window_request import WindowRequest
@@ -112,7 +112,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for answers (default: 30)"
     )
-    parser.add_argument("--json", action="store_true", help="print the answers as JSON")
+    add_json(parser, "the answers")
     parser.set_defaults(function=arm, command="arm", parser=parser)
 
 
@@ -189,7 +189,7 @@ def _list(given: argparse.Namespace) -> int:
     """Shows who can be asked; 1 if nobody can."""
     found = [each for pid in controllable_processes() for each in _status(pid, given.timeout)]
     if given.json:
-        print(json_bytes(found).decode())
+        print_json(found)
     elif not found:
         print(
             "no process of this user takes commands: start one by `stepscope run --control`, or with trace(control=Control(socket=True))"
@@ -217,7 +217,7 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
     )
     answers = ask_process(given.pid, command, given.timeout)
     if given.json:
-        print(json_bytes(answers).decode())
+        print_json(answers)
     for answer in () if given.json else answers:
         rank = "" if answer.rank is None else f" rank {answer.rank}"
         print(f"{answer.profiler or 'process'}{rank} (pid {answer.pid}, {_where(answer)}): {_text(name, answer)}")
@@ -249,7 +249,7 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
     }
     result = send_order(given, order)
     if given.json:
-        print(json_bytes(result).decode())
+        print_json(result)
         return 0 if result.outcome == "done" else 1
     steps = "" if result.first is None else f": steps {result.first}-{'...' if result.last is None else result.last}"
     print(

@@ -72,7 +72,16 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="where to store what ranks send")
+    parser.add_argument(
+        "-o",
+        "--out",
+        "--dir",
+        dest="dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where to store what ranks send",
+    )
     parser.add_argument("--fsync", action="store_true", help="confirm only what has reached the disk; slower")
     parser.add_argument(
         "--from",

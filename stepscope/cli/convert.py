@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope.cli import formats, opening
 from stepscope.cli.made_directory import made_directory
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import is_trace
 from stepscope.runtime.display.text_table import human_count
@@ -21,7 +21,6 @@ from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.formats import writing
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
@@ -49,15 +48,20 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "convert",
         parents=[common],
         help="write a journal in another format",
+        usage="stepscope convert IN OUT [options]",
         description=f"Writes a run's journal, also a damaged one, in another format.\n\n{formats.described()}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="IN", type=Path, help="directory of a run, or a journal")
-    parser.add_argument("target", metavar="OUT", type=Path, help="file to write; its ending chooses the format")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument(
+        "target", metavar="OUT", type=Path, nargs="?", help="file to write; its ending chooses the format"
+    )
+    target.add_argument("-o", "--out", metavar="OUT", type=Path, help="the same")
     formats.add_format(parser)
     parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    add_json(parser, "how much was written")
     parser.set_defaults(function=convert, command="convert", parser=parser)
 
 
@@ -69,15 +73,15 @@ def convert(arguments: argparse.Namespace) -> int:
         FormatError: if there is no journal, it is not a journal, or has no such window (`NoWindowError`).
     """
     parser: argparse.ArgumentParser = arguments.parser
-    source, target = arguments.source, arguments.target
-    formats.check(arguments, "target")
+    source, target = arguments.source, arguments.target or arguments.out
+    formats.check(arguments, target)
     journal = journal_of(source)
     if target.exists() and journal.exists() and target.samefile(journal):
         parser.error("OUT is IN: give the output another name")
     replayed, written = write(journal, target, arguments.format, arguments.window)
     hint_at_recovery(journal.parent)
     if arguments.json:
-        print(json_bytes({"written": str(written), **msgspec.to_builtins(replayed)}).decode())
+        print_json({"written": written, **msgspec.to_builtins(replayed)})
         return 0
     if replayed.damage:
         print(f"the journal is damaged, this could not be used: {_damage(replayed)}")

@@ -7,8 +7,10 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stepscope.cli import client_tls, nats_options
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
 from stepscope.cli.values import seconds
 from stepscope.runtime.errors import StepscopeError
 
@@ -65,6 +67,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="assume that a process on another machine is dead",
     )
     nats_options.add(parser)
+    add_json(parser, "what was delivered")
     parser.set_defaults(function=deliver, command="deliver", parser=parser)
 
 
@@ -81,6 +84,7 @@ def deliver(given: argparse.Namespace) -> int:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     make_transport = _into_nats(given) if given.url.startswith(("nats:", "tls:")) else _to_collector(given)
     failed = False
+    delivered: list[dict[str, object]] = []
     journals = delivery.journals_in(given.place)
     for journal in journals:
         try:
@@ -92,13 +96,17 @@ def deliver(given: argparse.Namespace) -> int:
             message(f"stepscope deliver: not delivered: {error}")
             failed = True
             continue
-        print(f"delivered {journal}: stream {sent.stream} has its {sent.events:,} events")
+        delivered.append({"journal": journal, **msgspec.to_builtins(sent)})
+        if not given.json:
+            print(f"delivered {journal}: stream {sent.stream} has its {sent.events:,} events")
         if sent.left_out_frames:
             message(
                 f"stepscope deliver: {sent.left_out_frames} frames of {journal} are too large, and were not sent: they have "
                 f"{sent.left_out:,} events, or ends of windows"
             )
             failed = True
+    if given.json:
+        print_json(delivered)
     return 1 if failed else 0
 
 

@@ -22,6 +22,7 @@ from stepscope.backends.nvml_library import Nvml
 from stepscope.backends.perf_event import paranoia
 from stepscope.backends.torch_symbols import TRIED_VERSIONS
 from stepscope.cli import opening
+from stepscope.cli.messages import add_json, print_json
 from stepscope.cli.progress import Progress
 from stepscope.cli.trial import TorchTrial, Trial
 from stepscope.runtime import _core
@@ -94,7 +95,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    add_json(parser, "it")
     parser.set_defaults(function=doctor, command="doctor", parser=parser)
 
 
@@ -119,7 +120,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     )
     diagnosis = Diagnosis(not trial.problem, checks)
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
+        print_json(diagnosis)
     elif sys.stdout.isatty():
         _show(checks)
     else:

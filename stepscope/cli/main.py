@@ -54,6 +54,12 @@ COMMANDS = (
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 EPILOG = """\
+examples:
+  stepscope doctor                what can be recorded here
+  stepscope run train.py
+  stepscope explain               what is slow in the newest run
+  stepscope view runs/exp1
+
 exit codes:
   0    done
   1    failed; standard error says why
@@ -146,7 +152,8 @@ def _refuse(given: argparse.Namespace, unknown: list[str]) -> None:
     option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if option is None:
         command.error(f"unrecognized arguments: {' '.join(unknown)}")
-    known = re.findall(r"^  (?:-\w, )?(--[\w-]+)", command.format_help(), re.MULTILINE)
+    options = re.findall(r"^  (-.*?)(?:   |$)", command.format_help(), re.MULTILINE)
+    known = re.findall(r"--[\w-]+", " ".join(options))
     close = get_close_matches(option, known, 1, 0.8)
     hint = f"; did you mean {close[0]}?" if close else ""
     if given.command == "run" and not close:

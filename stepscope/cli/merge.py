@@ -15,7 +15,7 @@ import msgspec
 
 from stepscope.cli import formats
 from stepscope.cli.made_directory import made_directory
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
 from stepscope.cli.progress import Progress
 from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.errors import StepscopeError
@@ -83,7 +83,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     what.add_argument("--steps", metavar="A-B", type=_steps, help="only steps A to B")
     parser.add_argument("--job", metavar="NAME", help="the job, if there are several")
     parser.add_argument("--report", metavar="FILE", type=Path, help="also write the report to FILE as JSON")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_json(parser, "the report")
     parser.set_defaults(function=merge, command="merge", parser=parser)
 
 
@@ -96,7 +96,7 @@ def merge(given: argparse.Namespace) -> int:
     """
     outputs = _outputs()
     if given.format not in outputs.DIRECTORIES:
-        formats.check(given, "out", outputs.DIRECTORIES)
+        formats.check(given, given.out, outputs.DIRECTORIES)
     sources: list[Path] = [*given.sources]
     if given.listed is not None:
         sources += [Path(os.fsdecode(name)) for name in given.listed.read_bytes().split(b"\0") if name]
@@ -111,11 +111,13 @@ def merge(given: argparse.Namespace) -> int:
         job=given.job,
         selection=outputs.Selection(window=given.window, stream=given.of, steps=given.steps),
     )
-    text = msgspec.json.format(msgspec.json.encode(report))
-    print(text.decode() if given.json else report.text())
+    if given.json:
+        print_json(report)
+    else:
+        print(report.text())
     if given.report is not None:
         with staged(given.report) as place:
-            place.write_bytes(text)
+            place.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
     return 0
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
 from stepscope.cli.values import seconds
 from stepscope.runtime.errors import FormatError, StepscopeError
 
@@ -54,6 +54,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="go on, and look for more every SECONDS; failures are shown and tried again",
     )
     parser.add_argument("--restore", action="store_true", help="copy from URL to DIR, which is made if missing")
+    add_json(parser, "what was copied")
     parser.set_defaults(function=run, command="upload", parser=parser)
 
 
@@ -77,31 +78,39 @@ def run(arguments: argparse.Namespace) -> int:
         back = restore(ObjectStore(arguments.url), directory)
         for text in back.errors:
             message(f"stepscope upload: {text}")
-        print(f"{back.streams} streams: {back.segments} segments, {back.nbytes:,} bytes restored")
+        if arguments.json:
+            print_json(back)
+        else:
+            print(f"{back.streams} streams: {back.segments} segments, {back.nbytes:,} bytes restored")
         return 1 if back.errors else 0
     if not (directory / "streams").is_dir():
         raise StepscopeError(f"{directory} is not a collector's directory: it has no directory streams")
     uploader = Uploader(directory, arguments.url)
     if arguments.follow is not None:
-        _follow(uploader, arguments.rest, arguments.follow)
-    _upload(uploader, arguments.rest)
+        _follow(uploader, arguments)
+    _upload(uploader, arguments)
     return 0
 
 
-def _follow(uploader: Uploader, rest: bool, every: float) -> NoReturn:
+def _follow(uploader: Uploader, arguments: argparse.Namespace) -> NoReturn:
+    every: float = arguments.follow
     while True:
         try:
-            _upload(uploader, rest)
+            _upload(uploader, arguments)
         except (OSError, FormatError) as error:
             message(f"stepscope upload: {error}; tried again in {uploader.pause(every):g} s")
         time.sleep(uploader.pause(every))
 
 
-def _upload(uploader: Uploader, rest: bool) -> None:
+def _upload(uploader: Uploader, arguments: argparse.Namespace) -> None:
     objects, nbytes = uploader.objects, uploader.nbytes
-    uploader.upload(rest=rest)
-    print(
-        f"{uploader.streams} streams, {uploader.complete} complete: {uploader.objects - objects} objects, "
-        f"{uploader.nbytes - nbytes:,} bytes uploaded",
-        flush=True,
-    )
+    uploader.upload(rest=arguments.rest)
+    objects, nbytes = uploader.objects - objects, uploader.nbytes - nbytes
+    if arguments.json:
+        counts = {"streams": uploader.streams, "complete": uploader.complete}
+        print_json({**counts, "objects": objects, "nbytes": nbytes})
+    else:
+        print(
+            f"{uploader.streams} streams, {uploader.complete} complete: {objects} objects, {nbytes:,} bytes uploaded",
+            flush=True,
+        )

@@ -53,6 +53,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "view",
         parents=[common],
         help="open a run or a trace in Perfetto or TensorBoard",
+        usage="stepscope view RUN [options]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

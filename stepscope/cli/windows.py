@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from stepscope.cli.messages import add_json, print_json
 from stepscope.runtime.display.text_table import Column, columns, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END
@@ -76,7 +77,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="PATH", type=Path, help="as for `stepscope explain`")
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    add_json(parser, "the list")
     parser.set_defaults(function=windows, command="windows", parser=parser)
 
 
@@ -99,7 +100,7 @@ def windows(arguments: argparse.Namespace) -> int:
         read = {number: _line(rank, window, counts[number]) for number, window in rank.windows.items()}
         lines += [line for _, line in sorted({**read, **indexed}.items())]
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(lines)).decode())
+        print_json(lines)
         return 0
     print(_text(lines, several=len(recording.ranks) > 1))
     if any(line.first_step == 0 for line in lines) and any(map(starts_up, recording.ranks)):

@@ -83,7 +83,7 @@ def test_what_is_missing_is_not_lost_among_options(capsys: pytest.CaptureFixture
     assert usage_error("collect") == 2
     usage, error = capsys.readouterr().err.splitlines()
     assert usage == "usage: stepscope collect --dir DIR [options]"
-    assert error.endswith("the following arguments are required: --dir")
+    assert error.endswith("the following arguments are required: -o/--out/--dir")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
