@@ -104,10 +104,11 @@ def doctor(arguments: argparse.Namespace) -> int:
     with Progress().during("recording a span, and operators of torch"):
         trial, torch = _trials()
     records = Check("recording", "no", trial.problem) if trial.problem else Check("recording", "ok", trial.text)
+    environment = _environment()
     checks = (
         _python(),
         records,
-        _environment(),
+        environment,
         *_memory(),
         _directory(),
         *_sessions(),
@@ -118,7 +119,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         *_frameworks(),
         *_extras(),
     )
-    diagnosis = Diagnosis(not trial.problem, checks)
+    diagnosis = Diagnosis("no" not in (records.state, environment.state), checks)
     if arguments.json:
         print_json(diagnosis)
     elif sys.stdout.isatty():

@@ -10,8 +10,9 @@ import functools
 import http.server
 import urllib.parse
 from http import HTTPStatus
+from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from stepscope.cli.opening import PERFETTO
 
@@ -52,7 +53,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         self._trace, self._place, self._ui = trace, place, ui
         super().__init__(*arguments, directory=str(ui or trace.parent))
 
-    def send_head(self) -> IO[bytes] | Any:
+    def send_head(self) -> BytesIO | BinaryIO | None:
         # A page of the network that has a name of its own for this machine may not read.
         if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN)

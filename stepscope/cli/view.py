@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +95,23 @@ def view(given: argparse.Namespace) -> int:
     viewer = given.viewer or ("tensorboard" if for_tensorboard and not _lacks_tensorboard() else "perfetto")
     if viewer == "tensorboard" and given.ui is not None:
         parser.error("--ui is a copy of Perfetto's page: it goes with --viewer perfetto")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else what was converted would stay
-    with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="stepscope-view-") as directory:
+    with _until_ended(), tempfile.TemporaryDirectory(prefix="stepscope-view-") as directory:
         if viewer == "tensorboard":
             _tensorboard(given, given.path if for_tensorboard else Path(directory))
         else:
             _perfetto(given, _trace(given.path, Path(directory)))
     return 0
+
+
+@contextlib.contextmanager
+def _until_ended() -> Generator[None]:
+    """A block that Ctrl-C ends, and SIGTERM in the same way: else what was converted would stay."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _for_tensorboard(path: Path) -> bool:
