@@ -81,9 +81,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         window = 0
         for run in self.runs:
             if run.action.records:
-                window += 1
                 ending = "" if run.action is ProfilerAction.RECORD_AND_SAVE else ", without an end"
                 purposes.append(f"record, window {window}{ending}")
+                window += 1
             else:
                 purposes.append("warm up" if run.action is ProfilerAction.WARMUP else "wait")
         if self.finished and not self.runs[-1].action.records:

@@ -158,7 +158,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
 
     def tell_traces(self) -> None:
         """Prints where the traces are, whether a launcher was traced instead of what it started, and no more."""
-        said = [("see it", how) for how in self._opening()] + self._untraced()
+        said = [("see it", how) for how in self._opening()] + (self._untraced() if self.children.ranks else [])
         if self.speaks and said:
             message("\n".join(f"{label.lower():10} {text}" for label, text in said))
 

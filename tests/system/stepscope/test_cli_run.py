@@ -488,19 +488,31 @@ def test_torch_is_not_imported_for_programs_without_it(tmp_path: Path) -> None:
 # what is recorded, and for how long
 
 WHILE_IT_RECORDS = """
-import time
+import sys, time
 import stepscope as sc
 from stepscope.runtime import _core
+step = sys.modules["torch.optim.optimizer"].step if "torch" in sys.modules else lambda: None
 while _core.recording():
     with sc.span("during"):
         time.sleep(0.01)
+    step()
+step()
 with sc.span("after"):
     print("goes on")
 """
-TRAINS_WHILE_IT_RECORDS = TRAINING.replace(
-    "for _ in range(12):",
-    "from stepscope.runtime import _core\nleft = 5\nwhile left := left - (not _core.recording()):",
-)
+OPTIMIZER = """
+hooks = []
+def register_optimizer_step_post_hook(hook):
+    hooks.append(hook)
+    return type("Handle", (), {"remove": lambda self: hooks.remove(hook)})()
+class Optimizer:
+    param_groups = []
+optimizer = Optimizer()
+def step():
+    for hook in hooks:
+        hook(optimizer, (), {})
+"""
+"""The part of torch that steps are found by."""
 
 
 def test_backends_by_name(tmp_path: Path) -> None:
@@ -537,14 +549,18 @@ def test_a_duration_without_steps(tmp_path: Path) -> None:
 
 
 def test_a_duration_with_steps(tmp_path: Path) -> None:
-    """The window ends with a step, and is complete; later steps are not recorded."""
-    require("torch")
-    (tmp_path / "train.py").write_text(TRAINS_WHILE_IT_RECORDS)
-    done = stepscope("run", "--duration", "20", "--quiet", "--out", "run", "train.py", cwd=tmp_path)
-    assert done.returncode == 0 and "ignored" not in done.stderr, done.stderr
+    """The window ends with a step, and is complete; steps go on, and are not recorded."""
+    package = tmp_path / "torch" / "optim"
+    package.mkdir(parents=True)
+    for path in (package.parent, package):
+        (path / "__init__.py").touch()
+    (package / "optimizer.py").write_text(OPTIMIZER)
+    (tmp_path / "train.py").write_text(f"from torch.optim import optimizer\n{WHILE_IT_RECORDS}")
+    done = stepscope("run", "--no-torch", "--duration", "1", "-o", "run", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "goes on\n") and "ignored" not in done.stderr, done.stderr
     (rank,) = load(tmp_path / "run").ranks
     (window,) = rank.windows.values()
-    assert window.complete and len(window.steps) > 1
+    assert window.complete and len(window.steps) > 1 and not complete(tmp_path / "run" / "trace.json", "after")
 
 
 def test_windows_are_asked_for(tmp_path: Path) -> None:
@@ -560,7 +576,7 @@ def test_windows_are_asked_for(tmp_path: Path) -> None:
         assert f"stepscope arm --pid {process.pid} --steps 10" in line
         while (armed := stepscope("arm", "--pid", process.pid, "--seconds", "0.1", cwd=tmp_path)).returncode:
             assert process.poll() is None, armed.stderr
-        while "done" not in stepscope("arm", "--pid", process.pid, "--status", cwd=tmp_path).stdout:
+        while " recorded " not in stepscope("arm", "--pid", process.pid, "--status", cwd=tmp_path).stdout:
             assert process.poll() is None
         (tmp_path / "end").touch()
         assert process.wait(100) == 0
