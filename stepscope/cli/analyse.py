@@ -29,16 +29,14 @@ exit codes: 0 everything was analysed, 1 something failed or there is nothing to
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "analyse",
-        parents=[common],
         help="make the tables and timelines of MindSpore's profiler",
+        usage="stepscope analyse DIR [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("path", metavar="DIR", type=Path, help="output_path of the profiler, or a directory in it")
     parser.add_argument("--rank", metavar="N", type=int, help="only this rank (default: all)")

@@ -64,17 +64,14 @@ _NAMES = {"start_step": "start", "stop_step": "stop"}
 """Of fields whose option is called otherwise."""
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "arm",
-        parents=[common],
         help="ask running processes to record a window",
         usage="stepscope arm (--pid PID | --url URL | --list) [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     where = parser.add_argument_group("whom").add_mutually_exclusive_group(required=True)
     where.add_argument("--pid", type=int, metavar="PID", help="a process of this user on this machine")

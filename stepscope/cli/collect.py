@@ -61,16 +61,14 @@ _OPTIONS = {
 """Of fields whose option is called otherwise."""
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "collect",
-        parents=[common],
         help="receive and show the traces of many ranks",
         usage="stepscope collect --dir DIR [options]",  # thirty options above an error would hide it
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "-o",

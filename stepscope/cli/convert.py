@@ -22,12 +22,13 @@ from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.formats import writing
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.flight.saved import window_name
 from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
 from stepscope.runtime.recovery.journals import Journals, suggest_journals
 from stepscope.runtime.recovery.target import choose
-from stepscope.runtime.session.note import can_recover
+from stepscope.runtime.session.note import WINDOWS, can_recover
 from stepscope.runtime.windows.window import Window, which_windows
 
 EXAMPLES = """\
@@ -42,16 +43,14 @@ exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "convert",
-        parents=[common],
         help="write a journal in another format",
         usage="stepscope convert IN OUT [options]",
         description=f"Writes a run's journal, also a damaged one, in another format.\n\n{formats.described()}",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="IN", type=Path, help="directory of a run, or a journal")
     target = parser.add_mutually_exclusive_group(required=True)
@@ -75,7 +74,7 @@ def convert(arguments: argparse.Namespace) -> int:
     parser: argparse.ArgumentParser = arguments.parser
     source, target = arguments.source, arguments.target or arguments.out
     formats.check(arguments, target)
-    journal = journal_of(source)
+    journal = journal_of(source, arguments.window)
     if target.exists() and journal.exists() and target.samefile(journal):
         parser.error("OUT is IN: give the output another name")
     replayed, written = write(journal, target, arguments.format, arguments.window)
@@ -88,8 +87,12 @@ def convert(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def journal_of(source: Path) -> Path:
+def journal_of(source: Path, window: int | None = None) -> Path:
     """The journal that is meant by a path; of a directory that which `recover` takes.
+
+    Args:
+        source: directory of a run, or a journal.
+        window: number of a window, of which a flight recorder has a journal of its own.
 
     Raises:
         FormatError: if there is none.
@@ -97,7 +100,7 @@ def journal_of(source: Path) -> Path:
     if not segments.exists(source):
         raise FormatError(f"there is no run or journal at {source}")
     if source.is_dir():
-        return _journal_in(source)
+        return _journal_in(source, window)
     if is_trace(source):
         run = opening.shown(source.parent)
         beside = f": {run}" if Journals.of(source.parent).found else ""
@@ -144,9 +147,12 @@ async def _replay(source: Path, exporter: _Counting, directory: Path, window: in
     return replayed
 
 
-def _journal_in(directory: Path) -> Path:
+def _journal_in(directory: Path, window: int | None) -> Path:
     """The journal that is meant by a directory: the one that `recover` takes. Says which."""
     journals = Journals.of(directory)
+    if not journals.found and window is not None:
+        for saved in (directory / WINDOWS).glob(f"{window_name(window, None)}*.journal"):
+            return saved
     choice = choose(directory, force=True)
     chosen = choice.journal or journals.newest()
     if chosen is None:

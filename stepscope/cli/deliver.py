@@ -34,16 +34,14 @@ large, 2 wrong usage
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "deliver",
-        parents=[common],
         help="send to a collector what a run could not",
         usage="stepscope deliver FILE|DIR --url URL [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("place", metavar="FILE|DIR", type=Path, help="directory of a run, or a journal")
     parser.add_argument(

@@ -85,15 +85,13 @@ class Diagnosis(msgspec.Struct, frozen=True):
     checks: tuple[Check, ...]
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        parents=[common],
         help="say what can be recorded here, and why not",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_json(parser, "it")
     parser.set_defaults(function=doctor, command="doctor", parser=parser)

@@ -25,15 +25,13 @@ exit codes: 0 explained, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "explain",
-        parents=[common],
         help="say what is slow in a run, why, and what to try",
         description="Says what is slow in a run, why, and what to try. A run that still records is explained as far as it is.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "path",

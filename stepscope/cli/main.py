@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 from stepscope.cli import (
@@ -50,7 +51,7 @@ COMMANDS = (
     upload,
     merge,
 )
-"""Each has `add(commands, common)`, which declares it, and names its function."""
+"""Each has `add(commands)`, which declares it, and names its function."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 EPILOG = """\
@@ -84,9 +85,19 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"stepscope {VERSION}")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(
+        title="commands",
+        metavar="COMMAND",
+        required=True,
+        parser_class=partial(
+            argparse.ArgumentParser,
+            parents=[common],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        ),
+    )
     for command in COMMANDS:
-        command.add(commands, common)
+        command.add(commands)
     return top
 
 

@@ -39,21 +39,19 @@ exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     described = formats.described(
         hta="a directory with a file for each rank", tensorboard="with --format: a directory with one for each window"
     )
     parser: argparse.ArgumentParser = commands.add_parser(
         "merge",
-        parents=[common],
         help="write the traces of all ranks as one trace",
         usage="stepscope merge DIR ... --out OUT [options]",
         description="Merges what a collector received from the ranks of a job into one trace, with times on one clock. Ranks may "
         "still be\nsending.\n\n"
         f"{described}",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "sources",

@@ -43,15 +43,13 @@ exit codes: 0 recovered, also again, 1 nothing to recover, or not any more, or t
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "recover",
-        parents=[common],
         help="bring back what a run had recorded when it died",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="DIR", type=Path, help="directory of the run, or its journal")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="copy the journal to FILE and complete the copy")

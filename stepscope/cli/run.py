@@ -46,17 +46,14 @@ exit codes: the program's own; 1 if tracing could not begin, 2 for wrong usage
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "run",
-        parents=[common],
         help="trace an unchanged program",
         usage="stepscope run [options] script.py [args ...]\n       stepscope run [options] -m module [args ...]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     run_options.add(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module, as for python -m")

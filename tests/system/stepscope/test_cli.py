@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.cli.main import main
+from stepscope.cli.main import NAMES, main
 from stepscope.cli.progress import Progress
 from stepscope.cli.values import size
 from tests.support.commands import python, stepscope
 from tests.support.messages import refused, said
 
-COMMANDS = ("demo", "run", "arm", "recover", "convert", "analyse", "collect", "deliver", "upload", "merge")
+REPORT = ("doctor", "explain", "windows", "arm", "recover", "convert", "analyse", "deliver", "upload", "merge")
+"""Commands that say something which programs may want to read."""
+WRITE = ("demo", "run", "report", "recover", "convert", "collect", "merge")
+"""Commands that write to a place of the user's choice."""
 
 
 def usage_error(*arguments: object) -> int:
@@ -58,7 +61,7 @@ def test_the_command_is_installed() -> None:
     assert entry.load() is main
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_help_has_examples_and_exit_codes(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,13 +72,17 @@ def test_help_has_examples_and_exit_codes(
     assert max(map(len, said.splitlines())) < 125
     assert "exit codes: 0" in said or "exit codes: the program's own" in said
     assert re.search(rf"examples:\n  stepscope {command}", said)
+    assert len(re.findall(r"^usage: [^\n]*(?:\n +[^\n]+)?\n\n", said)) == 1, "a usage of more lines hides an error"
+    assert ("--json " in said) is (command in REPORT)
+    assert ("-o " in said and "--out" in said) is (command in WRITE)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """The first page leads to the others."""
     assert usage_error("--help") == 0
     said = capsys.readouterr().out
-    assert all(re.search(rf"^    {command} +\w", said, re.MULTILINE) for command in COMMANDS)
+    assert all(re.search(rf"^    {command} +\w", said, re.MULTILINE) for command in NAMES)
+    assert "examples:\n  stepscope" in said
 
 
 def test_what_is_missing_is_not_lost_among_options(capsys: pytest.CaptureFixture[str]) -> None:
