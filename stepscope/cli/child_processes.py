@@ -120,7 +120,7 @@ def _started(options: Sequence[str], words: Sequence[str]) -> str:
 
 def _words(arguments: tuple[Any, ...]) -> list[str]:
     """The words of a command, as the audit events of `subprocess` and `os.system` have it."""
-    given = arguments[1] if len(arguments) > 1 else arguments[0]
+    given = (arguments[1:2] or arguments)[0]
     try:
         return (
             shlex.split(os.fsdecode(given)) if isinstance(given, str | bytes) else [os.fsdecode(word) for word in given]

@@ -8,8 +8,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from stepscope.cli import (
     analyse,
@@ -83,22 +83,18 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"stepscope {VERSION}")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-    commands = top.add_subparsers(
-        title="commands",
-        metavar="COMMAND",
-        required=True,
-        parser_class=partial(
-            argparse.ArgumentParser,
-            parents=[common],
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        ),
-    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser)
     for command in COMMANDS:
         command.add(commands)
     return top
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of one command, with what all of them have."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+        self.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

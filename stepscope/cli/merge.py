@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,17 +137,15 @@ def write(
     outputs = _outputs()
     progress = Progress()
     into = absolute(target)
+
+    def show(events: int) -> None:
+        progress.show(f"{events:,} events")
+
     with made_directory(into if format in outputs.DIRECTORIES else into.parent):
-        report = anyio.run(
-            lambda: outputs.write_merged(
-                sources,
-                target,
-                format=format,
-                job=job,
-                selection=selection,
-                progress=lambda events: progress.show(f"{events:,} events"),
-            )
+        merge = partial(
+            outputs.write_merged, sources, target, format=format, job=job, selection=selection, progress=show
         )
+        report: MergeReport = anyio.run(merge)
     progress.done(f"{report.events:,} events written to {report.written or target}")
     lacking = [note for note in report.notes if note.startswith(outputs.NOT_MERGED)]
     if lacking:

@@ -75,24 +75,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--step-on", choices=("optimizer", "none"), default="optimizer", help="what ends a step (default: optimizer)"
     )
-    what = parser.add_argument_group("what is recorded besides the program's own spans")
-    what.add_argument(
+    recorded = parser.add_argument_group("what is recorded besides the program's own spans")
+    recorded.add_argument(
         "--backend",
         metavar="NAME",
         action="append",
         type=one_of("backend", (TORCH, *BACKENDS)),
         help=f"{TORCH}, {', '.join(BACKENDS)}; may be repeated (default: {TORCH})",
     )
-    what.add_argument("--no-torch", action="store_true", help="no operators of torch")
-    what.add_argument(
+    recorded.add_argument("--no-torch", action="store_true", help="no operators of torch")
+    recorded.add_argument(
         "--mode",
         choices=("auto", "stream", "kineto"),
         default="auto",
         help="how torch's operators are recorded (default: auto)",
     )
-    what.add_argument("--record-shapes", action="store_true", help="keep the shapes of inputs (kineto)")
-    what.add_argument("--profile-memory", action="store_true", help="record allocations (kineto)")
-    what.add_argument("--with-stack", action="store_true", help="record Python functions (kineto)")
+    recorded.add_argument("--record-shapes", action="store_true", help="keep the shapes of inputs (kineto)")
+    recorded.add_argument("--profile-memory", action="store_true", help="record allocations (kineto)")
+    recorded.add_argument("--with-stack", action="store_true", help="record Python functions (kineto)")
     output = parser.add_argument_group("output")
     output.add_argument(
         "-o", "--out", metavar="DIR", type=Path, help="directory of the run (default: a new one in stepscope_runs)"

@@ -23,7 +23,7 @@ WINDOWS = {0: (1004, 1028), 1: (1031, 1055)}
 def record(directory: Path) -> str:
     """Records a training that goes on; what the console shows of it."""
     shown = io.StringIO()
-    exporters = [
+    exporters: list[sc.exporters.Exporter] = [
         sc.ChromeTraceExporter(directory / "window-{window}.json"),
         sc.exporters.ConsoleExporter(shown, interval=0.0),
     ]

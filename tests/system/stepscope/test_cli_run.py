@@ -490,9 +490,9 @@ def test_torch_is_not_imported_for_programs_without_it(tmp_path: Path) -> None:
 WHILE_IT_RECORDS = """
 import sys, time
 import stepscope as sc
-from stepscope.runtime import _core
+from stepscope.runtime._core import recording
 step = sys.modules["torch.optim.optimizer"].step if "torch" in sys.modules else lambda: None
-while _core.recording():
+while recording():
     with sc.span("during"):
         time.sleep(0.01)
     step()

@@ -9,7 +9,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def viewing(*arguments: object) -> Generator[tuple[str, subprocess.Popen[str]]]:
 
 
 @contextmanager
-def serving(trace: Path, ui: Path | None) -> Iterator[TraceServer]:
+def serving(trace: Path, ui: Path | None) -> Generator[TraceServer]:
     """A server in this process."""
     with TraceServer(trace, ui, 0) as server:
         thread = threading.Thread(target=server.serve_forever)
