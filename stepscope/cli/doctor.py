@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -51,6 +52,8 @@ exit codes: 0 recording works, 1 it does not, 2 wrong usage
 
 TRIAL_S = 120.0
 """Seconds after which the trial is ended: importing torch from a slow network disk takes a minute."""
+MOST_RUNS = 5
+"""Killed runs that are named."""
 FRAMEWORKS: Mapping[str, str] = {
     "lightning": "lightning",
     "transformers": "transformers",
@@ -135,6 +138,9 @@ def _show(checks: tuple[Check, ...]) -> None:
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # commands are copied
     for check in checks:
         mark, style = _MARKS[check.state]
         text = Text(printable(check.text)).append(f"\n{check.cure}" if check.cure else "", style="cyan")
@@ -220,19 +226,23 @@ def _directory() -> Check:
 
 
 def _sessions() -> Iterator[Check]:
-    """What killed runs left in memory."""
-    for place in places(None):
-        for directory in Path(place).glob(f"{PREFIX}*"):
-            try:
-                found = KilledSession.of(directory)
-            except (OSError, ValueError, SessionError):
-                continue  # another user's, or removed meanwhile
-            runs = [opening.shown(path.parent) for path, _ in found.unrecovered] if found is not None else []
-            if found is not None and runs:
-                yield Check(
-                    "killed run", "limited", f"{directory} has the last moments of {', '.join(runs)}",
-                    f"stepscope recover --remove-session {' '.join(runs[:1])}",
-                )  # fmt: skip
+    """What killed runs left in memory: those below the working directory first, then the newest."""
+    found: list[tuple[bool, float, str, Path]] = []
+    for directory in (session for place in places(None) for session in Path(place).glob(f"{PREFIX}*")):
+        try:
+            killed = KilledSession.of(directory)
+        except (OSError, ValueError, SessionError):
+            continue  # another user's, or removed meanwhile
+        if killed is None:
+            continue
+        for path, _ in killed.unrecovered:
+            run = opening.shown(path.parent)
+            found.append((run.startswith(("..", "/")), -killed.last_used, run, directory))
+    for _, _, run, directory in sorted(found)[:MOST_RUNS]:
+        cure = f"stepscope recover --remove-session {shlex.quote(run)}"
+        yield Check("killed run", "limited", f"the last moments of {run} are in {directory}", cure)
+    if len(found) > MOST_RUNS:
+        yield Check("killed runs", "limited", f"{len(found) - MOST_RUNS:,} more")
 
 
 def _zstd() -> Check:
