@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from stepscope.cli.doctor import FRAMEWORKS
 from tests.support.basics import require
-from tests.support.commands import python, stepscope
+from tests.support.commands import on_terminal, python, stepscope
 from tests.support.nvml import build
 
 KILLED = """
@@ -74,6 +75,14 @@ def test_a_line_for_each_check(tmp_path: Path) -> None:
     (environment,) = [line for line in lines if " environment: " in line]
     assert any(line.startswith("no ") and "no torch here" in line for line in lines)
     assert environment.startswith("limited ") and environment.endswith("; unset it: profilers stay off")
+
+
+def test_a_terminal_gets_marks_and_whole_commands(tmp_path: Path) -> None:
+    """What helps stands on a line of its own, or on several, and is not cut."""
+    lines = on_terminal("doctor", width=60, cwd=tmp_path, env={**without_torch(tmp_path), "STEPSCOPE_SIGNALS": "none"})
+    text = "\n".join(lines)
+    assert "✓" in text and "✗" in text and "\x1b[32m" in text and "…" not in text
+    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in lines) <= 60
 
 
 @pytest.mark.parametrize(
