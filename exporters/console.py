@@ -141,7 +141,7 @@ class ConsoleExporter:
 
     def _progress(self) -> str:
         now = self._statistics
-        step = f"step {now.step + 1}" if now.step >= 0 else "no step yet"
+        step = f"step {now.step}" if now.step >= 0 else "no step yet"
         pace = f", {human_time(now.step_ns)}/step" if now.step_ns > 0 else ""
         return f"{self._title}: {step}{pace}, {now.events:,} events, {now.dropped:,} dropped"
 

@@ -431,7 +431,7 @@ def _settings(recording: Recording, summaries: Sequence[RankSummary]) -> dict[st
     """Sentences: the recorded windows, and their outputs."""
     windows = [window for rank in recording.ranks for window in rank.windows.values()]
     of_one = [window.steps for rank in recording.ranks[:1] for window in rank.windows.values() if window.steps]
-    steps = [" to ".join(f"{step.number:,}" for step in (each[:1] + each[1:][-1:])) for each in of_one[:MOST_WINDOWS]]
+    steps = [" to ".join(str(step.number) for step in (each[:1] + each[1:][-1:])) for each in of_one[:MOST_WINDOWS]]
     signals = [name for name, recorded in _READINGS.items() if any(map(recorded, summaries))]
     return {
         "steps recorded": steps + (["…"] if len(of_one) > MOST_WINDOWS else []),

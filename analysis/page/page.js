@@ -73,7 +73,7 @@
       }
       let free = -Infinity;
       for (const index of ticks(0, count - 1, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger)) {
-        const text = grouped(first[index]), half = text.length * 3.5 + 6, place = x(index + 0.5);
+        const text = String(first[index]), half = text.length * 3.5 + 6, place = x(index + 0.5);
         if (place - half < free || place + half > width) continue;
         free = place + half;
         svg.append(make("svg:text", { x: place, y: height - 5, "text-anchor": "middle" }, text));
@@ -185,10 +185,10 @@
           return [chart.colours[part], name, time(chart.ns[part][index]), note];
         }).filter((_, part) => chart.ns[part][index] > 0);
         if (!one) {
-          rows.push(["", "longest", `${time(chart.longest[index])} (step ${grouped(chart.longestStep[index])})`, ""]);
+          rows.push(["", "longest", `${time(chart.longest[index])} (step ${chart.longestStep[index]})`, ""]);
           if (chart.slow[index]) rows.push(["", "slow", counted(chart.slow[index], "step"), ""]);
         }
-        const name = one ? `Step ${grouped(chart.first[index])}` : `Steps ${grouped(chart.first[index])} to ${grouped(chart.last[index])}, mean`;
+        const name = one ? `Step ${chart.first[index]}` : `Steps ${chart.first[index]} to ${chart.last[index]}, mean`;
         return { title: `${name}: ${time(total)}`, rows };
       },
     });
@@ -209,7 +209,7 @@
         },
       },
       describe: (index) => ({
-        title: `Step ${grouped(memory.step[index])}: ${bytes(memory.bytes[index])}`,
+        title: `Step ${memory.step[index]}: ${bytes(memory.bytes[index])}`,
         rows: [["", "since the first", `${memory.bytes[index] < memory.bytes[0] ? "−" : "+"}${bytes(Math.abs(memory.bytes[index] - memory.bytes[0]))}`, ""]],
       }),
     });

@@ -351,7 +351,7 @@ class Lifecycle:
             return
         if self.steps.state != "closed":
             began = clock.now()
-            self._stop(_CLOSED_INSIDE)
+            self._stop_and_carry_out()
             self._closes_by += clock.now() - began  # what backends need here is not taken from the exporters
         self._begin_closing()
 

@@ -64,7 +64,5 @@ def checked_action(value: object, step: int) -> ProfilerAction:
 
 
 def step_text(first: int, last: int | None = None) -> str:
-    """Names a step, or consecutive steps, as people count them and as `step_num` does: `step 3 (step_num 2)`."""
-    if last is None or last == first:
-        return f"step {first + 1} (step_num {first})"
-    return f"steps {first + 1}-{last + 1} (step_num {first}-{last})"
+    """Names a step, or consecutive steps, by their numbers: 0 for the first, as in `step_num` and `ProfilerStep#0`."""
+    return f"step {first}" if last is None or last == first else f"steps {first}-{last}"

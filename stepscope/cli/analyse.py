@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli import opening
+from stepscope.cli.messages import add_json, print_json
 from stepscope.cli.progress import Progress
 from stepscope.compat.mindspore.offline import analyse_below
 from stepscope.compat.mindspore.options import ProfilerOptions
@@ -28,22 +29,21 @@ exit codes: 0 everything was analysed, 1 something failed or there is nothing to
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "analyse",
-        parents=[common],
         help="make the tables and timelines of MindSpore's profiler",
+        usage="stepscope analyse DIR [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("path", metavar="DIR", type=Path, help="output_path of the profiler, or a directory in it")
     parser.add_argument("--rank", metavar="N", type=int, help="only this rank (default: all)")
     parser.add_argument("--steps", metavar="N", type=int, nargs="+", help="only these steps (default: all)")
     parser.add_argument("--pretty", action="store_true", help="indent the JSON")
     parser.add_argument("--keep-raw", action="store_true", help="keep the raw data afterwards")
+    add_json(parser, "what was made")
     parser.set_defaults(function=analyse, command="analyse", parser=parser)
 
 
@@ -64,5 +64,8 @@ def analyse(given: argparse.Namespace) -> int:
     steps = None if given.steps is None else tuple(sorted(set(given.steps)))
     with Progress().during(f"analysing {opening.shown(given.path)}"):
         analysis = analyse_below(given.path, options, given.pretty, steps)
-    print(analysis)
+    if given.json:
+        print_json(analysis)
+    else:
+        print(analysis)
     return 0 if analysis.complete else 1

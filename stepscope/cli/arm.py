@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli import client_tls
+from stepscope.cli.messages import add_json, print_json
+from stepscope.cli.values import seconds
 from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.requests.window_request import WindowRequest
@@ -18,8 +19,9 @@ from stepscope.runtime.session.ranks import ranks_from
 
 DESCRIPTION = """\
 Asks running processes to record a window, that is, some steps in one piece, and shows the answer of each: one process of
-this machine (--pid), or all ranks of a job through their collector (--url). A process can be asked if it was started with
-trace(control=Control(socket=True)), or for --url trace(control=Control(collector=True)).
+this machine (--pid), or all ranks of a job through their collector (--url). A process can be asked if it was started by
+`stepscope run --control`, for --url also with --collector URL, or if it has trace(control=Control(socket=True)), for --url
+collector=True.
 
 Through the collector all ranks record the same steps, or none does. If the window is extended or aborted, it ends with the
 same step on all. With --pid this holds if the ranks watch one control file.
@@ -62,17 +64,14 @@ _NAMES = {"start_step": "start", "stop_step": "stop"}
 """Of fields whose option is called otherwise."""
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "arm",
-        parents=[common],
         help="ask running processes to record a window",
         usage="stepscope arm (--pid PID | --url URL | --list) [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     where = parser.add_argument_group("whom").add_mutually_exclusive_group(required=True)
     where.add_argument("--pid", type=int, metavar="PID", help="a process of this user on this machine")
@@ -85,7 +84,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--steps", type=int, metavar="N", help="how many steps")
     what.add_argument("--stop", type=int, metavar="N", help="or the number of the last step")
-    what.add_argument("--seconds", type=float, metavar="S", help="or how long")
+    what.add_argument("--seconds", type=seconds, metavar="S", help="or how long")
     what.add_argument("--run-id", default="", metavar="ID", help="becomes part of the window's name")
     what.add_argument("--warmup", type=int, default=0, metavar="N", help="steps before these in which backends warm up")
     what.add_argument("--granularity", type=int, default=1, metavar="N", help="round to groups of N steps")
@@ -108,9 +107,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     remote.add_argument("--name", default="", help="name of the runs, if several jobs are connected")
     remote.add_argument("--job", default="", help="the job, if several are connected")
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for answers (default: 30)"
+        "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for answers (default: 30)"
     )
-    parser.add_argument("--json", action="store_true", help="print the answers as JSON")
+    add_json(parser, "the answers")
     parser.set_defaults(function=arm, command="arm", parser=parser)
 
 
@@ -187,10 +186,10 @@ def _list(given: argparse.Namespace) -> int:
     """Shows who can be asked; 1 if nobody can."""
     found = [each for pid in controllable_processes() for each in _status(pid, given.timeout)]
     if given.json:
-        print(json_bytes(found).decode())
+        print_json(found)
     elif not found:
         print(
-            "no process of this user takes commands; it needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS"
+            "no process of this user takes commands: start one by `stepscope run --control`, or with trace(control=Control(socket=True))"
         )
     for answer in () if given.json else found:
         rank = "" if answer.rank is None else f" rank {answer.rank}"
@@ -215,7 +214,7 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
     )
     answers = ask_process(given.pid, command, given.timeout)
     if given.json:
-        print(json_bytes(answers).decode())
+        print_json(answers)
     for answer in () if given.json else answers:
         rank = "" if answer.rank is None else f" rank {answer.rank}"
         print(f"{answer.profiler or 'process'}{rank} (pid {answer.pid}, {_where(answer)}): {_text(name, answer)}")
@@ -247,7 +246,7 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
     }
     result = send_order(given, order)
     if given.json:
-        print(json_bytes(result).decode())
+        print_json(result)
         return 0 if result.outcome == "done" else 1
     steps = "" if result.first is None else f": steps {result.first}-{'...' if result.last is None else result.last}"
     print(

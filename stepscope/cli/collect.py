@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope.cli import descriptors, nats_options
 from stepscope.cli.messages import message
-from stepscope.cli.sizes import size
+from stepscope.cli.values import size
 from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.settings.validation import find_invalid_value
 
@@ -61,18 +61,25 @@ _OPTIONS = {
 """Of fields whose option is called otherwise."""
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "collect",
-        parents=[common],
         help="receive and show the traces of many ranks",
         usage="stepscope collect --dir DIR [options]",  # thirty options above an error would hide it
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="where to store what ranks send")
+    parser.add_argument(
+        "-o",
+        "--out",
+        "--dir",
+        dest="dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where to store what ranks send",
+    )
     parser.add_argument("--fsync", action="store_true", help="confirm only what has reached the disk; slower")
     parser.add_argument(
         "--from",

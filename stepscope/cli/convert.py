@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 
 from stepscope.cli import formats, opening
 from stepscope.cli.made_directory import made_directory
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import is_trace
 from stepscope.runtime.display.text_table import human_count
@@ -21,12 +22,13 @@ from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.formats import writing
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.flight.saved import window_name
 from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
 from stepscope.runtime.recovery.journals import Journals, suggest_journals
 from stepscope.runtime.recovery.target import choose
-from stepscope.runtime.session.note import can_recover
+from stepscope.runtime.session.note import WINDOWS, can_recover
 from stepscope.runtime.windows.window import Window, which_windows
 
 EXAMPLES = """\
@@ -41,20 +43,24 @@ exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "convert",
-        parents=[common],
         help="write a journal in another format",
+        usage="stepscope convert IN OUT [options]",
         description=f"Writes a run's journal, also a damaged one, in another format.\n\n{formats.described()}",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="IN", type=Path, help="directory of a run, or a journal")
-    parser.add_argument("target", metavar="OUT", type=Path, help="file to write; its ending chooses the format")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument(
+        "target", metavar="OUT", type=Path, nargs="?", help="file to write; its ending chooses the format"
+    )
+    target.add_argument("-o", "--out", metavar="OUT", type=Path, help="the same")
     formats.add_format(parser)
     parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
+    add_json(parser, "how much was written")
     parser.set_defaults(function=convert, command="convert", parser=parser)
 
 
@@ -66,32 +72,69 @@ def convert(arguments: argparse.Namespace) -> int:
         FormatError: if there is no journal, it is not a journal, or has no such window (`NoWindowError`).
     """
     parser: argparse.ArgumentParser = arguments.parser
-    source: Path = arguments.source
-    formats.check(arguments, "target")
+    source, target = arguments.source, arguments.target or arguments.out
+    formats.check(arguments, target)
+    journal = journal_of(source, arguments.window)
+    if target.exists() and journal.exists() and target.samefile(journal):
+        parser.error("OUT is IN: give the output another name")
+    replayed, written = write(journal, target, arguments.format, arguments.window)
+    hint_at_recovery(journal.parent)
+    if arguments.json:
+        print_json({"written": written, **msgspec.to_builtins(replayed)})
+        return 0
+    if replayed.damage:
+        print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
+    return 0
+
+
+def journal_of(source: Path, window: int | None = None) -> Path:
+    """The journal that is meant by a path; of a directory that which `recover` takes.
+
+    Args:
+        source: directory of a run, or a journal.
+        window: number of a window, of which a flight recorder has a journal of its own.
+
+    Raises:
+        FormatError: if there is none.
+    """
     if not segments.exists(source):
         raise FormatError(f"there is no run or journal at {source}")
     if source.is_dir():
-        source = _journal_in(source)
-    elif is_trace(source):
+        return _journal_in(source, window)
+    if is_trace(source):
         run = opening.shown(source.parent)
         beside = f": {run}" if Journals.of(source.parent).found else ""
         raise FormatError(
             f"{source} is a trace, and not a journal: name the directory of the run that wrote it{beside}"
         )
-    if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
-        parser.error("OUT is IN: give the output another name")
-    directory = absolute(arguments.target).parent
-    with made_directory(directory), writing(arguments.target, arguments.format) as exporter:
+    return source
+
+
+def write(journal: Path, target: Path, format: str | None = None, window: int | None = None) -> tuple[Replayed, Path]:
+    """Writes a journal in another format, and says on standard error how much that was.
+
+    Args:
+        journal: file to read.
+        target: file to write.
+        format: name of the format, if the ending of the target does not say it.
+        window: number of the only window to write.
+
+    Returns:
+        How much was written, and the file: a journal does not replace another.
+
+    Raises:
+        OSError: if the journal cannot be read, or the output not written.
+        FormatError: if it is not a journal, or has no such window (`NoWindowError`).
+    """
+    directory = absolute(target).parent
+    with made_directory(directory), writing(target, format) as exporter:
         counting = _Counting(exporter)
-        replayed = anyio.run(_replay, source, counting, directory, arguments.window)
-    written = getattr(exporter, "path", arguments.target)  # a journal does not replace another
+        replayed = anyio.run(_replay, journal, counting, directory, window)
+    written: Path = getattr(exporter, "path", target)
     counting.progress.done(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
     if not replayed.events:
-        message(f"{source} holds no events: the run was killed before it recorded any, or the file is empty")
-    _hint_at_recovery(source.parent)
-    if replayed.damage:
-        print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
-    return 0
+        message(f"{journal} holds no events: the run was killed before it recorded any, or the file is empty")
+    return replayed, written
 
 
 async def _replay(source: Path, exporter: _Counting, directory: Path, window: int | None) -> Replayed:
@@ -104,13 +147,16 @@ async def _replay(source: Path, exporter: _Counting, directory: Path, window: in
     return replayed
 
 
-def _journal_in(directory: Path) -> Path:
+def _journal_in(directory: Path, window: int | None) -> Path:
     """The journal that is meant by a directory: the one that `recover` takes. Says which."""
     journals = Journals.of(directory)
+    if not journals.found and window is not None:
+        for saved in (directory / WINDOWS).glob(f"{window_name(window, None)}*.journal"):
+            return saved
     choice = choose(directory, force=True)
     chosen = choice.journal or journals.newest()
     if chosen is None:
-        _hint_at_recovery(directory)
+        hint_at_recovery(directory)
         if choice.missing:
             raise FormatError(f"no journal in {directory} can be used: {'; '.join(choice.missing)}")
         raise FormatError("; ".join(filter(None, (f"{directory} has no journal", suggest_journals(directory)))))
@@ -125,7 +171,7 @@ def _windows(replayed: Replayed) -> str:
     return f"{text} ({replayed.unfinished} without an end)" if replayed.unfinished else text
 
 
-def _hint_at_recovery(directory: Path) -> None:
+def hint_at_recovery(directory: Path) -> None:
     """Where a process was killed that wrote a journal here, and nobody has brought back the rest, says how."""
     if can_recover(directory):
         recover = f"stepscope recover {shlex.quote(opening.shown(directory))}"

@@ -7,8 +7,11 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stepscope.cli import client_tls, nats_options
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
+from stepscope.cli.values import seconds
 from stepscope.runtime.errors import StepscopeError
 
 if TYPE_CHECKING:
@@ -31,16 +34,14 @@ large, 2 wrong usage
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "deliver",
-        parents=[common],
         help="send to a collector what a run could not",
         usage="stepscope deliver FILE|DIR --url URL [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("place", metavar="FILE|DIR", type=Path, help="directory of a run, or a journal")
     parser.add_argument(
@@ -53,7 +54,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=60.0,
         metavar="SECONDS",
         help="seconds without progress after which to give up (default: 60)",
@@ -64,6 +65,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="assume that a process on another machine is dead",
     )
     nats_options.add(parser)
+    add_json(parser, "what was delivered")
     parser.set_defaults(function=deliver, command="deliver", parser=parser)
 
 
@@ -78,10 +80,9 @@ def deliver(given: argparse.Namespace) -> int:
         from stepscope.exporters.stream import delivery
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    if not 0 < given.timeout < float("inf"):
-        given.parser.error(f"--timeout wants seconds above 0, got {given.timeout:g}")
     make_transport = _into_nats(given) if given.url.startswith(("nats:", "tls:")) else _to_collector(given)
     failed = False
+    delivered: list[dict[str, object]] = []
     journals = delivery.journals_in(given.place)
     for journal in journals:
         try:
@@ -93,13 +94,17 @@ def deliver(given: argparse.Namespace) -> int:
             message(f"stepscope deliver: not delivered: {error}")
             failed = True
             continue
-        print(f"delivered {journal}: stream {sent.stream} has its {sent.events:,} events")
+        delivered.append({"journal": journal, **msgspec.to_builtins(sent)})
+        if not given.json:
+            print(f"delivered {journal}: stream {sent.stream} has its {sent.events:,} events")
         if sent.left_out_frames:
             message(
                 f"stepscope deliver: {sent.left_out_frames} frames of {journal} are too large, and were not sent: they have "
                 f"{sent.left_out:,} events, or ends of windows"
             )
             failed = True
+    if given.json:
+        print_json(delivered)
     return 1 if failed else 0
 
 

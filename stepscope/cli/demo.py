@@ -49,15 +49,13 @@ EXPECTED = 0.9
 """Accuracy below which something is wrong."""
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
-        parents=[common],
         help="train a small network and trace it",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "-o",

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stepscope.cli import opening
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
 
 RUNS = Path("stepscope_runs")
 
@@ -27,15 +25,13 @@ exit codes: 0 explained, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "explain",
-        parents=[common],
         help="say what is slow in a run, why, and what to try",
         description="Says what is slow in a run, why, and what to try. A run that still records is explained as far as it is.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "path",
@@ -47,7 +43,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         f"of several runs the newest is taken (default: {RUNS}, where `stepscope run` writes them)",
     )
     parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    add_json(parser, "the answer")
     parser.set_defaults(function=explain, command="explain", parser=parser)
 
 
@@ -66,7 +62,7 @@ def explain(arguments: argparse.Namespace) -> int:
         message(f"reading {opening.shown(path)}")
     answer = answer_of(recording, arguments.window)
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(answer)).decode())
+        print_json(answer)
         return 0
     from rich.console import Console
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from pathlib import Path
 
 from stepscope.exporters import formats as _formats
 from stepscope.runtime.export.formats import exporter_for, known
@@ -29,19 +30,19 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="F", help="name of the format, if the ending of OUT does not say it")
 
 
-def check(given: argparse.Namespace, target: str, more: Iterable[str] = ()) -> None:
+def check(given: argparse.Namespace, target: Path, more: Iterable[str] = ()) -> None:
     """A format that nobody knows is wrong usage.
 
     Args:
         given: the arguments.
-        target: name of the one that is the file.
+        target: the file to write.
         more: names of further formats that the command has.
     """
     names = sorted({*(one.name for one in known()), *more})
     if given.format is not None and given.format not in names:
         given.parser.error(f"unknown format {given.format!r}{did_you_mean(given.format, names)}")
     try:
-        exporter_for(getattr(given, target), given.format)
+        exporter_for(target, given.format)
     except ValueError as error:
         parser: argparse.ArgumentParser = given.parser
         parser.error(str(error))

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from stepscope.cli import (
     analyse,
@@ -17,12 +18,14 @@ from stepscope.cli import (
     convert,
     deliver,
     demo,
+    doctor,
     explain,
     merge,
     recover,
     report,
     run,
     upload,
+    view,
     windows,
 )
 from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
@@ -31,11 +34,33 @@ from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.version import VERSION
 
-COMMANDS = (demo, run, explain, report, windows, arm, recover, convert, analyse, collect, deliver, upload, merge)
-"""Each has `add(commands, common)`, which declares it, and names its function."""
+COMMANDS = (
+    doctor,
+    demo,
+    run,
+    explain,
+    report,
+    view,
+    windows,
+    arm,
+    recover,
+    convert,
+    analyse,
+    collect,
+    deliver,
+    upload,
+    merge,
+)
+"""Each has `add(commands)`, which declares it, and names its function."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 EPILOG = """\
+examples:
+  stepscope doctor                what can be recorded here
+  stepscope run train.py
+  stepscope explain               what is slow in the newest run
+  stepscope view runs/exp1
+
 exit codes:
   0    done
   1    failed; standard error says why
@@ -58,12 +83,18 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"stepscope {VERSION}")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser)
     for command in COMMANDS:
-        command.add(commands, common)
+        command.add(commands)
     return top
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of one command, with what all of them have."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+        self.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,7 +159,8 @@ def _refuse(given: argparse.Namespace, unknown: list[str]) -> None:
     option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if option is None:
         command.error(f"unrecognized arguments: {' '.join(unknown)}")
-    known = re.findall(r"^  (?:-\w, )?(--[\w-]+)", command.format_help(), re.MULTILINE)
+    options = re.findall(r"^  (-.*?)(?:   |$)", command.format_help(), re.MULTILINE)
+    known = re.findall(r"--[\w-]+", " ".join(options))
     close = get_close_matches(option, known, 1, 0.8)
     hint = f"; did you mean {close[0]}?" if close else ""
     if given.command == "run" and not close:

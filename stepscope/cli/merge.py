@@ -5,20 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 
 from stepscope.cli import formats
 from stepscope.cli.made_directory import made_directory
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
 from stepscope.cli.progress import Progress
 from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.export.formats import staged
 from stepscope.runtime.files.paths import absolute
+
+if TYPE_CHECKING:
+    from stepscope.collector.merge.plan import Selection
+    from stepscope.collector.merge.report import MergeReport
 
 EPILOG = """\
 examples:
@@ -33,21 +40,19 @@ exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     described = formats.described(
         hta="a directory with a file for each rank", tensorboard="with --format: a directory with one for each window"
     )
     parser: argparse.ArgumentParser = commands.add_parser(
         "merge",
-        parents=[common],
         help="write the traces of all ranks as one trace",
         usage="stepscope merge DIR ... --out OUT [options]",
         description="Merges what a collector received from the ranks of a job into one trace, with times on one clock. Ranks may "
         "still be\nsending.\n\n"
         f"{described}",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "sources",
@@ -63,7 +68,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         type=Path,
         help="file with more DIRs, separated by NUL",
     )
-    parser.add_argument("--out", metavar="OUT", type=Path, required=True, help="file or directory to write")
+    parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="file or directory to write")
     formats.add_format(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--window", metavar="N", type=int, help="only this window; 0 is the first")
@@ -76,7 +81,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--steps", metavar="A-B", type=_steps, help="only steps A to B")
     parser.add_argument("--job", metavar="NAME", help="the job, if there are several")
-    parser.add_argument("--report", metavar="FILE", type=Path, help="also write the report as JSON")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="also write the report to FILE as JSON")
+    add_json(parser, "the report")
     parser.set_defaults(function=merge, command="merge", parser=parser)
 
 
@@ -87,14 +93,9 @@ def merge(given: argparse.Namespace) -> int:
         StepscopeError: if there is nothing to merge, or a package is missing.
         OSError: if a stream cannot be read, or the output not written.
     """
-    try:
-        from stepscope.collector.merge.outputs import DIRECTORIES, write_merged
-        from stepscope.collector.merge.plan import Selection
-        from stepscope.collector.merge.sources import NOT_MERGED
-    except ImportError as error:
-        raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    if given.format not in DIRECTORIES:
-        formats.check(given, "out", DIRECTORIES)
+    outputs = _outputs()
+    if given.format not in outputs.DIRECTORIES:
+        formats.check(given, given.out, outputs.DIRECTORIES)
     sources: list[Path] = [*given.sources]
     if given.listed is not None:
         sources += [Path(os.fsdecode(name)) for name in given.listed.read_bytes().split(b"\0") if name]
@@ -102,30 +103,63 @@ def merge(given: argparse.Namespace) -> int:
         given.parser.error("name a collector directory, any directory containing journals, or one journal")
     if given.of and given.window is None:
         given.parser.error("--of goes with --window: it says whose count of windows N is")
-    progress = Progress()
-    into: Path = absolute(given.out)
-    with made_directory(into if given.format in DIRECTORIES else into.parent):
-        report = anyio.run(
-            lambda: write_merged(
-                sources,
-                given.out,
-                format=given.format,
-                job=given.job,
-                selection=Selection(window=given.window, stream=given.of, steps=given.steps),
-                progress=lambda events: progress.show(f"{events:,} events"),
-            )
-        )
-    progress.done(f"{report.events:,} events written to {report.written or given.out}")
-    print(report.text())
-    lacking = [note for note in report.notes if note.startswith(NOT_MERGED)]
-    if lacking:
-        message(f"the trace is not whole: {human_count(len(lacking), 'journal')} could not be read")
-    for note in lacking:
-        message(printable(note))
+    report = write(
+        sources,
+        given.out,
+        format=given.format,
+        job=given.job,
+        selection=outputs.Selection(window=given.window, stream=given.of, steps=given.steps),
+    )
+    if given.json:
+        print_json(report)
+    else:
+        print(report.text())
     if given.report is not None:
         with staged(given.report) as place:
             place.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
     return 0
+
+
+def write(
+    sources: Sequence[Path],
+    target: Path,
+    *,
+    format: str | None = None,
+    job: str | None = None,
+    selection: Selection | None = None,
+) -> MergeReport:
+    """Merges journals into a file or a directory, and says on standard error how much that was, and what is missing.
+
+    Raises:
+        StepscopeError: if there is nothing to merge, or a package is missing.
+        OSError: if a stream cannot be read, or the output not written.
+    """
+    outputs = _outputs()
+    progress = Progress()
+    into = absolute(target)
+
+    def show(events: int) -> None:
+        progress.show(f"{events:,} events")
+
+    with made_directory(into if format in outputs.DIRECTORIES else into.parent):
+        merge = partial(
+            outputs.write_merged, sources, target, format=format, job=job, selection=selection, progress=show
+        )
+        report: MergeReport = anyio.run(merge)
+    progress.done(f"{report.events:,} events written to {report.written or target}")
+    lacking = [note for note in report.notes if note.startswith(outputs.NOT_MERGED)]
+    if lacking:
+        message(f"the trace is not whole: {human_count(len(lacking), 'journal')} could not be read")
+    for note in lacking:
+        message(printable(note))
+    return report
+
+
+def _outputs() -> Any:
+    try:
+        return import_module("stepscope.collector.merge.outputs")
+    except ImportError as error:
+        raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
 
 
 def _steps(text: str) -> tuple[int, int]:

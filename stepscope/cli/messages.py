@@ -1,12 +1,17 @@
-"""Messages to the user on standard error, and streams that cannot be written."""
+"""Messages to the user on standard error, results as JSON, and streams that cannot be written."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
 import sys
 from typing import Any, TextIO
+
+import msgspec
+
+from stepscope.runtime.files.encoding import json_bytes
 
 
 def message(text: str) -> None:
@@ -14,6 +19,21 @@ def message(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the latter: a program that was run has closed it
         print(text, file=sys.stderr)
     discard_unwritten(sys.stderr)
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declares `--json`.
+
+    Args:
+        parser: of the command.
+        what: is printed.
+    """
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+
+
+def print_json(value: object) -> None:
+    """Prints a value as indented JSON; paths are texts."""
+    print(msgspec.json.format(json_bytes(msgspec.to_builtins(value, enc_hook=str))).decode(), flush=True)
 
 
 def print_any_text() -> None:

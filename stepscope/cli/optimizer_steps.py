@@ -32,9 +32,13 @@ class OptimizerSteps:
         self._depth = 0
         self._finite = True
         self._undo: list[Callable[[], object]] = []
+        self._over = False
 
     def attach(self) -> None:
-        """Hooks into torch, which must be imported: its hook for the steps of all optimizers, there since torch 2.0."""
+        """Hooks into torch, which must be imported: its hook for the steps of all optimizers, there since torch 2.0.
+        After `detach` it does nothing."""
+        if self._over:
+            return
         module: Any = importlib.import_module("torch.optim.optimizer")
         self._undo.append(module.register_optimizer_step_post_hook(self._stepped).remove)
         # torch calls the hook inside its span around the optimizer's step. A border there would cut that span, so it
@@ -45,9 +49,11 @@ class OptimizerSteps:
             self._undo.append(lambda: setattr(module.Optimizer, "profile_hook_step", staticmethod(around)))
 
     def detach(self) -> None:
-        """Lets go of torch."""
-        while self._undo:
-            self._undo.pop()()
+        """Lets go of torch. Twice, also on two threads, is the same as once."""
+        self._over = True
+        undo, self._undo = self._undo, []
+        for each in reversed(undo):
+            each()
 
     def _around(self, around: Callable[[Any], Callable[..., Any]], function: Callable[..., Any]) -> Callable[..., Any]:
         inner = around(function)

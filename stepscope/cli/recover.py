@@ -8,9 +8,11 @@ import errno
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stepscope.cli import opening
 from stepscope.cli.made_directory import made_directory
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import TARGETS, free_name, is_trace, refuse_trace, rewrite_traces
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
@@ -41,18 +43,16 @@ exit codes: 0 recovered, also again, 1 nothing to recover, or not any more, or t
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "recover",
-        parents=[common],
         help="bring back what a run had recorded when it died",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="DIR", type=Path, help="directory of the run, or its journal")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="copy the journal to FILE and complete the copy")
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="copy the journal to FILE and complete the copy")
     parser.add_argument(
         "--force",
         action="store_true",
@@ -61,6 +61,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--remove-session", action="store_true", help="then delete what the run left in memory, which frees that"
     )
+    add_json(parser, "what was recovered")
     parser.set_defaults(function=run, command="recover", parser=parser)
 
 
@@ -73,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         OSError: if files cannot be read or written.
     """
     named: Path = arguments.path
+    say = message if arguments.json else print
     if not segments.exists(named):
         raise FormatError(f"there is no run or journal at {named}")
     if named.is_file() and not is_note(named) and is_trace(named):
@@ -95,15 +97,19 @@ def run(arguments: argparse.Namespace) -> int:
         if (found := _recover(path, arguments, bool(several), path in removing)) is not None
     ]
     for each in recovered:
-        print(each.text())
+        say(each.text())
         if each.session is not None and not arguments.remove_session:
-            print(f"  {each.session} stays until --remove-session, or a later run, frees it")
+            say(f"  {each.session} stays until --remove-session, or a later run, frees it")
     living = being_written(place) if whole or notes else set[str]()
-    rewritten = [rewrite_traces(each, place, living) for each in recovered if notes]
+    rewritten = [rewrite_traces(each, place, living, say) for each in recovered if notes]
     if recovered:
-        print(f"see it: {_how_to_see(recovered[-1], rewritten[-1][0] if rewritten else [])}")
+        say(f"see it: {_how_to_see(recovered[-1], rewritten[-1][0] if rewritten else [])}")
     complete = len(recovered) == len(several or [named]) and not any(each.missing for each in recovered)
-    if complete and all(done for _, done in rewritten):
+    complete = complete and all(done for _, done in rewritten)
+    if arguments.json:
+        runs = [msgspec.structs.replace(each, note=None) for each in recovered]
+        print_json({"complete": complete, "runs": runs, "written": [path for paths, _ in rewritten for path in paths]})
+    if complete:
         return 0
     message("stepscope recover: not all could be brought back, see above")
     return INCOMPLETE
@@ -136,9 +142,9 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
         if not one_of_several:
             convert = opening.convert(named if named.is_dir() else named.parent, "out.json")
             raise RecoveredError(f"{error}. To convert it: {convert}") from error
-        print(f"not recovered: {error}")
+        (message if arguments.json else print)(f"not recovered: {error}")
     except FormatError as error:
         if not one_of_several:
             raise
-        print(f"not recovered: {error}")
+        (message if arguments.json else print)(f"not recovered: {error}")
     return None

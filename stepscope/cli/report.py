@@ -21,15 +21,13 @@ exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
-        parents=[common],
         help="write what is slow in a run, with charts and tables, as a page",
         description="Writes what `stepscope explain` says of a run, with charts and tables, as one HTML file.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "path",

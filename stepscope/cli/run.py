@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
-from stepscope.cli import script
+from stepscope.cli import run_options, script
+from stepscope.cli.child_processes import command_for_ranks
 from stepscope.cli.messages import message
-from stepscope.cli.traced_program import TracedProgram
+from stepscope.cli.traced_program import TracedProgram, own_options
 from stepscope.compat.mindspore.env import EnvProfiler
 from stepscope.runtime.lifecycle.shutdown_hooks import after_signal
 
@@ -29,6 +29,8 @@ examples:
   stepscope run --exporter tensorboard --mode kineto --profile-memory --out runs/exp1 train.py
   stepscope run --keep-last 20 train.py
   stepscope run -m package.train --epochs 3
+  stepscope run --backend torch --backend host --duration 60 train.py
+  stepscope run --control --collector ws://127.0.0.1:7788 train.py
   torchrun --no-python --nproc-per-node 2 stepscope run --out runs/exp2 train.py
 
 Options come before the program; what follows it is the program's.
@@ -43,64 +45,17 @@ STEPSCOPE_SIGNALS=none leaves out stacks and the other signals: stepscope.Option
 exit codes: the program's own; 1 if tracing could not begin, 2 for wrong usage
 """
 
-EXPORTERS = ("chrome", "perfetto", "tensorboard", "console", "journal")
 
-
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "run",
-        parents=[common],
         help="trace an unchanged program",
         usage="stepscope run [options] script.py [args ...]\n       stepscope run [options] -m module [args ...]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    which = parser.add_argument_group("which steps")
-    for name, what in (
-        ("wait", "steps that each cycle begins with and does not record"),
-        ("warmup", "steps after these, recorded and thrown away"),
-        ("active", "steps after these, recorded as one window"),
-        ("repeat", "number of cycles (default: 0, no limit)"),
-        ("skip-first", "steps before the first cycle"),
-    ):
-        which.add_argument(f"--{name}", metavar="N", type=int, help=what)
-    which.add_argument("--skip-first-wait", action="store_true", help="leave out the wait of the first cycle")
-    which.add_argument(
-        "--keep-last",
-        metavar="N",
-        type=int,
-        help="record all steps, and save the last N when a step is slow or hangs, a counter is not finite, memory runs "
-        "short, or the program fails",
-    )
-    which.add_argument(
-        "--step-on", choices=("optimizer", "none"), default="optimizer", help="what ends a step (default: optimizer)"
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "-o", "--out", metavar="DIR", type=Path, help="directory of the run (default: a new one in stepscope_runs)"
-    )
-    output.add_argument("--name", help="name of the run (default: the program's)")
-    output.add_argument(
-        "--exporter", action="append", choices=EXPORTERS, help="what to write; may be repeated (default: chrome)"
-    )
-    output.add_argument("--quiet", action="store_true", help="at the end print where the trace is, and nothing else")
-    output.add_argument(
-        "--report", action="store_true", help="at the end print also the table of spans and the trust report"
-    )
-    torch = parser.add_argument_group("torch")
-    torch.add_argument(
-        "--mode",
-        choices=("auto", "stream", "kineto"),
-        default="auto",
-        help="how operators are recorded (default: auto)",
-    )
-    torch.add_argument("--record-shapes", action="store_true", help="keep the shapes of inputs (kineto)")
-    torch.add_argument("--profile-memory", action="store_true", help="record allocations (kineto)")
-    torch.add_argument("--with-stack", action="store_true", help="record Python functions (kineto)")
-    torch.add_argument("--no-torch", action="store_true", help="record no operators")
+    run_options.add(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module, as for python -m")
     # Not REMAINDER, which would take options before the program as well, or lose a `--` behind it.
     parser.add_argument("program", metavar="script.py", nargs=argparse.PARSER, help="the program, and its arguments")
@@ -117,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     program, *rest = words[1:] if words[0] == "--" and len(words) > 1 else words
     parser: argparse.ArgumentParser = arguments.parser
     if why := script.why_missing(program, module=arguments.module):
-        parser.error(why)
+        ranks = command_for_ranks(own_options(arguments), program, rest)
+        parser.error(f"{why}; to trace what a launcher starts: {ranks}" if ranks else why)
     if arguments.out is not None and arguments.out.is_file():
         parser.error(f"--out {arguments.out} is a file; name a directory")
     traced = TracedProgram.of(arguments, program, rest)
@@ -128,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     owner = os.getpid()
     if not arguments.quiet:
         after_signal(traced.tell_of_signal)
-    traced.profiler.start()
+    traced.start(arguments)
     EnvProfiler.init_profiler()
     try:
         outcome = script.run(program, rest, module=arguments.module)

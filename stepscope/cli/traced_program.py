@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
-from collections.abc import Callable
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
 from pathlib import Path
 from select import select
@@ -13,44 +13,49 @@ from select import select
 import msgspec
 
 from stepscope.backends.torch import loader as torch_loader
-from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.importing import TorchImport
 from stepscope.build import trace
 from stepscope.cli import opening
 from stepscope.cli.child_processes import ChildProcesses, command_for_ranks
 from stepscope.cli.ending import Ending
 from stepscope.cli.ending import width as ending_width
-from stepscope.cli.late_torch import LateTorch
 from stepscope.cli.messages import message
 from stepscope.cli.optimizer_steps import OptimizerSteps
 from stepscope.cli.progress import Progress
-from stepscope.exporters.base import Exporter
-from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.console import ConsoleExporter
-from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.exporters.tensorboard import tensorboard_trace_handler
+from stepscope.cli.run_options import TRACES, backends_of, control_of, exporters_of, schedule_of
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.display.text_table import human_count, printable
-from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.schedule.schedule import Schedule, schedule
+from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.session.job import local_world_size, rank_from_environment
+from stepscope.runtime.threads.background_call import start
+from stepscope.runtime.threads.native_threads import Event, Thread
 from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
 
 PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)
 """The program has ended, nobody waits for the terminal: what torch's profiler still converts is worth waiting for."""
-_TRACES: dict[str, tuple[str, Callable[[Path], Exporter]]] = {
-    "chrome": (".json", ChromeTraceExporter),
-    "perfetto": (".pftrace", PerfettoExporter),
-}
 _STDERR = 2
 _HOW_TO_TRACE_CHILDREN = (
     "ranks: start them by torchrun --no-python --nproc-per-node N stepscope run [options] train.py, or call stepscope.trace() in them; "
     "spans of others: set STEPSCOPE_JOIN=1, and import stepscope in them"
 )
-_STEPS = ("wait", "warmup", "active", "repeat", "skip_first")
+
+
+class UntilNextStep:
+    """A schedule that ends the open window with the next step, and records no other.
+
+    Args:
+        profiler: whose schedule it becomes.
+    """
+
+    def __init__(self, profiler: Profiler) -> None:
+        self._profiler = profiler
+
+    def __call__(self, step: int) -> ProfilerAction:
+        is_open = self._profiler.current_action is ProfilerAction.RECORD
+        return ProfilerAction.RECORD_AND_SAVE if is_open else ProfilerAction.NONE
 
 
 class TracedProgram(msgspec.Struct, frozen=True):
@@ -64,24 +69,26 @@ class TracedProgram(msgspec.Struct, frozen=True):
     children: ChildProcesses
     ranks: str
     """The command that traces the ranks, if the program is a launcher."""
+    over: Event
+    """Set when the program has ended."""
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, program: str, rest: list[str]) -> TracedProgram:
         """Makes the profiler; wrong arguments end the process, as argparse does it."""
         name: str = arguments.name or (program if arguments.module else Path(program).stem) or "run"
-        chosen = _schedule(arguments)
-        backend = None if arguments.no_torch else _backend(arguments)
+        chosen = schedule_of(arguments)
+        backends = backends_of(arguments)
         rank = rank_from_environment()[0]
         # Chosen here, so that what the exporters write is in the run's directory.
         output = Output.choose(arguments.out, name, None)
-        files, exporters = _exporters(arguments, output.path if rank is None else output.path / f"rank{rank}")
+        files, exporters = exporters_of(arguments, output.path if rank is None else output.path / f"rank{rank}")
         steps = OptimizerSteps(lambda: profiler.step())
         by_optimizer = arguments.step_on == "optimizer"
-        options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
+        options = own_options(arguments)
         profiler = trace(
             schedule=chosen,
             keep_last=arguments.keep_last,
-            backends=[] if backend is None else [LateTorch(backend)],
+            backends=backends,
             exporters=exporters,
             name=name,
             output_dir=output,
@@ -89,16 +96,43 @@ class TracedProgram(msgspec.Struct, frozen=True):
             | ({"options": options} if options else {})
             | ({STEPS_END: OPTIMIZER} if by_optimizer else {}),
             options=PATIENT,
+            control=control_of(arguments),
         )
         torch_loader.LOADER.workers_join = True
-        children = ChildProcesses()
+        children = ChildProcesses(options)
         watch = TorchImport(steps.attach)
         if by_optimizer:
             watch.watch()
-        return cls(profiler, steps, watch, files, children, command_for_ranks(options, program, rest))
+        ranks = command_for_ranks(options, program, rest)
+        return cls(profiler, steps, watch, files, children, ranks, Event())
+
+    def start(self, arguments: argparse.Namespace) -> None:
+        """Begins to record."""
+        self.profiler.start()
+        if self.profiler.control is not None and self.speaks and not arguments.quiet:
+            message(f"stepscope run: to record steps: stepscope arm --pid {os.getpid()} --steps 10")
+        if arguments.duration is not None:
+            wait = Thread(target=self._end_after, args=(arguments.duration,), name="stepscope duration", daemon=True)
+            start(wait)
+
+    def _end_after(self, seconds: float) -> None:
+        if self.over.wait(seconds):
+            return
+        steps = self.profiler.statistics().steps
+        if steps:
+            self.profiler.replace_schedule(UntilNextStep(self.profiler))
+        else:  # no step may ever come
+            self.watch.forget()
+            self.steps.detach()
+            self.profiler.stop()
+        if self.speaks:
+            where = opening.shown(self.profiler.output.path)
+            ends = "with this step" if steps else "now"
+            message(f"stepscope run: {seconds:g} s are over: recording ends {ends}; what was recorded is in {where}")
 
     def end(self) -> None:
         """Closes everything; what was recorded is on disk then."""
+        self.over.set()
         self.watch.forget()
         self.steps.detach()
         with Progress().during("the program has ended; writing what was recorded"):
@@ -123,9 +157,10 @@ class TracedProgram(msgspec.Struct, frozen=True):
         message(said)
 
     def tell_traces(self) -> None:
-        """Prints where the traces are, and no more."""
-        if self.speaks and (say := self._opening()):
-            message("\n".join(f"see it     {how}" for how in say))
+        """Prints where the traces are, whether a launcher was traced instead of what it started, and no more."""
+        said = [("see it", how) for how in self._opening()] + (self._untraced() if self.children.ranks else [])
+        if self.speaks and said:
+            message("\n".join(f"{label.lower():10} {text}" for label, text in said))
 
     def _ending(self, notes: tuple[tuple[str, str], ...] = (), failed: str = "") -> Ending:
         """The last lines, with the paths of the files."""
@@ -156,7 +191,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
         return [] if problem is None else [("No steps", f"{type(problem).__name__}: {problem}")]
 
     def _empty(self) -> list[tuple[str, str]]:
-        """Advice if the program recorded nothing but its steps."""
+        """Advice if the program recorded nothing but its steps, or nobody asked for a window."""
+        if self.profiler.control is not None and not self.profiler.statistics().windows:
+            return [("Empty", "no window was asked for: stepscope arm, while the program runs")]
         found = self.profiler.aggregates()
         spans = [row.name for row in (*found.rows, *found.elsewhere) if not row.name.startswith("ProfilerStep")]
         if spans or found.counters or found.instants or not self.profiler.statistics().windows:
@@ -171,7 +208,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         count = self.children.count - joined
         if statistics.steps or count <= 0:
             return []
-        how = f"to trace each: {self.ranks}" if self.ranks else _HOW_TO_TRACE_CHILDREN
+        ranks = self.ranks or self.children.ranks
+        how = f"to trace each: {ranks}" if ranks else _HOW_TO_TRACE_CHILDREN
         ran = f"{human_count(count, 'process', 'es')} that the program started ran, and this trace does not have them"
         return [("Children", f"{ran}; {how}")]
 
@@ -193,7 +231,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         say: list[str] = []
         windows = profiler.statistics().windows if profiler.keep_last is None else len(profiler.saved())
         for exporter, path in self.files.items() if windows else ():
-            if exporter in _TRACES and (trace := _latest(path)) is not None:
+            if exporter in TRACES and (trace := _latest(path)) is not None:
                 say.append(opening.perfetto(trace))
             elif exporter == "tensorboard" and path.exists():
                 say.append(opening.tensorboard(path))
@@ -231,50 +269,7 @@ def _latest(path: Path) -> Path | None:
     return max(written, key=lambda trace: (len(trace.name), trace.name), default=None)
 
 
-def _schedule(arguments: argparse.Namespace) -> Schedule | None:
-    parser: argparse.ArgumentParser = arguments.parser
-    if arguments.keep_last is not None and arguments.keep_last < 1:
-        parser.error(f"--keep-last must be 1 or more, got {arguments.keep_last}")
-    given = {name: getattr(arguments, name) for name in _STEPS if getattr(arguments, name) is not None}
-    if not given and not arguments.skip_first_wait:
-        return None
-    if arguments.keep_last is not None:
-        parser.error("--keep-last saves when something happens: it takes no schedule")
-    if "active" not in given:
-        parser.error("--active is missing: how many steps are to be recorded in each cycle?")
-    try:
-        return schedule(**{"wait": 0, "warmup": 0, **given, "skip_first_wait": arguments.skip_first_wait})
-    except ScheduleError as error:
-        name, _, rest = str(error).partition(" ")
-        parser.error(f"--{name.replace('_', '-')} {rest}")
-
-
-def _backend(arguments: argparse.Namespace) -> TorchBackend:
-    parser: argparse.ArgumentParser = arguments.parser
-    try:
-        return TorchBackend(
-            arguments.mode,
-            record_shapes=arguments.record_shapes,
-            profile_memory=arguments.profile_memory,
-            with_stack=arguments.with_stack,
-        )
-    except ValueError as error:
-        parser.error(str(error))
-
-
-def _exporters(arguments: argparse.Namespace, directory: Path) -> tuple[dict[str, Path], list[Exporter]]:
-    files: dict[str, Path] = {}
-    exporters: list[Exporter] = []
-    for exporter in dict.fromkeys(arguments.exporter or ["chrome"]):
-        if exporter in _TRACES:
-            ending, make = _TRACES[exporter]
-            # Windows that are not kept are deleted, which a file of its own makes possible.
-            name = "trace" if arguments.keep_last is None else "trace-{window}"
-            files[exporter] = directory / f"{name}{ending}"
-            exporters.append(make(files[exporter]))
-        elif exporter == "tensorboard":
-            files[exporter] = directory / "tensorboard"
-            exporters.append(tensorboard_trace_handler(files[exporter]))
-        elif exporter == "console":
-            exporters.append(ConsoleExporter())
-    return files, exporters
+def own_options(arguments: argparse.Namespace) -> list[str]:
+    """The options of the command as they were typed, without the program and its arguments."""
+    words: list[str] = arguments.words[1 : -len(arguments.program)]
+    return [word for word in words if word not in ("-m", "--")]

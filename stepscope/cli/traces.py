@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,13 +28,16 @@ def is_trace(path: Path) -> bool:
     return path.name.removesuffix(PART).removesuffix(".gz").endswith(_ENDINGS)
 
 
-def rewrite_traces(recovery: Recovery, place: Path, living: set[str]) -> tuple[list[Path], bool]:
-    """Writes the traces of a recovered run anew. Says on standard output what becomes of each.
+def rewrite_traces(
+    recovery: Recovery, place: Path, living: set[str], say: Callable[[str], None]
+) -> tuple[list[Path], bool]:
+    """Writes the traces of a recovered run anew.
 
     Args:
         recovery: of the run, with its note.
         place: its directory.
         living: real names of files that other runs still write.
+        say: prints what becomes of each.
 
     Returns:
         The files that were written, and whether each trace is complete now.
@@ -44,29 +47,31 @@ def rewrite_traces(recovery: Recovery, place: Path, living: set[str]) -> tuple[l
     for trace in () if recovery.note is None else recovery.note.traces:
         cut = place / trace.file
         if os.path.realpath(cut) in living:
-            print(f"left as it is: {opening.shown(cut)} is still being written")
+            say(f"left as it is: {opening.shown(cut)} is still being written")
         elif recovery.gap:
             complete = False
-            print(f"left as it is: {opening.shown(cut)}: {recovery.gap}, so a new one could have less; {_use(cut)}")
+            say(f"left as it is: {opening.shown(cut)}: {recovery.gap}, so a new one could have less; {_use(cut)}")
         else:
-            complete = _rewrite(recovery, place, trace, cut, written) and complete
+            complete = _rewrite(recovery, place, trace, cut, written, say) and complete
     return written, complete
 
 
-def _rewrite(recovery: Recovery, place: Path, trace: TraceNote, cut: Path, written: list[Path]) -> bool:
+def _rewrite(
+    recovery: Recovery, place: Path, trace: TraceNote, cut: Path, written: list[Path], say: Callable[[str], None]
+) -> bool:
     """Writes one trace, adds its files to those written, and returns whether it is complete."""
     assert recovery.note is not None
     try:
         for path in rewrite_trace(trace, place, recovery.note.owner, recovery.journal):
-            print(f"written anew: {opening.shown(path)}")
+            say(f"written anew: {opening.shown(path)}")
             written.append(path)
     except FileNotFoundError as error:
-        print(f"not written anew: {error} is not there any more")
+        say(f"not written anew: {error} is not there any more")
     except FormatError as error:
-        print(f"left as it is: {error}; {_use(cut)}")
+        say(f"left as it is: {error}; {_use(cut)}")
         return False
     except OutputError as error:
-        print(f"left as it is: {error}")
+        say(f"left as it is: {error}")
         return False
     return True
 

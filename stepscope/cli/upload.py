@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepscope.cli.messages import message
+from stepscope.cli.messages import add_json, message, print_json
+from stepscope.cli.values import seconds
 from stepscope.runtime.errors import FormatError, StepscopeError
 
 if TYPE_CHECKING:
@@ -31,15 +32,13 @@ exit codes: 0 copied, 1 failed or damaged (after a failure run it again: it copi
 """
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "upload",
-        parents=[common],
         help="copy a collector's directory to an object store, or back",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the collector's directory")
     parser.add_argument("url", metavar="URL", help="the store, such as s3://bucket/job1")
@@ -49,10 +48,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--follow",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         help="go on, and look for more every SECONDS; failures are shown and tried again",
     )
     parser.add_argument("--restore", action="store_true", help="copy from URL to DIR, which is made if missing")
+    add_json(parser, "what was copied")
     parser.set_defaults(function=run, command="upload", parser=parser)
 
 
@@ -65,8 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.restore and (arguments.rest or arguments.follow is not None):
         arguments.parser.error("--restore copies back what there is: it goes with neither --rest nor --follow")
-    if arguments.follow is not None and not 0 < arguments.follow < float("inf"):
-        arguments.parser.error(f"--follow wants seconds above 0, got {arguments.follow:g}")
     try:
         from stepscope.collector.upload.object_store import ObjectStore
         from stepscope.collector.upload.restore import restore
@@ -78,31 +76,39 @@ def run(arguments: argparse.Namespace) -> int:
         back = restore(ObjectStore(arguments.url), directory)
         for text in back.errors:
             message(f"stepscope upload: {text}")
-        print(f"{back.streams} streams: {back.segments} segments, {back.nbytes:,} bytes restored")
+        if arguments.json:
+            print_json(back)
+        else:
+            print(f"{back.streams} streams: {back.segments} segments, {back.nbytes:,} bytes restored")
         return 1 if back.errors else 0
     if not (directory / "streams").is_dir():
         raise StepscopeError(f"{directory} is not a collector's directory: it has no directory streams")
     uploader = Uploader(directory, arguments.url)
     if arguments.follow is not None:
-        _follow(uploader, arguments.rest, arguments.follow)
-    _upload(uploader, arguments.rest)
+        _follow(uploader, arguments)
+    _upload(uploader, arguments)
     return 0
 
 
-def _follow(uploader: Uploader, rest: bool, every: float) -> NoReturn:
+def _follow(uploader: Uploader, arguments: argparse.Namespace) -> NoReturn:
+    every: float = arguments.follow
     while True:
         try:
-            _upload(uploader, rest)
+            _upload(uploader, arguments)
         except (OSError, FormatError) as error:
             message(f"stepscope upload: {error}; tried again in {uploader.pause(every):g} s")
         time.sleep(uploader.pause(every))
 
 
-def _upload(uploader: Uploader, rest: bool) -> None:
+def _upload(uploader: Uploader, arguments: argparse.Namespace) -> None:
     objects, nbytes = uploader.objects, uploader.nbytes
-    uploader.upload(rest=rest)
-    print(
-        f"{uploader.streams} streams, {uploader.complete} complete: {uploader.objects - objects} objects, "
-        f"{uploader.nbytes - nbytes:,} bytes uploaded",
-        flush=True,
-    )
+    uploader.upload(rest=arguments.rest)
+    objects, nbytes = uploader.objects - objects, uploader.nbytes - nbytes
+    if arguments.json:
+        counts = {"streams": uploader.streams, "complete": uploader.complete}
+        print_json({**counts, "objects": objects, "nbytes": nbytes})
+    else:
+        print(
+            f"{uploader.streams} streams, {uploader.complete} complete: {objects} objects, {nbytes:,} bytes uploaded",
+            flush=True,
+        )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from stepscope.cli.messages import add_json, print_json
 from stepscope.runtime.display.text_table import Column, columns, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END
@@ -65,18 +66,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Of one that is not complete: whether it is still being recorded, or has no end, as its process died or is elsewhere."""
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "windows",
-        parents=[common],
         help="list the windows of a run",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="PATH", type=Path, help="as for `stepscope explain`")
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    add_json(parser, "the list")
     parser.set_defaults(function=windows, command="windows", parser=parser)
 
 
@@ -99,7 +98,7 @@ def windows(arguments: argparse.Namespace) -> int:
         read = {number: _line(rank, window, counts[number]) for number, window in rank.windows.items()}
         lines += [line for _, line in sorted({**read, **indexed}.items())]
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(lines)).decode())
+        print_json(lines)
         return 0
     print(_text(lines, several=len(recording.ranks) > 1))
     if any(line.first_step == 0 for line in lines) and any(map(starts_up, recording.ranks)):
@@ -180,7 +179,7 @@ def _table(lines: list[Line], *, several: bool) -> str:
     rows: list[tuple[str, ...]] = []
     for line in lines:
         process = (printable(line.process),) if several else ()
-        steps = "" if line.first_step is None else f"{line.first_step:,} to {line.last_step:,}"
+        steps = "" if line.first_step is None else f"{line.first_step} to {line.last_step}"
         lasts, events, dropped = f"{line.seconds:,.3f} s", f"{line.events:,}", f"{line.dropped:,}"
         rows.append((*process, f"{line.window}", line.begins, lasts, steps, events, dropped, line.state))
     head = ("process", *HEAD) if several else HEAD

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -28,3 +30,19 @@ def python(
 def stepscope(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Runs the command `stepscope`."""
     return python("-m", "stepscope", *arguments, cwd=cwd, env=env, server="command")
+
+
+def on_terminal(*arguments: object, width: int, cwd: Path, env: dict[str, str] | None = None) -> list[str]:
+    """The lines that a terminal of this width gets from the command `stepscope`, which must end with 0."""
+    main, secondary = pty.openpty()
+    command = [sys.executable, "-m", "stepscope", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": str(width), "TERM": "xterm-256color", **(env or {})}
+    with subprocess.Popen(command, stdout=secondary, cwd=cwd, env=environment) as program:
+        os.close(secondary)
+        with os.fdopen(main, "rb", buffering=0) as terminal:
+            said = b""
+            with contextlib.suppress(OSError):  # how a terminal says that nobody writes any more
+                while piece := terminal.read(4096):
+                    said += piece
+    assert program.returncode == 0
+    return said.decode().splitlines()

@@ -25,7 +25,7 @@ _GRAD = "_ZN3c108GradMode10is_enabledEv"
 _EXCLUDED = "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"
 _SAVE = "_ZN5torch8autograd8profiler14ProfilerResult4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
-_TRIED = frozenset({"2.13.0"})
+TRIED_VERSIONS = frozenset({"2.13.0"})
 """Releases of torch that were tried with the calls that bypass torch's binding, whatever they were built for (`2.13.0+cpu`). No
 others are called so, and no builds between releases (`2.13.0a0+git`), whose memory may differ."""
 _COMPARED = 256
@@ -88,7 +88,7 @@ def save_without_gil(result: Any, path: str) -> bool:
 
 
 def _is_tried(torch: Any) -> bool:
-    return sys.platform == "linux" and str(torch.__version__).partition("+")[0] in _TRIED
+    return sys.platform == "linux" and str(torch.__version__).partition("+")[0] in TRIED_VERSIONS
 
 
 def _address(result: Any) -> int | None:

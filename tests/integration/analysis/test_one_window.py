@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import sys
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -20,7 +17,7 @@ from stepscope.cli.main import main
 from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.windows.window import which_windows
 from tests.support.basics import require
-from tests.support.commands import stepscope
+from tests.support.commands import on_terminal, stepscope
 from tests.support.torch_trace import loop, rows, save
 
 
@@ -71,30 +68,14 @@ with sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=1000), output_dir="o
 """
 
 
-def on_terminal(width: int, cwd: Path) -> list[str]:
-    """The list of windows as a terminal of this width gets it."""
-    main, secondary = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(width)}
-    command = [sys.executable, "-m", "stepscope", "windows", "open"]
-    with Popen(command, stdout=secondary, cwd=cwd, env=environment) as program:
-        os.close(secondary)
-        with os.fdopen(main, "rb", buffering=0) as terminal:
-            said = b""
-            with contextlib.suppress(OSError):  # how a terminal says that nobody writes any more
-                while piece := terminal.read(4096):
-                    said += piece
-    assert program.returncode == 0
-    return said.decode().splitlines()
-
-
 def test_a_window_without_an_end(tmp_path: Path) -> None:
     """The list says whether it is still being recorded. Nothing is cut in a pipe, and 80 columns of a terminal hold it."""
     with Popen([sys.executable, "-c", OPEN], stdin=PIPE, stdout=PIPE, text=True, cwd=tmp_path) as program:
         assert program.stdout is not None and program.stdout.readline() == "recorded\n"
         piped = stepscope("windows", "open", cwd=tmp_path, env={"COLUMNS": "40"}).stdout.splitlines()
-        shown = on_terminal(80, tmp_path)
+        shown = on_terminal("windows", "open", width=80, cwd=tmp_path)
         program.communicate("")
-    assert all("1,000 to 1,999" in rows[3] and rows[4].endswith("still open") for rows in (piped, shown)), (
+    assert all("1000 to 1999" in rows[3] and rows[4].endswith("still open") for rows in (piped, shown)), (
         piped,
         shown,
     )

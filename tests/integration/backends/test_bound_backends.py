@@ -151,6 +151,18 @@ def test_closing_on_another_thread_waits_for_a_step(output_dir: Path) -> None:
     assert memory.names().count("device") == 1
 
 
+def test_closing_on_the_bound_thread_ends_what_another_one_has_stopped(output_dir: Path) -> None:
+    """It waits for no step: the thread that would make one is the one that closes."""
+    backend = bound()
+    profiler = sc.trace(backends=[backend], output_dir=output_dir, options=ALWAYS_LATE)
+    profiler.start()
+    run_elsewhere(profiler.stop)
+    assert switches(backend) == [("NONE", "RECORD")]
+    profiler.close()
+    assert switches(backend) == [("NONE", "RECORD"), ("RECORD", "NONE")]
+    assert threads_of(backend) == {threading.get_ident()} and not errors_of(profiler)
+
+
 def test_closing_keeps_its_deadline_if_the_bound_thread_never_steps_again(output_dir: Path) -> None:
     """What the backend was not told of is in the errors and the diagnostics, with the thread's name."""
     backend = bound()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import time
 from pathlib import Path
@@ -258,8 +259,10 @@ async def test_too_many_connections_are_told_to_come_again(tmp_path: Path) -> No
 def delivered(collector: CollectorProcess, directory: Path) -> None:
     """Delivers what a killed rank has left."""
     (run,) = [path.parent for path in directory.glob("run-*/rank0/session")]
-    done = run_to_end([*COMMAND, "deliver", str(run), "--url", collector.url], timeout=60, server="command")
+    done = run_to_end([*COMMAND, "deliver", str(run), "--json", "--url", collector.url], timeout=60, server="command")
     assert done.returncode == 0, done.stderr
+    (sent,) = json.loads(done.stdout)
+    assert sent["journal"].startswith(str(run)) and sent["events"] > 0 and not sent["left_out"]
 
 
 def test_a_first_life_is_delivered_while_the_second_is_over(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -122,8 +123,9 @@ def test_analysing_by_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert "it is of rank 0; rank_id=1 was asked for" in one.stdout
     assert output.steps_of(directories[1]) == [0, 2]
     assert list((directories[1] / RAW).rglob("journal"))
-    every = stepscope("analyse", "out", cwd=tmp_path)
+    every = stepscope("analyse", "out", "--json", cwd=tmp_path)
     assert every.returncode == 0, every.stderr
+    assert {window["window"] for window in json.loads(every.stdout)["windows"]} == {0}
     assert output.steps_of(directories[0]) == output.steps_of(directories[1], f"{PRODUCTS}-2") == [0, 1, 2]
     again = stepscope("analyse", "out", cwd=tmp_path)
     assert again.returncode == 1

@@ -145,7 +145,7 @@ async def test_console_shows_progress_at_intervals(tmp_path: Path) -> None:
     await exporter.aclose()
     assert stream.getvalue().splitlines() == [
         "my run: no step yet, 5 events, 0 dropped",
-        "my run: step 4, 5.00ms/step, 10 events, 1,234 dropped",
+        "my run: step 3, 5.00ms/step, 10 events, 1,234 dropped",
         "my run: 0 windows, 11 events, 1,234 dropped",
     ]
     assert exporter.statistics() == ConsoleStatistics(step=3, step_ns=5e6, events=11, dropped=1234)

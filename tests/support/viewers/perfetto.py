@@ -32,8 +32,14 @@ _QUERY = """async (sql) => {
 
 def query(trace: Path, *statements: str, screenshot: Path | None = None) -> list[list[Row]]:
     """Loads a trace file and runs SQL statements over it; the rows of each, integers exact."""
-    with served(perfetto_ui(), {"/the-trace": trace}) as address, open_page() as page:
-        page.goto(f"{address}/#!/?url={address}/the-trace", wait_until="domcontentloaded")
+    with served(perfetto_ui(), {"/the-trace": trace}) as address:
+        return ask(f"{address}/#!/?url={address}/the-trace", *statements, screenshot=screenshot)
+
+
+def ask(address: str, *statements: str, screenshot: Path | None = None) -> list[list[Row]]:
+    """Opens the address of the page with a trace, and runs SQL statements over it; as `query`."""
+    with open_page() as page:
+        page.goto(address, wait_until="domcontentloaded")
         page.wait_for_function("() => window.app && window.app.trace && window.app.trace.engine", timeout=60_000)
         answers: list[list[Row]] = [page.evaluate(_QUERY, statement) for statement in statements]
         if screenshot is not None:

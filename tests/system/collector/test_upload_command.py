@@ -67,8 +67,12 @@ def test_what_was_uploaded_is_restored_and_merged(
     url, back = f"file://{tmp_path / 'remote'}", tmp_path / "back"
     assert main(["upload", str(job), url]) == 0
     assert capsys.readouterr().out.startswith("2 streams, 2 complete: 2 objects")
+    assert main(["upload", str(job), url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"streams": 2, "complete": 2, "objects": 0, "nbytes": 0}
     assert main(["upload", "--restore", str(back), url]) == 0
     assert capsys.readouterr().out.startswith("2 streams: 2 segments")
+    assert main(["upload", "--restore", str(back), url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["streams"] == 2
     made = {name: data for name, data in contents(job / "streams").items() if name.endswith("/journal")}
     assert contents(back / "streams") == made
     assert clock_names.read(back) == frozenset({OURS})

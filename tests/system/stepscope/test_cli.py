@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.cli.main import main
+from stepscope.cli.main import NAMES, main
 from stepscope.cli.progress import Progress
-from stepscope.cli.sizes import size
+from stepscope.cli.values import size
 from tests.support.commands import python, stepscope
 from tests.support.messages import refused, said
 
-COMMANDS = ("demo", "run", "arm", "recover", "convert", "analyse", "collect", "deliver", "upload", "merge")
+REPORT = ("doctor", "explain", "windows", "arm", "recover", "convert", "analyse", "deliver", "upload", "merge")
+"""Commands that say something which programs may want to read."""
+WRITE = ("demo", "run", "report", "recover", "convert", "collect", "merge")
+"""Commands that write to a place of the user's choice."""
 
 
 def usage_error(*arguments: object) -> int:
@@ -58,7 +61,7 @@ def test_the_command_is_installed() -> None:
     assert entry.load() is main
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_help_has_examples_and_exit_codes(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,13 +72,17 @@ def test_help_has_examples_and_exit_codes(
     assert max(map(len, said.splitlines())) < 125
     assert "exit codes: 0" in said or "exit codes: the program's own" in said
     assert re.search(rf"examples:\n  stepscope {command}", said)
+    assert len(re.findall(r"^usage: [^\n]*(?:\n +[^\n]+)?\n\n", said)) == 1, "a usage of more lines hides an error"
+    assert ("--json " in said) is (command in REPORT)
+    assert ("-o " in said and "--out" in said) is (command in WRITE)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """The first page leads to the others."""
     assert usage_error("--help") == 0
     said = capsys.readouterr().out
-    assert all(re.search(rf"^    {command} +\w", said, re.MULTILINE) for command in COMMANDS)
+    assert all(re.search(rf"^    {command} +\w", said, re.MULTILINE) for command in NAMES)
+    assert "examples:\n  stepscope" in said
 
 
 def test_what_is_missing_is_not_lost_among_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +90,7 @@ def test_what_is_missing_is_not_lost_among_options(capsys: pytest.CaptureFixture
     assert usage_error("collect") == 2
     usage, error = capsys.readouterr().err.splitlines()
     assert usage == "usage: stepscope collect --dir DIR [options]"
-    assert error.endswith("the following arguments are required: --dir")
+    assert error.endswith("the following arguments are required: -o/--out/--dir")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -349,6 +356,20 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     assert spans(tmp_path / "same.json") == ["before", "not ended"]
     forced = stepscope("recover", "--force", "run", cwd=tmp_path)
     assert forced.returncode == 2 and "--out FILE" in forced.stderr
+
+
+def test_what_was_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output has nothing else; what people read goes to standard error."""
+    journal = record(tmp_path / "run")
+    journal.write_bytes(journal.read_bytes()[:-10])
+    assert main(["recover", str(tmp_path / "run"), "--json"]) == 0
+    text = capsys.readouterr()
+    recovered = json.loads(text.out)
+    assert recovered["complete"] and recovered["runs"][0]["journal"] == str(journal) and "see it: " in text.err
+    assert main(["convert", str(tmp_path / "run"), "-o", str(tmp_path / "out.json"), "--json"]) == 0
+    converted = json.loads(capsys.readouterr().out)
+    assert converted["written"] == str(tmp_path / "out.json") and converted["windows"] == 2
+    assert usage_error("convert", tmp_path / "run", tmp_path / "out.json", "-o", tmp_path / "other.json") == 2
 
 
 def test_recover_of_one_trace_names_the_run(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from stepscope.cli.child_processes import command_for_ranks
 from tests.support import commands
 from tests.support.basics import ROOT, require
 from tests.support.launch import launched
+from tests.support.messages import said
 
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 RANK = "import stepscope\nwith stepscope.span('work'): pass\n"
@@ -121,9 +122,43 @@ def test_ranks_that_do_not_end(tmp_path: Path) -> None:
         ("/usr/bin/torchrun", "", "torchrun --no-python stepscope run -q train.py"),
         ("accelerate", "launch --cpu -m x", "accelerate launch --no_python --cpu stepscope run -q -m x"),
         ("accelerate", "config", ""),
+        ("deepspeed", "--num_gpus 2", "deepspeed --no_python --no_local_rank --num_gpus 2 stepscope run -q train.py"),
+        ("mpirun", "-n 4 python3.12 train.py a", "mpirun -n 4 stepscope run -q train.py a"),
+        ("/opt/slurm/srun", "-N 2 python -m pkg.train", "srun -N 2 stepscope run -q -m pkg.train"),
+        (
+            "torchrun",
+            "--no-python --nproc-per-node 2",
+            "torchrun --no-python --nproc-per-node 2 stepscope run -q train.py",
+        ),
         ("train.py", "torchrun", ""),
     ],
 )
 def test_commands_for_launchers(program: str, rest: str, command: str) -> None:
     """By what a launcher's arguments look like."""
     assert command_for_ranks(["-q"], program, rest.split()) == command
+
+
+STARTS = """
+import os, stat, subprocess
+with open("mpirun", "w") as file:
+    file.write("#!/bin/sh\\nexit 0\\n")
+os.chmod("mpirun", stat.S_IRWXU)
+subprocess.run(["./mpirun", "-n", "2", "python", "train.py"], check=True)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_a_script_that_starts_a_launcher(options: tuple[str, ...], tmp_path: Path) -> None:
+    """It recorded nothing itself: the right form of what it started is said, also if it is to be quiet."""
+    (tmp_path / "submit.py").write_text(STARTS)
+    ended = commands.stepscope("run", "--no-torch", *options, "-o", "run", "submit.py", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    own = shlex.join(["--no-torch", *options, "-o", "run"])
+    assert f"to trace each: mpirun -n 2 stepscope run {own} train.py" in " ".join(ended.stderr.split())
+
+
+def test_a_launcher_that_is_no_script(tmp_path: Path) -> None:
+    """Its name is no file: the right form is said with the error."""
+    ended = commands.stepscope("run", "mpirun", "-n", "2", "python", "train.py", cwd=tmp_path)
+    assert ended.returncode == 2
+    said(ended.stderr.splitlines()[-1], "mpirun -n 2 stepscope run train.py")

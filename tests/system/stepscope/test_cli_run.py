@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,9 +17,12 @@ import pytest
 from stepscope.analysis.recording import load
 from stepscope.cli.optimizer_steps import OptimizerSteps
 from stepscope.cli.short_answer import MOST_LINES
+from stepscope.runtime.events import strings
 from tests.support.basics import require
+from tests.support.collectors import collecting, journals, spans
 from tests.support.commands import python, stepscope
 from tests.support.launch import launched
+from tests.support.messages import said
 
 TRAINING = """
 import torch
@@ -479,3 +483,126 @@ def test_torch_is_not_imported_for_programs_without_it(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("import sys; print('torch' in sys.modules)")
     done = stepscope("run", "--quiet", "--out", "run", "p.py", cwd=tmp_path)
     assert done.stdout == "False\n"
+
+
+# what is recorded, and for how long
+
+WHILE_IT_RECORDS = """
+import sys, time
+import stepscope as sc
+from stepscope.runtime._core import recording
+step = sys.modules["torch.optim.optimizer"].step if "torch" in sys.modules else lambda: None
+while recording():
+    with sc.span("during"):
+        time.sleep(0.01)
+    step()
+step()
+with sc.span("after"):
+    print("goes on")
+"""
+OPTIMIZER = """
+hooks = []
+def register_optimizer_step_post_hook(hook):
+    hooks.append(hook)
+    return type("Handle", (), {"remove": lambda self: hooks.remove(hook)})()
+class Optimizer:
+    param_groups = []
+optimizer = Optimizer()
+def step():
+    for hook in hooks:
+        hook(optimizer, (), {})
+"""
+"""The part of torch that steps are found by."""
+
+
+def test_backends_by_name(tmp_path: Path) -> None:
+    """Those that are named record, and torch only if it is among them; one that has nothing to read costs nothing else."""
+    (tmp_path / "p.py").write_text("import time, stepscope as sc\nwith sc.span('work'): time.sleep(0.3)")
+    named = [word for name in ("host", "memory", "nvml", "perf", "python") for word in ("--backend", name)]
+    done = stepscope("run", "--report", *named, "--out", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (rank,) = load(tmp_path / "run").ranks
+    names = {strings.name_of(event) for batch in rank.batches() for event in batch.events}
+    assert {"work", "host cpu %", "process allocated"} < names and any(name.startswith("<module>") for name in names)
+    assert "backend   host" in done.stderr and "torch" not in done.stderr
+    done = stepscope("run", "--report", "--backend", "host", "--backend", "torch", "--out", "run", "p.py", cwd=tmp_path)
+    assert "the program did not import torch" in done.stderr
+
+
+def test_options_of_torch_go_with_torch(tmp_path: Path) -> None:
+    """Where its operators are left out they would mean nothing."""
+    (tmp_path / "p.py").touch()
+    for without in (("--backend", "host"), ("--no-torch",)):
+        done = stepscope("run", *without, "--record-shapes", "p.py", cwd=tmp_path)
+        assert done.returncode == 2
+        said(done.stderr.splitlines()[-1], "--record-shapes", "--backend torch")
+
+
+def test_a_duration_without_steps(tmp_path: Path) -> None:
+    """Recording ends when the time is over, and the program goes on."""
+    (tmp_path / "p.py").write_text(WHILE_IT_RECORDS)
+    done = stepscope("run", "--no-torch", "--duration", "0.5", "--out", "run", "p.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+    said(done.stderr.splitlines()[0], "0.5 s", "run")
+    trace = tmp_path / "run" / "trace.json"
+    assert complete(trace, "during") and not complete(trace, "after")
+
+
+def test_a_duration_with_steps(tmp_path: Path) -> None:
+    """The window ends with a step, and is complete; steps go on, and are not recorded."""
+    package = tmp_path / "torch" / "optim"
+    package.mkdir(parents=True)
+    for path in (package.parent, package):
+        (path / "__init__.py").touch()
+    (package / "optimizer.py").write_text(OPTIMIZER)
+    (tmp_path / "train.py").write_text(f"from torch.optim import optimizer\n{WHILE_IT_RECORDS}")
+    done = stepscope("run", "--no-torch", "--duration", "1", "-o", "run", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "goes on\n") and "ignored" not in done.stderr, done.stderr
+    (rank,) = load(tmp_path / "run").ranks
+    (window,) = rank.windows.values()
+    assert window.complete and len(window.steps) > 1 and not complete(tmp_path / "run" / "trace.json", "after")
+
+
+def test_windows_are_asked_for(tmp_path: Path) -> None:
+    """With `--control` nothing is recorded until `stepscope arm` asks; the line on standard error has the command."""
+    require("torch")
+    (tmp_path / "train.py").write_text(
+        TRAINING.replace("for _ in range(12):", "import os\nwhile not os.path.exists('end'):")
+    )
+    command = [sys.executable, "-m", "stepscope", "run", "--control", "--out", "run", "train.py"]
+    with launched(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert f"stepscope arm --pid {process.pid} --steps 10" in line
+        while (armed := stepscope("arm", "--pid", process.pid, "--seconds", "0.1", cwd=tmp_path)).returncode:
+            assert process.poll() is None, armed.stderr
+        while " recorded " not in stepscope("arm", "--pid", process.pid, "--status", cwd=tmp_path).stdout:
+            assert process.poll() is None
+        (tmp_path / "end").touch()
+        assert process.wait(100) == 0
+    (rank,) = load(tmp_path / "run").ranks
+    assert len(rank.windows) == 1 and rank.windows[0].steps[0].number > 0
+
+
+@pytest.mark.parametrize("options", [("--keep-last", "3", "--control"), ("--control", "--duration", "3")])
+def test_options_that_exclude_each_other(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Windows that are asked for have a length of their own."""
+    (tmp_path / "p.py").touch()
+    done = stepscope("run", *options, "p.py", cwd=tmp_path)
+    assert done.returncode == 2
+    said(done.stderr.splitlines()[-1], "--keep-last", "--control")
+
+
+async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:
+    """It has the whole stream; an address that is none is wrong usage."""
+    require("litestar")
+    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
+    async with collecting(tmp_path / "collected") as running:
+        where = ("--collector", f"ws://127.0.0.1:{running.port}")
+        done = await asyncio.to_thread(stepscope, "run", *where, "--quiet", "--out", "run", "p.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    (journal,) = journals(tmp_path / "collected")
+    assert spans(journal)["work"] == 1
+    done = stepscope("run", "--collector", "127.0.0.1:7788", "p.py", cwd=tmp_path)
+    assert done.returncode == 2
+    said(done.stderr.splitlines()[-1], "--collector", "did you mean 'ws://127.0.0.1:7788'?")

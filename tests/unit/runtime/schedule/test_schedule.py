@@ -225,15 +225,15 @@ def test_without_a_schedule_every_step_records() -> None:
 
 
 def test_plan_shows_both_ways_of_counting() -> None:
-    """The table counts steps as people do, and gives `step_num` beside it."""
+    """The table has the numbers that steps and windows have everywhere, from 0."""
     shown = str(schedule(wait=2, warmup=1, active=3, repeat=1).plan(8)).splitlines()
     assert shown == [
         "schedule(wait=2, warmup=1, active=3, repeat=1): 8 steps, 1 window",
         "  --WRRS--",
-        "  steps 1-2 (step_num 0-1)  wait",
-        "  step 3 (step_num 2)       warm up",
-        "  steps 4-6 (step_num 3-5)  record, window 0",
-        "  steps 7-8 (step_num 6-7)  off, no more windows",
+        "  steps 0-1  wait",
+        "  step 2     warm up",
+        "  steps 3-5  record, window 0",
+        "  steps 6-7  off, no more windows",
     ]
 
 
@@ -278,11 +278,10 @@ def test_plan_of_a_run_that_goes_on() -> None:
     """A run that begins at a later step is planned from there."""
     ours = schedule(wait=1, warmup=1, active=1, repeat=2)
     assert ours.plan(4, first=2).line == "S-WS"
-    assert "ended before step 101 (step_num 100)" in ours.plan(4, first=100).diagnostics[0]
+    assert "ended before step 100" in ours.plan(4, first=100).diagnostics[0]
     (sentence,) = schedule(skip_first=20, wait=0, warmup=1, active=1).plan(4, first=10).diagnostics
     assert sentence == (
-        "no step records: the loop of 4 steps from step 11 (step_num 10) on ends before step 22 (step_num 21) "
-        "is recorded; run 12 steps or more"
+        "no step records: the loop of 4 steps from step 10 on ends before step 21 is recorded; run 12 steps or more"
     )
 
 
@@ -309,9 +308,7 @@ def test_plan_of_a_callable_that_leaves_a_window_open() -> None:
     assert plan.line == "-R-R-"
     assert plan.windows == [(1, 1), (3, 3)]
     (sentence,) = plan.diagnostics
-    assert sentence.startswith(
-        "window incomplete: 2 windows without RECORD_AND_SAVE, the first one step 2 (step_num 1)"
-    )
+    assert sentence.startswith("window incomplete: 2 windows without RECORD_AND_SAVE, the first one step 1")
     assert "odd_steps" in str(plan)
 
 
@@ -319,7 +316,7 @@ def test_never_stepped_is_explained() -> None:
     """A run whose step() was never called says so, and where to call it."""
     (sentence,) = explain(schedule(wait=1, warmup=0, active=1), 0, recorded=0)
     assert sentence.startswith("never stepped: step() was never called")
-    assert "step 1 (step_num 0), which schedule(wait=1, warmup=0, active=1) does not record" in sentence
+    assert "step 0, which schedule(wait=1, warmup=0, active=1) does not record" in sentence
     assert sentence.endswith("call step() at the end of each iteration")
     assert "does not record" not in explain(schedule(wait=0, warmup=0, active=1), 0, recorded=1)[0]
     assert explain(always, 0, recorded=1) == ()
@@ -374,9 +371,9 @@ def test_unknown_actions_are_named(value: object) -> None:
         checked_action(value, 4)
     message = str(caught.value)
     assert repr(value) in message
-    assert "step 5 (step_num 4)" in message
+    assert "step 4" in message
     assert "NONE (0), WARMUP (1), RECORD (2), RECORD_AND_SAVE (3)" in message
-    with refused(ScheduleError, "step 1", "step_num 0", "RECORD_AND_SAVE (3)"):
+    with refused(ScheduleError, "step 0", "RECORD_AND_SAVE (3)"):
         plan_of(lambda step: value, 1)
 
 

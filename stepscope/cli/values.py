@@ -1,9 +1,12 @@
-"""Sizes in bytes, as options take them."""
+"""Values of options: sizes, seconds, names."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable, Sequence
+
+from stepscope.runtime.settings.validation import did_you_mean
 
 UNITS: dict[str, int] = {"": 1} | {
     f"{prefix}{unit}": int(base**power)
@@ -31,3 +34,34 @@ def size(text: str) -> int:
         )
     whole, _, part = found[1].partition(".")
     return int(whole + part) * unit // int(10 ** len(part))
+
+
+def seconds(text: str) -> float:
+    """Reads a number of seconds above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no number of seconds above 0")
+    return number
+
+
+def one_of(kind: str, names: Sequence[str]) -> Callable[[str], str]:
+    """Returns a reader of a name; it refuses unknown names with the one that is like it.
+
+    Args:
+        kind: what the names are of, for the message.
+        names: all that there are.
+    """
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"there is no {kind} {text[:60]!r}{did_you_mean(text, names)}")
+        return text
+
+    return read

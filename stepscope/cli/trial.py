@@ -1,0 +1,80 @@
+"""Records a span, and operators of torch, and prints as JSON what came of each: a line for `stepscope doctor`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """What came of recording a span."""
+
+    text: str = ""
+    problem: str = ""
+    """Why it failed; empty if it worked."""
+
+
+class TorchTrial(msgspec.Struct, frozen=True):
+    """What came of recording an operator of torch."""
+
+    version: str = ""
+    mode: str = ""
+    """`stream` or `kineto`."""
+    device: str = ""
+    """Name of the first device."""
+    notes: tuple[str, ...] = ()
+    problem: str = ""
+    """Why it failed; empty if it worked."""
+
+
+def record_span(place: Path) -> Trial:
+    """Records a span, and reads it back from the journal."""
+    import stepscope as sc
+
+    try:
+        with sc.trace(output_dir=place) as profiler, sc.span("trial"):
+            pass
+        profiler.raise_errors()
+        names = [row.name for row in profiler.aggregates().rows]
+        if "trial" not in names or not sc.load(place).ranks[0].windows:
+            return Trial(problem="; ".join(profiler.diagnostics()) or "the span is not in the journal")
+    except Exception as error:
+        return Trial(problem=f"{type(error).__name__}: {error}")
+    return Trial("a span was recorded, and read from the journal")
+
+
+def record_torch(place: Path) -> TorchTrial:
+    """Records an operator of torch; torch must not be imported yet."""
+    import stepscope as sc
+
+    try:
+        torch: Any = importlib.import_module("torch")
+        device: str = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+        backend = sc.TorchBackend()
+        with sc.trace(backends=[backend], output_dir=place) as profiler:
+            torch.add(torch.ones(2), 1)
+        profiler.raise_errors()
+        report = backend.report()
+        if not any(row.name.startswith("aten::") for row in profiler.aggregates().rows):
+            why = "; ".join((*report.notes, *profiler.diagnostics()))
+            return TorchTrial(problem=why or "no operator was recorded")
+    except Exception as error:
+        return TorchTrial(problem=f"{type(error).__name__}: {error}")
+    return TorchTrial(str(torch.__version__), report.mode, device, report.notes)
+
+
+def main() -> None:
+    """Prints both."""
+    with tempfile.TemporaryDirectory(prefix="stepscope-doctor-") as directory:
+        print(msgspec.json.encode(record_span(Path(directory, "span"))).decode(), flush=True)
+        if importlib.util.find_spec("torch") is not None:
+            print(msgspec.json.encode(record_torch(Path(directory, "torch"))).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
