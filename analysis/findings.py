@@ -147,6 +147,40 @@ class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
     """How long they waited for something outside of the loop."""
 
 
+class OperatorFlops(msgspec.Struct, frozen=True):
+    """The floating-point operations of the spans of one name."""
+
+    name: str
+    count: int
+    flops: int
+    ns: int
+    """The time of these spans on the host. Work that they launched on a device is not in it."""
+
+
+class FlopsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Floating-point operations of a process."""
+
+    total: int
+    """Of the whole recording."""
+    a_step: float | None
+    """Of a step, in the mean of those that are judged; `None` without such steps."""
+    rate: float | None
+    """In a second of these steps."""
+    peak: float | None
+    """The most in a second that the device can do, as it was declared."""
+    declared: bool
+    """Whether the program has declared them; otherwise they are estimates, by operator."""
+    operators: tuple[OperatorFlops, ...]
+    """Those with the most."""
+    names: int
+    """How many names there are in all."""
+
+    @property
+    def utilization(self) -> float | None:
+        """Model FLOPs utilisation: the share of the peak that the steps reach."""
+        return None if self.rate is None or self.peak is None else self.rate / self.peak
+
+
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one rank went."""
 
@@ -163,6 +197,8 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[Place, ...] = ()
     """Where most samples of the stack are, if the process has neither steps nor tasks."""
     devices: tuple[DeviceAnswer, ...] = ()
+    flops: FlopsAnswer | None = None
+    """`None` if neither shapes of operators' inputs nor FLOPs were recorded."""
 
     @property
     def has_steps(self) -> bool:

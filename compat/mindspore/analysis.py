@@ -15,6 +15,7 @@ from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.products.base import Holding, Product
 from stepscope.compat.mindspore.products.communication import Communication
+from stepscope.compat.mindspore.products.flops import Flops
 from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
@@ -246,7 +247,8 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     options, target = request.options, request.target
     operators, times = OperatorFiles(place, target.device_id), StepTimes(place)
     memory = MemoryRecord(place, target.device)
-    stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory]
+    flops = Flops(place, target.rank, options.peak_flops)
+    stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory, flops]
     if options.memory:
         stages.append(StepMemory(place))
     if options.profile_communication:
@@ -255,7 +257,7 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:
         stages.append(FoldedStacks(place, target.rank))
-    return [*stages, ReportPage(place, operators.table, times, memory, request.limits)]
+    return [*stages, ReportPage(place, operators.table, times, memory, flops, request.limits)]
 
 
 class _Maker:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.analysis.flops import PEAK
 from stepscope.backends.mindspore import MindSporeBackend
 from stepscope.backends.process_memory import COUNTER, resident_bytes
 from stepscope.build import trace
@@ -162,6 +163,7 @@ class Take:
 
     def _make(self, step: int) -> Profiler:
         plan, options = self._plan, Options(close_timeout=CLOSE_SECONDS, signals=())
+        peak = {} if plan.options.peak_flops is None else {PEAK: plan.options.peak_flops}
         try:
             backends = sources.choose(plan.options, plan.target)
             self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
@@ -173,7 +175,7 @@ class Take:
                 on_trace_ready=self._ready,
                 name="mindspore",
                 output_dir=self.directory / RAW,
-                metadata=plan.metadata(),
+                metadata={**plan.metadata(), **peak},
                 start=False,
                 overhead_budget=plan.options.overhead_budget,
                 options=options,

@@ -47,8 +47,30 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         f"of several runs the newest is taken (default: {RUNS}, where `stepscope run` writes them)",
     )
     parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
+    add_peak(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.set_defaults(function=explain, command="explain", parser=parser)
+
+
+def add_peak(parser: argparse.ArgumentParser) -> None:
+    """Declares `--peak-flops`."""
+    parser.add_argument(
+        "--peak-flops",
+        metavar="N",
+        type=_peak,
+        help="floating-point operations in a second that the device of a process can do at most, such as 989e12, to say which "
+        "share of that the steps reach (default: peak_flops in the run's metadata)",
+    )
+
+
+def _peak(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e30:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, such as 989e12, got {text!r}")
+    return number
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -64,7 +86,7 @@ def explain(arguments: argparse.Namespace) -> int:
         message(f"reading the newest run in {opening.shown(path)}: {opening.shown(recording.path)}")
     elif arguments.path is None:
         message(f"reading {opening.shown(path)}")
-    answer = answer_of(recording, arguments.window)
+    answer = answer_of(recording, arguments.window, peak_flops=arguments.peak_flops)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(answer)).decode())
         return 0

@@ -96,3 +96,14 @@ def test_annotations_that_are_no_steps() -> None:
     first = device.meanwhile[0]
     assert first.name == "other calls of the device's runtime" and first.share > 0.7
     assert {one.name for one in first.names[:2]} == {"cudaFree", "cudaMalloc"}
+
+
+@pytest.mark.checklist("D17")
+def test_operations_of_an_h100() -> None:
+    """Shapes are enough: a BERT of 4 layers, 512 wide, with a sentence of 141 tokens."""
+    flops = explain(trace("h100-bert-small"), peak_flops=989e12).ranks[0].flops
+    assert flops is not None
+    found = {row.name: row for row in flops.operators}
+    attention = found["aten::_scaled_dot_product_flash_attention"]
+    assert (attention.count, attention.flops) == (4, 4 * 4 * 8 * 141 * 141 * 64)
+    assert found["aten::addmm"].flops >= 4 * 2 * 141 * (4 * 512 * 512 + 2 * 512 * 4 * 512)
