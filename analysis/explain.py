@@ -182,6 +182,7 @@ def _rank_answer(summary: RankSummary) -> RankAnswer:
         tasks=tuple(times[:MOST_TASK_NAMES]),
         devices=summary.devices,
         flops=summary.flops.answer(summary.judged_steps, peak_of(summary.recorded.metadata)),
+        memory=summary.memory.devices(summary.recorded.metadata),
     )
     if answer.has_steps or times:
         return answer

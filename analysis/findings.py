@@ -181,6 +181,44 @@ class FlopsAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.rate is None or self.peak is None else self.rate / self.peak
 
 
+class TagMemory(msgspec.Struct, frozen=True):
+    """What the spans of one name have allocated of the bytes that were held at a peak."""
+
+    name: str
+    """The innermost labelling span: of the program, of a module or of an optimizer; empty if there was none."""
+    bytes: int
+    count: int
+    """How many allocations these are; 0 for those before the window."""
+
+    @property
+    def shown(self) -> str:
+        """The name, or words where there is none."""
+        return self.name or "in no span"
+
+    def share_of(self, peak: int) -> float:
+        """Its share of the peak."""
+        return self.bytes / peak if peak else 0.0
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a device, as its allocator tells of it."""
+
+    device: str
+    """Such as `cpu/0` or `gpu/1`."""
+    capacity: int | None
+    """Bytes of the device; `None` if that is not known."""
+    allocations: int
+    deallocations: int
+    allocated: int
+    """Bytes of all allocations."""
+    peak: int
+    """The most bytes that were allocated at once."""
+    step: int | None
+    """The step in which that was; `None` if it was in none."""
+    tags: tuple[TagMemory, ...] = ()
+    """By which spans the bytes of the peak were allocated, the most first; empty if there were too many allocations."""
+
+
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one rank went."""
 
@@ -199,6 +237,8 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceAnswer, ...] = ()
     flops: FlopsAnswer | None = None
     """`None` if neither shapes of operators' inputs nor FLOPs were recorded."""
+    memory: tuple[DeviceMemory, ...] = ()
+    """Devices of whose allocations a backend has told, the one with the highest peak first."""
 
     @property
     def has_steps(self) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from stepscope.analysis.allocations import memory_text
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
 from stepscope.analysis.flops import flops_text
@@ -21,6 +22,8 @@ from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS
 BAR = 18
 """Columns of the longest bar."""
 MOST_KERNELS = 3
+MOST_MEMORIES = 2
+"""Devices whose memory is shown."""
 MOST_SHOWN = 3
 """Findings that are shown with their evidence; the others are named."""
 MOST_TASK_NAMES = 3
@@ -89,6 +92,7 @@ def lines(answer: Answer) -> Iterator[Line]:
     yield from without_steps(answer)
     yield from _device(answer)
     yield from _flops(answer, rank)
+    yield from _allocated(answer, rank)
     if answer.unknown:
         yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
     if answer.trust:
@@ -195,6 +199,13 @@ def _flops(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
     shown = [each.flops for each in (*([rank] if rank else []), *answer.ranks) if each.flops is not None]
     if shown:
         yield Line(Text(printable(flops_text(shown[0]))), 2, "FLOPs", "bold")
+
+
+def _allocated(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
+    """The memory of the devices of the rank that is shown, or of the first that has some."""
+    shown = next((each.memory for each in (*([rank] if rank else []), *answer.ranks) if each.memory), ())
+    for number, each in enumerate(shown[:MOST_MEMORIES]):
+        yield Line(Text(printable(memory_text(each))), 2, " " if number else "Memory", "bold")
 
 
 def _device(answer: Answer) -> Iterator[Line]:

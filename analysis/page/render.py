@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from stepscope.analysis.allocations import human_bytes, memory_text
 from stepscope.analysis.devices import idlest, meanwhile_of, use_of
 from stepscope.analysis.explain import judge
 from stepscope.analysis.findings import Answer
@@ -104,8 +105,10 @@ def _environment() -> Environment:
         "counted": human_count,
         "code": _with_code,
         "shortened": shortened,
+        "bytes": human_bytes,
         "flops": human_flops,
         "flops_text": flops_text,
+        "memory_text": memory_text,
         "use": use_of,
         "meanwhile": meanwhile_of,
     }

@@ -19,6 +19,7 @@ from stepscope.compat.mindspore.products.flops import Flops
 from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
+from stepscope.compat.mindspore.products.memory_usage import MemoryUsage
 from stepscope.compat.mindspore.products.operator_files import OperatorFiles
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.products.report_page import ReportPage
@@ -249,15 +250,16 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     memory = MemoryRecord(place, target.device)
     flops = Flops(place, target.rank, options.peak_flops)
     stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory, flops]
+    usage = MemoryUsage(place, target.rank, target.memory, memory)
     if options.memory:
-        stages.append(StepMemory(place))
+        stages += [StepMemory(place), usage]
     if options.profile_communication:
         stages.append(Communication(place))
     if options.profile_framework is not None:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:
         stages.append(FoldedStacks(place, target.rank))
-    return [*stages, ReportPage(place, operators.table, times, memory, flops, request.limits)]
+    return [*stages, ReportPage(place, operators.table, times, memory, usage, flops, request.limits)]
 
 
 class _Maker:

@@ -63,10 +63,14 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "with_stack": _same(_STACKS),
     "profile_memory": {
         "CPU": Capability(
-            True, "resident memory of the process, and MindSpore's memory pool: over time, and peak and end of each step"
+            True,
+            "resident memory of the process, MindSpore's memory pool, and torch's allocations: over time, and peak and end of "
+            "each step",
         ),
         "GPU": Capability(
-            True, "resident memory of the process, over time and by step; memory of the device is missing"
+            True,
+            "resident memory of the process, over time and by step, and torch's allocations on the device; MindSpore's are "
+            "missing",
         ),
         "Ascend": Capability(
             True, "resident memory of the process, over time and by step; memory of the device is missing"

@@ -7,9 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from stepscope.analysis.allocations import human_bytes
 from stepscope.analysis.flops import human_flops, utilization_of
 from stepscope.compat.mindspore.products.flops import Flops
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
+from stepscope.compat.mindspore.products.memory_usage import MemoryUsage
 from stepscope.compat.mindspore.products.operator_table import OperatorTable, by_type
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.exporters.output import whole_file
@@ -29,7 +31,7 @@ class ReportPage:
 
     Args:
         directory: for the file.
-        operators, steps, memory, flops: the products.
+        operators, steps, memory, usage, flops: the products.
         limits: what could not be recorded here, sentence by sentence.
     """
 
@@ -41,12 +43,13 @@ class ReportPage:
         operators: OperatorTable,
         steps: StepTimes,
         memory: MemoryRecord,
+        usage: MemoryUsage,
         flops: Flops,
         limits: Sequence[str],
     ) -> None:
         self._path = directory / "report.html"
         self._operators, self._steps, self._memory, self._limits = operators, steps, memory, limits
-        self._flops = flops
+        self._flops, self._usage = flops, usage
         self._run: Run | None = None
 
     async def open(self, run: Run) -> None:
@@ -81,6 +84,27 @@ class ReportPage:
             _table(
                 ("Memory", "Peak (MB)"),
                 ((name, f"{peak / 2**20:,.1f}") for name, peak in sorted(self._memory.peaks.items())),
+            ),
+            _table(
+                ("Device", "Peak", "Capacity", "Allocations", "Deallocations"),
+                (
+                    (
+                        each.device,
+                        human_bytes(each.peak),
+                        human_bytes(each.capacity) if each.capacity else "",
+                        f"{each.allocations:,}",
+                        f"{each.deallocations:,}",
+                    )
+                    for each in self._usage.devices
+                ),
+            ),
+            _table(
+                ("At the peak allocated in", "Device", "Size", "Share"),
+                (
+                    (tag.shown, each.device, human_bytes(tag.bytes), f"{tag.share_of(each.peak):.1%}")
+                    for each in self._usage.devices
+                    for tag in each.tags
+                ),
             ),
             _table(
                 ("Step", "FLOPs", "Rate", "Share of the declared peak"),

@@ -107,3 +107,13 @@ def test_operations_of_an_h100() -> None:
     attention = found["aten::_scaled_dot_product_flash_attention"]
     assert (attention.count, attention.flops) == (4, 4 * 4 * 8 * 141 * 141 * 64)
     assert found["aten::addmm"].flops >= 4 * 2 * 141 * (4 * 512 * 512 + 2 * 512 * 4 * 512)
+
+
+@pytest.mark.checklist("D15")
+def test_memory_of_an_h100() -> None:
+    """The modules that allocated the peak."""
+    answer = explain(trace("h100-bert-small"))
+    device = next(each for each in answer.ranks[0].memory if each.device == "gpu/0")
+    assert device.peak >= 91505152
+    assert device.allocations > 50 and device.tags and sum(tag.bytes for tag in device.tags) <= device.peak
+    assert any(tag.name.startswith("nn.Module: ") for tag in device.tags)
