@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
+from stepscope.analysis.collectives import Key, fastest_of
 from stepscope.analysis.devices import MOST_NAME, NAMES, Activity
 from stepscope.analysis.event_loop import loops_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
@@ -64,7 +66,8 @@ def refused(path: str, why: str) -> Answer:
 
 def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     """Does what `explain` does with ranks that were read already: one summary for each rank of the recording."""
-    ranks = tuple(map(_rank_answer, summaries))
+    fastest = fastest_of([summary.collectives for summary in summaries])
+    ranks = tuple(_rank_answer(summary, fastest) for summary in summaries)
     path = str(recording.path)
     trust = _trust(recording, summaries)
     unknown = _unknown(summaries)
@@ -169,7 +172,7 @@ DEVICE_IDLE_CAUSES = {
 """Findings that make a device idle. If one of them costs as much as the idling, the idling is left out."""
 
 
-def _rank_answer(summary: RankSummary) -> RankAnswer:
+def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer:
     times = [each for loop in loops_of(summary) for each in loop.times()]
     statistics = statistics_of(summary.facts, summary.judged_steps) if len(summary.judged_steps) else None
     answer = RankAnswer(
@@ -183,6 +186,7 @@ def _rank_answer(summary: RankSummary) -> RankAnswer:
         devices=summary.devices,
         flops=summary.flops.answer(summary.judged_steps, peak_of(summary.recorded.metadata)),
         memory=summary.memory.devices(summary.recorded.metadata),
+        collectives=summary.collectives.answer(summary.judged_steps, fastest),
     )
     if answer.has_steps or times:
         return answer

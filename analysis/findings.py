@@ -219,6 +219,20 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """By which spans the bytes of the peak were allocated, the most first; empty if there were too many allocations."""
 
 
+class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The collectives of one name on a rank, of a step in the mean of those that are judged."""
+
+    name: str
+    calls: float
+    ns: float
+    wait_ns: float | None
+    """Of this the time in which the rank waited for others; `None` if these were not recorded, or ran it another number of times."""
+    bytes: float | None
+    """Of the tensors that the rank gives in; `None` if that was not recorded."""
+    bandwidth: float | None
+    """These bytes in a second of the time without waiting, as far as that is known."""
+
+
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one rank went."""
 
@@ -239,6 +253,8 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """`None` if neither shapes of operators' inputs nor FLOPs were recorded."""
     memory: tuple[DeviceMemory, ...] = ()
     """Devices of whose allocations a backend has told, the one with the highest peak first."""
+    collectives: tuple[CollectiveTimes, ...] = ()
+    """The longest first."""
 
     @property
     def has_steps(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepscope.analysis.allocations import MemoryTable
+from stepscope.analysis.collectives import CollectiveTable
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.flops import FlopsTable
@@ -159,6 +160,7 @@ class RankSummary:
         table = Aggregates()
         self.flops = FlopsTable()
         self.memory = MemoryTable()
+        self.collectives = CollectiveTable()
         # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
         most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
         builders = facts_builders()
@@ -173,6 +175,7 @@ class RankSummary:
             kept = EventBatch(batch.source, batch.window, events, batch.args)
             self.flops.update(kept)
             self.memory.update(kept)
+            self.collectives.update(kept)
             self._gather(kept)
             self.events += len(events)
         known = rank.known_steps

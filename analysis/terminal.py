@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.analysis.allocations import memory_text
+from stepscope.analysis.collectives import collectives_text
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
 from stepscope.analysis.flops import flops_text
@@ -91,6 +92,8 @@ def lines(answer: Answer) -> Iterator[Line]:
             yield Line(Text(f"Beside steps: {', '.join(shown)}"))
     yield from without_steps(answer)
     yield from _device(answer)
+    if rank is not None and rank.collectives:
+        yield Line(Text(collectives_text(rank.collectives)), 2, "Collectives", "bold")
     yield from _flops(answer, rank)
     yield from _allocated(answer, rank)
     if answer.unknown:
