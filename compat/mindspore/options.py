@@ -43,7 +43,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What is recorded, and where it is written. Made by `read_options`, which checks every value."""
 
     output_path: str = DEFAULT_PATH
-    """Directory below which every window gets a directory of its own."""
+    """Directory below which every window gets a directory of its own. `read_options` makes it absolute."""
     profiler_level: ProfilerLevel | None = None
     """Sets what a level stands for; `None`: the other options say."""
     activities: tuple[ProfilerActivity, ...] | None = None
@@ -215,14 +215,14 @@ def boolean(value: Any) -> bool:
 
 def _path(value: Any) -> str:
     if value is None:
-        value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or "./data"
+        value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or DEFAULT_PATH
     try:
         text = os.fsdecode(value)
     except (TypeError, UnicodeError):
         raise TypeError(f"it must be a path, got {type(value).__name__}") from None
     if isinstance(value, bytes) or not text or "\0" in text:
         raise ProfilerPathErrorException("it is no path")
-    return text
+    return os.path.abspath(text)
 
 
 def _whole(least: int) -> Callable[[Any], int]:

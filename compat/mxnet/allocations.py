@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 from stepscope.analysis.allocations import Allocation, AllocationLog
+from stepscope.backends.nvml_library import LIBRARY, Nvml, NvmlError
+from stepscope.compat.mxnet.memory import used_on_devices
 from stepscope.compat.mxnet.scopes import CATEGORY, NONE
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.output import make_directory, output_error
@@ -14,6 +16,9 @@ from stepscope.runtime.threads import locks
 
 KEPT = 1 << 18
 """Allocations, and scopes, that are kept; further ones are counted."""
+
+AMEND = "nvml_amend"
+"""Name of the row, for each device, with the memory that no allocation explains, as MXNet calls it."""
 
 COLUMNS = ("Attribute Name", "Requested Size", "Device", "Actual Size", "Reuse?")
 """As in MXNet's GPU memory profile."""
@@ -51,6 +56,20 @@ class Allocations:
         with self._lock:
             return [(label or NONE, one) for label, one in self._log.labelled() if one.bytes > 0]
 
+    def _beside(self) -> list[tuple[str, int]]:
+        """By device what is in use beside the allocations that backends tell of, by this process and others."""
+        try:
+            nvml = Nvml(LIBRARY)
+        except NvmlError:  # no driver, no devices
+            return []
+        try:
+            used = {f"gpu/{number}": size for number, size in used_on_devices(nvml)}
+        finally:
+            nvml.close()
+        with self._lock:
+            held = {one.device: one.held for _, one in self._log.labelled()}
+        return [(device, size - held.get(device, 0)) for device, size in used.items() if size > held.get(device, 0)]
+
     def write(self, prefix: str) -> Path:
         """Writes `<prefix>-pid_<pid>.csv`, over what was written before.
 
@@ -66,6 +85,8 @@ class Allocations:
                 writer.writerow(COLUMNS)
                 for label, one in self.labelled():
                     writer.writerow([label, one.bytes, one.device, one.bytes, 0])
+                for device, size in self._beside():
+                    writer.writerow([AMEND, size, device, size, 0])
             part.replace(path)
         except OSError as error:
             raise output_error(error, path, "write the allocations") from error
