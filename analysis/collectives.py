@@ -10,7 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -184,16 +184,17 @@ def _bytes_of(event: Any, batch: EventBatch) -> int:
     elements, kind = arguments.get(_ELEMENTS), arguments.get(_TYPE)
     if isinstance(elements, int) and isinstance(kind, str) and kind.lower() in _SIZES:
         return elements * _SIZES[kind.lower()]
-    shapes: Any = arguments.get(_DIMENSIONS)
-    kinds: Any = arguments.get(_TYPES)
-    if not isinstance(shapes, list) or not isinstance(kinds, list):
-        return UNKNOWN
-    tensors: list[tuple[Any, Any]] = list(zip(shapes, kinds, strict=False))
-    known = [(shape, _SIZES[str(kind).lower()]) for shape, kind in tensors if str(kind).lower() in _SIZES]
+    shapes, kinds = (_list_of(arguments.get(name)) for name in (_DIMENSIONS, _TYPES))
+    tensors = [(shape, str(kind).lower()) for shape, kind in zip(shapes, kinds, strict=False)]
+    known = [(shape, _SIZES[kind]) for shape, kind in tensors if kind in _SIZES]
     try:
         return sum(prod(shape) * size for shape, size in known) if known else UNKNOWN
     except TypeError:  # a list of tensors, of whose types nothing is said
         return UNKNOWN
+
+
+def _list_of(value: object) -> Sequence[Any]:
+    return cast("Sequence[Any]", value) if isinstance(value, list) else ()
 
 
 def collectives_text(collectives: Sequence[CollectiveTimes]) -> str:

@@ -153,8 +153,8 @@ def _rank_of(trace: SavedTrace) -> int | None:
 def _capacity_of(trace: SavedTrace) -> dict[str, int]:
     """Bytes of memory of each device, as the trace names them."""
     found: dict[str, int] = {}
-    devices: Any = trace.head.get("deviceProperties")
-    for device in devices if isinstance(devices, list) else []:
+    devices = trace.head.get("deviceProperties")
+    for device in cast("list[object]", devices) if isinstance(devices, list) else []:
         properties = cast("dict[str, Any]", device) if isinstance(device, dict) else {}
         number, size = properties.get("id"), properties.get("totalGlobalMem")
         if isinstance(number, int) and isinstance(size, int) and size > 0:
