@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final, cast
 
 import msgspec
 import numpy as np
 
 from stepscope.analysis.findings import DeviceMemory, TagMemory
+from stepscope.analysis.span_choice import SpanChoice
 from stepscope.runtime import _core
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
@@ -21,6 +23,8 @@ CAPACITY: Final = "memory_capacity"
 
 MOST_ALLOCATIONS = 1 << 16
 """Allocations, and labelled spans, that are kept to break a peak down."""
+OPEN_WINDOWS = 8
+"""Windows of which further events may come."""
 MOST_TAGS = 20
 """Labels in an answer."""
 
@@ -66,15 +70,14 @@ class AllocationLog:
         self.allocations: list[Allocation] = []
         self.left_out = 0
         """Allocations and spans for which there was no room."""
-        self._labels, self._most = labels, most
+        self._labels, self._most = SpanChoice(labels), most
         self._spans: list[Any] = []
         self._spans_kept = 0
-        self._known: dict[int, bool] = {}
 
     def update(self, batch: EventBatch) -> list[Allocation]:
         """Takes the events of a batch, and returns its allocations and releases, also those that are not kept."""
         events = batch.events
-        self._keep_spans(events[events["kind"] == Kind.SPAN])
+        self._keep_spans(events[["kind", "name", "category", "track", "ts", "dur"]])
         memory = events[events["kind"] == Kind.MEMORY]
         found = [one for event in memory if (one := _allocation(event, batch)) is not None]
         room = max(self._most - len(self.allocations), 0)
@@ -100,13 +103,8 @@ class AllocationLog:
             label = next((name for end, name in reversed(stack) if end >= one.at), None)
             yield UNLABELLED if label is None else strings.text(label), one
 
-    def _keep_spans(self, spans: Any) -> None:
-        keys = spans["name"].astype(np.int64) << 16 | spans["category"]
-        unique, inverse = np.unique(keys, return_inverse=True)
-        for key in unique.tolist():
-            if key not in self._known:
-                self._known[key] = self._labels(strings.text(key >> 16), strings.text(key & 0xFFFF))
-        spans = spans[np.array([self._known[key] for key in unique.tolist()], bool)[inverse]]
+    def _keep_spans(self, events: Any) -> None:
+        spans = events[(events["kind"] == Kind.SPAN) & self._labels.of(events)]
         kept: Any = np.zeros(min(len(spans), self._most - self._spans_kept), _SPAN)
         self.left_out += len(spans) - len(kept)
         if len(kept):
@@ -131,12 +129,17 @@ class MemoryTable:
     """Allocations by device: their number, the peak, and by which labelled spans the bytes of the peak were allocated."""
 
     def __init__(self) -> None:
-        self.log = AllocationLog()
+        self._logs: dict[int, AllocationLog] = {}
+        """Of the windows that have the peak of a device, and of the latest ones: events of some come between those of others."""
         self._sums: defaultdict[str, _Sums] = defaultdict(_Sums)
 
     def update(self, batch: EventBatch) -> None:
         """Takes the events of a batch."""
-        for one in self.log.update(batch):
+        if batch.window not in self._logs:
+            kept = {sums.window for sums in self._sums.values()} | set(list(self._logs)[-OPEN_WINDOWS:])
+            self._logs = {window: log for window, log in self._logs.items() if window in kept}
+            self._logs[batch.window] = AllocationLog()
+        for one in self._logs[batch.window].update(batch):
             sums = self._sums[one.device]
             if one.bytes > 0:
                 sums.allocations += 1
@@ -153,7 +156,7 @@ class MemoryTable:
             metadata: of the run, which may have `CAPACITY`.
         """
         capacity = capacity_of(metadata)
-        by_tag: dict[str, list[TagMemory]] = {} if self.log.left_out else self._at_peak()
+        by_tag = self._at_peak()
         found: list[DeviceMemory] = []
         for device, sums in self._sums.items():
             tags = sorted(by_tag.get(device, []), key=lambda tag: (-tag.bytes, tag.name))
@@ -174,7 +177,8 @@ class MemoryTable:
     def _at_peak(self) -> dict[str, list[TagMemory]]:
         """What each label has allocated of the bytes that were held at the peak of each device."""
         live: defaultdict[str, dict[int, tuple[str, int]]] = defaultdict(dict)
-        for tag, one in self.log.labelled():
+        whole = [log for log in self._logs.values() if not log.left_out]
+        for tag, one in chain.from_iterable(log.labelled() for log in whole):
             sums = self._sums[one.device]
             if one.window == sums.window and one.at <= sums.at:
                 if one.bytes > 0:

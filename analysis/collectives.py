@@ -13,9 +13,9 @@ from math import prod
 from typing import Any, Final, cast
 
 import msgspec
-import numpy as np
 
 from stepscope.analysis.findings import CollectiveTimes
+from stepscope.analysis.span_choice import SpanChoice
 from stepscope.runtime import _core
 from stepscope.runtime.display.text_table import human_time, printable, shorten
 from stepscope.runtime.events import strings
@@ -76,20 +76,12 @@ class CollectiveTable:
         self.runs: list[CollectiveRun] = []
         self.left_out = 0
         """Runs for which there was no room."""
-        self._chosen = chosen
-        self._known: dict[int, bool] = {}
+        self._chosen = SpanChoice(chosen)
 
     def update(self, batch: EventBatch) -> None:
         """Takes the events of a batch."""
-        spans = batch.events[batch.events["kind"] == Kind.SPAN]
-        if not len(spans):
-            return
-        keys = spans["name"].astype(np.int64) << 16 | spans["category"]
-        unique, inverse = np.unique(keys, return_inverse=True)
-        for key in unique.tolist():
-            if key not in self._known:
-                self._known[key] = self._chosen(strings.text(key >> 16), strings.text(key & 0xFFFF))
-        found = spans[np.array([self._known[key] for key in unique.tolist()], bool)[inverse]]
+        events = batch.events
+        found = events[(events["kind"] == Kind.SPAN) & self._chosen.of(events)]
         room = max(MOST_RUNS - len(self.runs), 0)
         self.left_out += max(len(found) - room, 0)
         for event in found[:room]:

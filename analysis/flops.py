@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import FlopsAnswer, OperatorFlops
+from stepscope.analysis.span_choice import SpanChoice
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
@@ -122,7 +123,7 @@ class FlopsTable:
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, _Formula | None] = {}
+        self._formulas = SpanChoice(lambda name, _: name in _FORMULAS)
         self._key = strings.intern(ARGUMENT)
         self._pattern = re.compile(re.escape(self._key.to_bytes(4, "little")))
         self._operators = np.array([strings.category(name) for name in _OPERATORS])
@@ -150,14 +151,12 @@ class FlopsTable:
     def update(self, batch: EventBatch) -> None:
         """Takes the spans of a batch."""
         events = batch.events
-        events = events[(events["kind"] == Kind.SPAN) & (events["args_len"] > 0)]
-        if not len(events):
-            return
         inline = (events["flags"] & int(Flag.ARG_INLINE)) != 0
         chosen = inline & (events["args_at"] == self._key)
-        chosen |= ~inline & (self._have_formula(events["name"]) | self._have_key(events, batch.args))
+        chosen |= ~inline & (self._formulas.of(events) | self._have_key(events, batch.args))
+        events = events[chosen & (events["kind"] == Kind.SPAN) & (events["args_len"] > 0)]
         operators = np.isin(events["category"], self._operators)
-        for event, of_operator in zip(events[chosen], operators[chosen].tolist(), strict=True):
+        for event, of_operator in zip(events, operators.tolist(), strict=True):
             flops = self._of(event, batch.args)
             if flops <= 0:
                 continue
@@ -191,16 +190,11 @@ class FlopsTable:
             names=len(rows),
         )
 
-    def _have_formula(self, names: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        found, place = np.unique(names, return_inverse=True)
-        for name in found.tolist():
-            if name not in self._names:
-                self._names[name] = _FORMULAS.get(strings.text(name))
-        return np.array([self._names[name] is not None for name in found.tolist()], bool)[place]
-
     def _have_key(self, events: Block, heap: bytes) -> NDArray[np.bool_]:
         """Which of the events may have the argument: its number is in their part of the heap."""
         places = np.array([match.start() for match in self._pattern.finditer(heap)], np.int64)
+        if not len(places):
+            return np.zeros(len(events), np.bool_)
         begin = events["args_at"].astype(np.int64)
         last: NDArray[np.int64] = np.searchsorted(places, begin + events["args_len"])
         return np.searchsorted(places, begin) < last
@@ -210,15 +204,15 @@ class FlopsTable:
         at, length = int(event["args_at"]), int(event["args_len"])
         if int(event["flags"]) & Flag.ARG_INLINE:
             return length
-        name = int(event["name"])
+        name = strings.text(int(event["name"]))
         arguments = _core.decode_arguments(heap, at, length)
-        if formula := self._names.get(name):
+        if formula := _FORMULAS.get(name):
             try:
                 return formula(arguments[_DIMENSIONS], arguments[_VALUES])
             except (KeyError, TypeError, ValueError, IndexError):  # shapes that were not kept, or not whole
                 pass
         said = arguments.get(ARGUMENT)
-        if not isinstance(said, int | float) or isinstance(said, bool) or strings.text(name) == _COUNTED_BELOW:
+        if not isinstance(said, int | float) or isinstance(said, bool) or name == _COUNTED_BELOW:
             return 0
         return int(said) if 0 < said < 1e30 else 0
 

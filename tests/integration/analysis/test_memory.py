@@ -138,6 +138,22 @@ def test_devices_of_a_saved_trace(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.checklist("D15")
+def test_the_peak_of_several_windows(tmp_path: Path) -> None:
+    """Is that of the window with the most, and broken down by its spans."""
+    torch = require("torch")
+    backend = sc.TorchBackend(profile_memory=True)
+    plan = sc.schedule(wait=0, warmup=0, active=1, repeat=3)
+    with sc.trace(schedule=plan, backends=[backend], output_dir=tmp_path) as profiler:
+        for number, size in enumerate((2, 16, 4)):
+            with sc.span(f"window {number}"):
+                allocate(torch, size)
+            profiler.step()
+    (memory,) = explain(tmp_path).ranks[0].memory
+    assert memory.step == 1 and memory.peak >= 16 * MIB and memory.allocated >= 22 * MIB
+    assert [tag.name for tag in memory.tags if tag.bytes > MIB] == ["window 1"]
+
+
 def test_more_than_is_kept(tmp_path: Path) -> None:
     """Allocations and spans beyond the limit are counted, and the log stays small."""
     torch = require("torch")
