@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from stepscope.analysis.flops import FlopsTable, human_flops
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.recording import load
 from tests.support.basics import require
+from tests.support.commands import stepscope
 from tests.support.messages import refused
 
 
@@ -125,6 +127,24 @@ def test_declared_operations_and_a_peak(tmp_path: Path) -> None:
     for wrong, error in ((0, ValueError), (-1.5, ValueError), ("1e12", TypeError), (True, TypeError)):
         with refused(error, "peak_flops"):
             explain(tmp_path, peak_flops=wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.checklist("D17")
+def test_a_peak_on_the_command_line(tmp_path: Path) -> None:
+    """For the answer and for the page; what is no peak is refused."""
+    with sc.trace(output_dir=tmp_path / "run", metadata={"peak_flops": 1e15}) as profiler:
+        for _ in range(8):
+            with sc.span("forward", FLOPs=5):
+                pass
+            profiler.step()
+    told = json.loads(stepscope("explain", "run", "--json", "--peak-flops", "2e15", cwd=tmp_path).stdout)
+    flops = told["ranks"][0]["flops"]
+    assert flops["peak"] == 2e15 and flops["a_step"] == 5
+    assert stepscope("report", "run", "--peak-flops", "3e15", cwd=tmp_path).returncode == 0
+    assert "declared peak of 3 PFLOP/s" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    for wrong in ("0", "-1", "fast", "nan", "inf"):
+        done = stepscope("explain", "run", f"--peak-flops={wrong}", cwd=tmp_path)
+        assert done.returncode == 2 and "must be a number above 0" in done.stderr
 
 
 def test_nothing_of_it(tmp_path: Path) -> None:
