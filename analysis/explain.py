@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
+from stepscope.analysis.collectives import Key, fastest_of
 from stepscope.analysis.devices import MOST_NAME, NAMES, Activity
 from stepscope.analysis.event_loop import loops_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
+from stepscope.analysis.flops import peak_of
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
@@ -32,20 +35,27 @@ MOSTLY = 0.5
 """Share of a step in code of which only the program knows what it is for, from which on it is told where that is."""
 
 
-def explain(run: str | os.PathLike[str] | Recording, window: int | None = None) -> Answer:
+def explain(
+    run: str | os.PathLike[str] | Recording, window: int | None = None, *, peak_flops: float | None = None
+) -> Answer:
     """Says what is slow in a run, why, and what to try.
 
     Args:
         run: a path, as for `stepscope.load`, or what that has returned.
         window: number of the only one that is read and judged; default: all.
+        peak_flops: floating-point operations in a second that the device of a process can do at most; default: what the run's
+            metadata say.
 
     Raises:
+        TypeError: if `peak_flops` is no number.
+        ValueError: if `peak_flops` is not above 0.
         FileNotFoundError: if there is nothing of that name.
         FormatError: if there is no recording, or no such window (`NoWindowError`).
     """
     recording = run if isinstance(run, Recording) else load(run, None if window is None else (window,))
     if window is not None:
         recording.select(window)
+    recording.declare_peak(peak_flops)
     return judge(recording, [RankSummary(rank) for rank in recording.ranks])
 
 
@@ -56,7 +66,8 @@ def refused(path: str, why: str) -> Answer:
 
 def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     """Does what `explain` does with ranks that were read already: one summary for each rank of the recording."""
-    ranks = tuple(map(_rank_answer, summaries))
+    fastest = fastest_of([summary.collectives for summary in summaries])
+    ranks = tuple(_rank_answer(summary, fastest) for summary in summaries)
     path = str(recording.path)
     trust = _trust(recording, summaries)
     unknown = _unknown(summaries)
@@ -161,7 +172,7 @@ DEVICE_IDLE_CAUSES = {
 """Findings that make a device idle. If one of them costs as much as the idling, the idling is left out."""
 
 
-def _rank_answer(summary: RankSummary) -> RankAnswer:
+def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer:
     times = [each for loop in loops_of(summary) for each in loop.times()]
     statistics = statistics_of(summary.facts, summary.judged_steps) if len(summary.judged_steps) else None
     answer = RankAnswer(
@@ -173,6 +184,9 @@ def _rank_answer(summary: RankSummary) -> RankAnswer:
         shutdown_ns=summary.recorded.shutdown_ns,
         tasks=tuple(times[:MOST_TASK_NAMES]),
         devices=summary.devices,
+        flops=summary.flops.answer(summary.judged_steps, peak_of(summary.recorded.metadata)),
+        memory=summary.memory.devices(summary.recorded.metadata),
+        collectives=summary.collectives.answer(summary.judged_steps, fastest),
     )
     if answer.has_steps or times:
         return answer

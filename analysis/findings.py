@@ -147,6 +147,92 @@ class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
     """How long they waited for something outside of the loop."""
 
 
+class OperatorFlops(msgspec.Struct, frozen=True):
+    """The floating-point operations of the spans of one name."""
+
+    name: str
+    count: int
+    flops: int
+    ns: int
+    """The time of these spans on the host. Work that they launched on a device is not in it."""
+
+
+class FlopsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Floating-point operations of a process."""
+
+    total: int
+    """Of the whole recording."""
+    a_step: float | None
+    """Of a step, in the mean of those that are judged; `None` without such steps."""
+    rate: float | None
+    """In a second of these steps."""
+    peak: float | None
+    """The most in a second that the device can do, as it was declared."""
+    declared: bool
+    """Whether the program has declared them; otherwise they are estimates, by operator."""
+    operators: tuple[OperatorFlops, ...]
+    """Those with the most."""
+    names: int
+    """How many names there are in all."""
+
+    @property
+    def utilization(self) -> float | None:
+        """Model FLOPs utilisation: the share of the peak that the steps reach."""
+        return None if self.rate is None or self.peak is None else self.rate / self.peak
+
+
+class TagMemory(msgspec.Struct, frozen=True):
+    """What the spans of one name have allocated of the bytes that were held at a peak."""
+
+    name: str
+    """The innermost labelling span: of the program, of a module or of an optimizer; empty if there was none."""
+    bytes: int
+    count: int
+    """How many allocations these are; 0 for those before the window."""
+
+    @property
+    def shown(self) -> str:
+        """The name, or words where there is none."""
+        return self.name or "in no span"
+
+    def share_of(self, peak: int) -> float:
+        """Its share of the peak."""
+        return self.bytes / peak if peak else 0.0
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a device, as its allocator tells of it."""
+
+    device: str
+    """Such as `cpu/0` or `gpu/1`."""
+    capacity: int | None
+    """Bytes of the device; `None` if that is not known."""
+    allocations: int
+    deallocations: int
+    allocated: int
+    """Bytes of all allocations."""
+    peak: int
+    """The most bytes that were allocated at once."""
+    step: int | None
+    """The step in which that was; `None` if it was in none."""
+    tags: tuple[TagMemory, ...] = ()
+    """By which spans the bytes of the peak were allocated, the most first; empty if there were too many allocations."""
+
+
+class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The collectives of one name on a rank, of a step in the mean of those that are judged."""
+
+    name: str
+    calls: float
+    ns: float
+    wait_ns: float | None
+    """Of this the time in which the rank waited for others; `None` if these were not recorded, or ran it another number of times."""
+    bytes: float | None
+    """Of the tensors that the rank gives in; `None` if that was not recorded."""
+    bandwidth: float | None
+    """These bytes in a second of the time without waiting, as far as that is known."""
+
+
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one rank went."""
 
@@ -163,6 +249,12 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[Place, ...] = ()
     """Where most samples of the stack are, if the process has neither steps nor tasks."""
     devices: tuple[DeviceAnswer, ...] = ()
+    flops: FlopsAnswer | None = None
+    """`None` if neither shapes of operators' inputs nor FLOPs were recorded."""
+    memory: tuple[DeviceMemory, ...] = ()
+    """Devices of whose allocations a backend has told, the one with the highest peak first."""
+    collectives: tuple[CollectiveTimes, ...] = ()
+    """The longest first."""
 
     @property
     def has_steps(self) -> bool:

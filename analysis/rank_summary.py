@@ -11,8 +11,11 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stepscope.analysis.allocations import MemoryTable
+from stepscope.analysis.collectives import CollectiveTable
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
+from stepscope.analysis.flops import FlopsTable
 from stepscope.analysis.recording import Rank, facts_builders, finished
 from stepscope.analysis.thresholds import FEWEST_STEPS
 from stepscope.runtime import _core
@@ -155,6 +158,9 @@ class RankSummary:
         self._readings = [category for kind, category, _ in self._handlers if kind == Kind.COUNTER]
         self._readings.append(strings.category(SIGNAL))
         table = Aggregates()
+        self.flops = FlopsTable()
+        self.memory = MemoryTable()
+        self.collectives = CollectiveTable()
         # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
         most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
         builders = facts_builders()
@@ -166,7 +172,11 @@ class RankSummary:
             builders[batch.window].update(events)
             devices[batch.window].update(events)
             table.update(events)
-            self._gather(EventBatch(batch.source, batch.window, events, batch.args))
+            kept = EventBatch(batch.source, batch.window, events, batch.args)
+            self.flops.update(kept)
+            self.memory.update(kept)
+            self.collectives.update(kept)
+            self._gather(kept)
             self.events += len(events)
         known = rank.known_steps
         self.facts: Facts = finished(rank, builders) if known is None else known

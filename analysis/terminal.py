@@ -11,8 +11,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from stepscope.analysis.allocations import memory_text
+from stepscope.analysis.collectives import collectives_text
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
+from stepscope.analysis.flops import flops_text
 from stepscope.runtime.display.text_table import columns, human_count, human_time, printable, shorten
 from stepscope.runtime.files.paths import shown_file
 from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS
@@ -20,6 +23,8 @@ from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS
 BAR = 18
 """Columns of the longest bar."""
 MOST_KERNELS = 3
+MOST_MEMORIES = 2
+"""Devices whose memory is shown."""
 MOST_SHOWN = 3
 """Findings that are shown with their evidence; the others are named."""
 MOST_TASK_NAMES = 3
@@ -87,6 +92,10 @@ def lines(answer: Answer) -> Iterator[Line]:
             yield Line(Text(f"Beside steps: {', '.join(shown)}"))
     yield from without_steps(answer)
     yield from _device(answer)
+    if rank is not None and rank.collectives:
+        yield Line(Text(collectives_text(rank.collectives)), 2, "Collectives", "bold")
+    yield from _flops(answer, rank)
+    yield from _allocated(answer, rank)
     if answer.unknown:
         yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
     if answer.trust:
@@ -186,6 +195,20 @@ def without_steps(answer: Answer) -> Iterator[Line]:
         ready = f", ready for {human_time(each.ready)} at most" if each.ready > each.running // 10 else ""
         text = f"{name}{' ' * (widest - columns(name))}  ran {human_time(each.running)}{ready}, waited {human_time(each.waiting)}"
         yield Line(Text(text), 2, " " if number else "Tasks")
+
+
+def _flops(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
+    """Floating-point operations of the rank that is shown, or of the first that has some."""
+    shown = [each.flops for each in (*([rank] if rank else []), *answer.ranks) if each.flops is not None]
+    if shown:
+        yield Line(Text(printable(flops_text(shown[0]))), 2, "FLOPs", "bold")
+
+
+def _allocated(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
+    """The memory of the devices of the rank that is shown, or of the first that has some."""
+    shown = next((each.memory for each in (*([rank] if rank else []), *answer.ranks) if each.memory), ())
+    for number, each in enumerate(shown[:MOST_MEMORIES]):
+        yield Line(Text(printable(memory_text(each))), 2, " " if number else "Memory", "bold")
 
 
 def _device(answer: Answer) -> Iterator[Line]:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from stepscope.analysis.allocations import CAPACITY
 from stepscope.analysis.recording import Rank
 from stepscope.backends.torch.kineto.blocks import KinetoConverter, nest
 from stepscope.backends.torch.kineto.file import KinetoEvent
@@ -149,6 +150,18 @@ def _rank_of(trace: SavedTrace) -> int | None:
     return int(found[1]) if found else None
 
 
+def _capacity_of(trace: SavedTrace) -> dict[str, int]:
+    """Bytes of memory of each device, as the trace names them."""
+    found: dict[str, int] = {}
+    devices = trace.head.get("deviceProperties")
+    for device in cast("list[object]", devices) if isinstance(devices, list) else []:
+        properties = cast("dict[str, Any]", device) if isinstance(device, dict) else {}
+        number, size = properties.get("id"), properties.get("totalGlobalMem")
+        if isinstance(number, int) and isinstance(size, int) and size > 0:
+            found[f"gpu/{number}"] = size
+    return found
+
+
 class TraceRank(Rank):
     """One process's traces. Its events are read whenever they are asked for, a file at a time: 64 bytes an event are held."""
 
@@ -168,6 +181,8 @@ class TraceRank(Rank):
         self.metadata = {
             key: value for key, value in first.head.items() if key not in ("traceEvents", "deviceProperties")
         }
+        if capacity := _capacity_of(first):
+            self.metadata[CAPACITY] = capacity
         self.dropped = {}
         self.counts = Counter[int]()
         self.ended = True

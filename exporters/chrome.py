@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import get_args
 
 from stepscope.exporters.chrome_file import ChromeFile, Dialect, Form, Layout
 from stepscope.exporters.trace_series import OnFull, TraceExporter
@@ -22,7 +23,8 @@ class ChromeTraceExporter(TraceExporter):
         path: file to write; `{rank}`, `{pid}` and `{window}` are replaced. With `{window}` every window gets a file of
             its own, without it all share one. Missing directories are made, a file that is there is replaced.
         gzip: whether to compress; by default if the name ends in `.gz`.
-        dialect: `kineto` writes categories as torch does today, `tensorboard` as its TensorBoard plugin knows them.
+        dialect: `kineto` writes categories as torch does today, `tensorboard` as its TensorBoard plugin knows them; `mxnet` is `kineto`
+            with the value of a counter under the counter's name.
         form: `array`, readable wherever it is cut, or `object`, which HTA and torch's tools want; an object grows under
             the name with `.part` behind it and gets its own when it is complete.
         closed: whether the file is valid JSON after every piece, at least every `Options.drain_interval` seconds, also in
@@ -49,11 +51,11 @@ class ChromeTraceExporter(TraceExporter):
         on_full: OnFull = "rotate",
     ) -> None:
         for argument, value, known in (
-            ("dialect", dialect, ("kineto", "tensorboard")),
-            ("form", form, ("array", "object")),
+            ("dialect", dialect, get_args(Dialect)),
+            ("form", form, get_args(Form)),
         ):
             if value not in known:
-                raise ValueError(f"{argument} must be {known[0]!r} or {known[1]!r}, got {value!r}")
+                raise ValueError(f"{argument} must be {' or '.join(map(repr, known))}, got {value!r}")
         super().__init__("chrome", path, gzip, max_bytes, on_full)
         self._layout = Layout(dialect=dialect, form=form, gzip=self._gzip, limit=max_bytes, closed=closed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -19,12 +20,19 @@ from stepscope.runtime.events.record import Block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.session.trace_note import TraceNote
 
-Dialect: TypeAlias = Literal["kineto", "tensorboard"]
-"""`kineto`: categories as torch names them today, for Perfetto and HTA. `tensorboard`: as torch-tb-profiler knows them."""
+Dialect: TypeAlias = Literal["kineto", "tensorboard", "mxnet"]
+"""`kineto`: categories as torch names them today, for Perfetto and HTA. `tensorboard`: as torch-tb-profiler knows them. `mxnet`: as
+`kineto`, and counters have their value under their own name, as MXNet writes them."""
 
 Form: TypeAlias = Literal["array", "object"]
 """`array`: a list of events that viewers load wherever it was cut. `object`: what tools of torch want; whole or nothing."""
 
+
+_COUNTER = re.compile(
+    rb'^({"ph":"C","cat":"(?:[^"\\]|\\.)*","name":("(?:[^"\\]|\\.)*"),"pid":-?[0-9]+,"ts":[^,]*,"args":{)"value":',
+    re.MULTILINE,
+)
+"""The line of a counter, up to its value."""
 
 _CLOSING: Mapping[Form, str] = {"array": "\n]\n", "object": "\n]}\n"}
 
@@ -96,11 +104,17 @@ class ChromeFile(TraceFile):
         if self._layout.ends_as_torch:
             self._first = min(self._first, int(events["ts"].min(initial=self._first)))
         self._pending += self._rows.before(events).encode()
-        lines = _core.encode_chrome(events, args, self._base, self._layout.dialect)
+        lines = self._encode(events, args)
         written = await self._output.write(self._pending + lines, self._limit, events=len(events))
         if written:
             self._pending = b""
         return written
+
+    def _encode(self, events: Block, args: bytes) -> bytes:
+        dialect = self._layout.dialect
+        if dialect != "mxnet":
+            return _core.encode_chrome(events, args, self._base, dialect)
+        return _COUNTER.sub(rb"\1\2:", _core.encode_chrome(events, args, self._base, "kineto"))
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
         return (self._event(name, at, args) + ",\n").encode()

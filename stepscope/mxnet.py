@@ -9,7 +9,7 @@ from stepscope.compat.mxnet.counter import Counter
 from stepscope.compat.mxnet.deprecated import dump_profile, profiler_set_config, profiler_set_state
 from stepscope.compat.mxnet.domain import Domain
 from stepscope.compat.mxnet.durations import Event, Frame, Task
-from stepscope.compat.mxnet.errors import MXNetError, MXNetValueError
+from stepscope.compat.mxnet.errors import MXNetError, MXNetStateError, MXNetValueError
 from stepscope.compat.mxnet.forwarding import Forward, NvtxForward
 from stepscope.compat.mxnet.functions import (
     capabilities,
@@ -47,6 +47,7 @@ __all__ = [
     "FramePass",
     "MXNetError",
     "MXNetSettings",
+    "MXNetStateError",
     "MXNetValueError",
     "Marker",
     "NvtxForward",

@@ -14,9 +14,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from stepscope.analysis.allocations import human_bytes, memory_text
 from stepscope.analysis.devices import idlest, meanwhile_of, use_of
 from stepscope.analysis.explain import judge
 from stepscope.analysis.findings import Answer
+from stepscope.analysis.flops import flops_text, human_flops
 from stepscope.analysis.page.content import Content, content_of, parts_of_step, parts_table, shortened
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import load
@@ -28,12 +30,13 @@ _DIRECTORY = Path(__file__).parent
 _CODE = re.compile("`([^`]+)`")
 
 
-def report_html(path: str | os.PathLike[str], window: int | None = None) -> str:
+def report_html(path: str | os.PathLike[str], window: int | None = None, *, peak_flops: float | None = None) -> str:
     """The report of a run as a page that needs no other file and asks nobody for anything.
 
     Args:
         path: as for `stepscope.load`.
         window: number of the only one that is read and judged; default: all.
+        peak_flops: as for `explain`.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -42,6 +45,7 @@ def report_html(path: str | os.PathLike[str], window: int | None = None) -> str:
     recording = load(path, None if window is None else (window,))
     if window is not None:
         recording.select(window)
+    recording.declare_peak(peak_flops)
     summaries = [RankSummary(rank) for rank in recording.ranks]
     return render(content_of(recording, summaries, judge(recording, summaries)))
 
@@ -101,6 +105,10 @@ def _environment() -> Environment:
         "counted": human_count,
         "code": _with_code,
         "shortened": shortened,
+        "bytes": human_bytes,
+        "flops": human_flops,
+        "flops_text": flops_text,
+        "memory_text": memory_text,
         "use": use_of,
         "meanwhile": meanwhile_of,
     }

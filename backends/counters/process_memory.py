@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
 from pathlib import Path
+from typing import Any
 
 from stepscope.backends.counters.sampling import SamplingBackend
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block
+from stepscope.runtime.session.system import groups, number
 
 COUNTER = "process allocated"
 """Name of the counter, in bytes, of category `memory`."""
@@ -46,3 +50,18 @@ def resident_bytes(page: int) -> int:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * page
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def capacities() -> dict[str, int]:
+    """Bytes of memory by device: of the host what this process may use, as `cpu/0`, and of torch's devices, as `gpu/<n>`, if the
+    program uses them."""
+    found = {"cpu/0": os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()}
+    for directory, old in groups("memory"):
+        limit = number(directory / ("memory.limit_in_bytes" if old else "memory.max"))
+        if limit is not None:
+            found["cpu/0"] = min(found["cpu/0"], limit)
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_available() and cuda.is_initialized():
+        for device in range(cuda.device_count()):
+            found[f"gpu/{device}"] = int(cuda.get_device_properties(device).total_memory)
+    return found

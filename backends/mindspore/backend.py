@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -23,12 +24,19 @@ from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import SimpleQueue
 
+log = logging.getLogger("stepscope")
+
 _lock = locks.reentrant()
 _owner: MindSporeBackend | None = None
 """The user of MindSpore's profiler, of which a process has one."""
 
 BLOCK = 1 << 15
 """Events delivered at a time."""
+
+TESTED = (2, 10)
+"""The newest version of MindSpore whose profiler was driven in tests."""
+_said: set[str] = set()
+"""Versions that the log has named."""
 
 
 class _Recorded(msgspec.Struct, frozen=True):
@@ -106,6 +114,7 @@ class MindSporeBackend:
             raise BackendError(f"this version of MindSpore has no profiler that can be driven: {error}") from error
         if self._profiler is None:
             raise BackendError("this build of MindSpore has no profiler of the CPU")
+        _say_if_newer(str(getattr(self._mindspore, "__version__", "")))
         self._sink = sink
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
@@ -254,6 +263,19 @@ class MindSporeBackend:
             sink.dropped(made.unreadable, "source", recorded.until)
         for first in range(0, len(made.events), BLOCK):
             sink.deliver(made.events[first : first + BLOCK].copy(), made.args)
+
+
+def _say_if_newer(version: str) -> None:
+    """Warns, once for each version, of one that is newer than those tested."""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers > TESTED and version not in _said:
+        _said.add(version)
+        log.warning(
+            "MindSpore %s is newer than %s, the newest version that was tested: operators may be missing or wrong; compare "
+            "them with those of MindSpore's own profiler once",
+            version,
+            ".".join(map(str, TESTED)),
+        )
 
 
 def _line(error: BaseException) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from stepscope.analysis.collectives import CollectiveTable, Key
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options import ProfilerOptions
-from stepscope.compat.mindspore.products.base import Holding, Product
+from stepscope.compat.mindspore.products.base import Holding, Product, is_collective
 from stepscope.compat.mindspore.products.communication import Communication
+from stepscope.compat.mindspore.products.flops import Flops
 from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
+from stepscope.compat.mindspore.products.memory_usage import MemoryUsage
 from stepscope.compat.mindspore.products.operator_files import OperatorFiles
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.products.report_page import ReportPage
@@ -50,6 +53,8 @@ class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
     pretty: bool = False
     steps: tuple[int, ...] | None = None
     """Only these steps, which need not be consecutive; `None` for all."""
+    fastest: Mapping[Key, int] = {}
+    """ns of each collective on the rank that was in it for the shortest time, if other ranks are analysed with this one."""
 
 
 class ProductStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +235,20 @@ def operators_of(journal: Path, window: int, steps: tuple[int, ...] | None) -> O
     return table
 
 
+def collectives_of(journal: Path) -> CollectiveTable:
+    """The collectives of all windows of a journal.
+
+    Raises:
+        FormatError: if it cannot be read.
+    """
+    table = CollectiveTable(lambda name, _: is_collective(name))
+    with JournalReader(journal) as reader:
+        for item in reader:
+            if isinstance(item, EventBatch):
+                table.update(item)
+    return table
+
+
 def _new_directory(directory: Path) -> Path:
     """A directory for products that was not there before: none is ever overwritten."""
     number = 1
@@ -246,16 +265,18 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     options, target = request.options, request.target
     operators, times = OperatorFiles(place, target.device_id), StepTimes(place)
     memory = MemoryRecord(place, target.device)
-    stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory]
+    flops = Flops(place, target.rank, options.peak_flops)
+    stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory, flops]
+    usage = MemoryUsage(place, target.rank, target.memory, memory)
     if options.memory:
-        stages.append(StepMemory(place))
+        stages += [StepMemory(place), usage]
     if options.profile_communication:
-        stages.append(Communication(place))
+        stages.append(Communication(place, request.fastest))
     if options.profile_framework is not None:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:
         stages.append(FoldedStacks(place, target.rank))
-    return [*stages, ReportPage(place, operators.table, times, memory, request.limits)]
+    return [*stages, ReportPage(place, operators.table, times, memory, usage, flops, request.limits)]
 
 
 class _Maker:

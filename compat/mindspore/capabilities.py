@@ -63,10 +63,14 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "with_stack": _same(_STACKS),
     "profile_memory": {
         "CPU": Capability(
-            True, "resident memory of the process, and MindSpore's memory pool: over time, and peak and end of each step"
+            True,
+            "resident memory of the process, MindSpore's memory pool, and torch's allocations: over time, and peak and end of "
+            "each step",
         ),
         "GPU": Capability(
-            True, "resident memory of the process, over time and by step; memory of the device is missing"
+            True,
+            "resident memory of the process, over time and by step, and torch's allocations on the device; MindSpore's are "
+            "missing",
         ),
         "Ascend": Capability(
             True, "resident memory of the process, over time and by step; memory of the device is missing"
@@ -75,10 +79,10 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "profile_communication": {
         "CPU": Capability(
             True,
-            f"{_COLLECTIVES}: torch.distributed's, and MindSpore's own; neither waiting nor bytes",
+            f"{_COLLECTIVES}: torch.distributed's, and MindSpore's own; bytes where shapes are recorded, waiting if all ranks are analysed together",
             ("mindspore", "torch"),
         ),
-        "GPU": Capability(True, f"{_COLLECTIVES}: torch.distributed's only; neither waiting nor bytes", ("torch",)),
+        "GPU": Capability(True, f"{_COLLECTIVES}: torch.distributed's only; bytes where shapes are recorded, waiting if all ranks are analysed together", ("torch",)),
         "Ascend": Capability(False, "collectives of HCCL are read by CANN's msprof, which stepscope does not drive"),
     },
     "parallel_strategy": _same(Capability(True, "ranks, launcher and MindSpore's parallel context, as JSON")),

@@ -30,7 +30,8 @@ RAW = "FRAMEWORK"
 
 def default_or_other(output_path: str) -> str:
     """The output path; where it is the default, which nobody chose, and cannot be written, another place, with a warning."""
-    if output_path != DEFAULT_PATH or can_create_in(Path(output_path)):
+    default = output_path in (DEFAULT_PATH, os.path.abspath(DEFAULT_PATH))
+    if not default or can_create_in(Path(output_path)):
         return output_path
     place = temporary_directory()
     other = None if place is None else user_directory(place, "stepscope_mindspore")

@@ -5,15 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from stepscope.analysis.collectives import Key, fastest_of
 from stepscope.compat.mindspore.analyses import analyses
-from stepscope.compat.mindspore.analysis import Analysis, AnalysisRequest, WindowAnalysis, analyse_window
+from stepscope.compat.mindspore.analysis import (
+    Analysis,
+    AnalysisRequest,
+    WindowAnalysis,
+    analyse_window,
+    collectives_of,
+)
 from stepscope.compat.mindspore.errors import (
     NothingToAnalyse,
     ProfilerDirNotFoundException,
@@ -85,13 +93,14 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
     failed: list[str] = []
     places = dict(_below(path, failed))
     rejected = _without_raw(places)
+    found: list[_Recorded] = []
     for raw in sorted(_raw_directories(places), key=_modified, reverse=True):
-        try:
-            done += _analyse_run(raw, path, options, pretty, steps)
-        except (ProfilerRawFileException, ProfilerStateError) as error:
-            rejected.append(f"{raw}: {error}")
-        except (FormatError, OSError) as error:
-            failed.append(f"{raw}: {error}")
+        with _refusals(raw, rejected, failed):
+            found.append(_recorded(raw, path, options))
+    fastest = _fastest(found)
+    for recorded in found:
+        with _refusals(recorded.raw, rejected, failed):
+            done += _analyse_run(recorded, options, pretty, steps, fastest)
     if not done:
         why = "; ".join(rejected + failed) or "no directory in it holds raw data of a recording"
         raise NothingToAnalyse(f"nothing to analyse below {path}: {why}")
@@ -167,9 +176,31 @@ def _info(directory: Path) -> WindowInfo:
     return WindowInfo()
 
 
-def _analyse_run(
-    raw: Path, below: Path, options: ProfilerOptions, pretty: bool, steps: tuple[int, ...] | None
-) -> list[WindowAnalysis]:
+class _Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was found."""
+
+    raw: Path
+    journal: Path
+    directory: Path
+    """That of its first window."""
+    windows: dict[int, Window | None]
+    info: WindowInfo
+    target: Target
+    options: ProfilerOptions
+
+
+@contextmanager
+def _refusals(raw: Path, rejected: list[str], failed: list[str]) -> Generator[None]:
+    """Adds a sentence to one of these lists if the body raises why raw data cannot be analysed."""
+    try:
+        yield
+    except (ProfilerRawFileException, ProfilerStateError) as error:
+        rejected.append(f"{raw}: {error}")
+    except (FormatError, OSError) as error:
+        failed.append(f"{raw}: {error}")
+
+
+def _recorded(raw: Path, below: Path, options: ProfilerOptions) -> _Recorded:
     journal = _journal(raw)
     windows, rank = _windows(journal)
     if not windows:
@@ -182,15 +213,51 @@ def _analyse_run(
     target = info.target(rank)
     if options.analyse_only and target.rank != options.rank_id:
         raise ProfilerRawFileException(f"it is of rank {target.rank}; rank_id={options.rank_id} was asked for")
+    return _Recorded(
+        raw=raw,
+        journal=journal,
+        directory=directory,
+        windows=windows,
+        info=info,
+        target=target,
+        options=info.recorded_with(),
+    )
+
+
+def _fastest(found: list[_Recorded]) -> dict[Key, int]:
+    """ns of each collective on the rank that was in it for the shortest time. Empty unless these are several ranks of one job, each
+    of them once."""
+    ranks = [each.target.rank for each in found if each.options.profile_communication]
+    if len(ranks) < 2 or len(set(ranks)) < len(ranks):
+        return {}
+    try:
+        return fastest_of([collectives_of(each.journal) for each in found if each.options.profile_communication])
+    except (FormatError, OSError):  # the analysis of that journal says why
+        return {}
+
+
+def _analyse_run(
+    recorded: _Recorded,
+    options: ProfilerOptions,
+    pretty: bool,
+    steps: tuple[int, ...] | None,
+    fastest: Mapping[Key, int],
+) -> list[WindowAnalysis]:
+    journal, windows, directory, target = recorded.journal, recorded.windows, recorded.directory, recorded.target
     request = AnalysisRequest(
-        options=info.recorded_with(), target=target, limits=info.diagnostics, pretty=pretty, steps=steps
+        options=recorded.options,
+        target=target,
+        limits=recorded.info.diagnostics,
+        pretty=pretty,
+        steps=steps,
+        fastest=fastest,
     )
     done: list[WindowAnalysis] = []
     for index, window in windows.items():
         place = directory if index == min(windows) else _sibling(directory, index, target.device)
         done.append(analyse_window(journal, index if window is None else window, place, request)[0])
     whole = all(each.complete for each in done) and _has_end(journal)
-    if options.data_simplification and whole and directory != raw:
+    if options.data_simplification and whole and directory != recorded.raw:
         shutil.rmtree(directory / RAW, ignore_errors=True)
     return done
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from stepscope.analysis.flops import PEAK, peak_of
 from stepscope.compat.mindspore.enums import (
     ACTIVITIES,
     LEVELS,
@@ -42,7 +43,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What is recorded, and where it is written. Made by `read_options`, which checks every value."""
 
     output_path: str = DEFAULT_PATH
-    """Directory below which every window gets a directory of its own."""
+    """Directory below which every window gets a directory of its own. `read_options` makes it absolute."""
     profiler_level: ProfilerLevel | None = None
     """Sets what a level stands for; `None`: the other options say."""
     activities: tuple[ProfilerActivity, ...] | None = None
@@ -81,6 +82,9 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     env_enable: bool = False
     overhead_budget: float | None = None
     """What recording may cost, as a share of the time, as `stepscope.trace` has it; no option of MindSpore."""
+    peak_flops: float | None = None
+    """Floating-point operations in a second that the device can do at most. torch's operators then have theirs; no option of
+    MindSpore."""
 
     def asked(self) -> tuple[str, ...]:
         """Names of the options that ask for something, also by the level."""
@@ -131,6 +135,7 @@ _NO_REQUEST = frozenset(
     ("output_path", "profiler_level", "activities", "start_profile", "sync_enable", "timeline_limit", "export_type")
     + (
         "overhead_budget",
+        "peak_flops",
         "data_simplification",
         "analyse_only",
         "rank_id",
@@ -210,14 +215,14 @@ def boolean(value: Any) -> bool:
 
 def _path(value: Any) -> str:
     if value is None:
-        value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or "./data"
+        value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or DEFAULT_PATH
     try:
         text = os.fsdecode(value)
     except (TypeError, UnicodeError):
         raise TypeError(f"it must be a path, got {type(value).__name__}") from None
     if isinstance(value, bytes) or not text or "\0" in text:
         raise ProfilerPathErrorException("it is no path")
-    return text
+    return os.path.abspath(text)
 
 
 def _whole(least: int) -> Callable[[Any], int]:
@@ -242,6 +247,16 @@ def _budget(value: Any) -> float | None:
         raise TypeError(f"it must be a share of the time, such as 0.01, got {type(value).__name__}")
     if not 0 < value < 1:
         raise ValueError("it must be a share of the time, above 0 and below 1; 0.01 is 1 %")
+    return float(value)
+
+
+def _peak(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"it must be a number of floating-point operations in a second, got {type(value).__name__}")
+    if peak_of({PEAK: value}) is None:
+        raise ValueError("it must be above 0, such as 989e12")
     return float(value)
 
 
@@ -300,6 +315,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "rank_id": _whole(0),
     "profile_framework": _framework,
     "overhead_budget": _budget,
+    "peak_flops": _peak,
     "export_type": _several(ExportType),
     "host_sys": _several(HostSystem),
     "mstx_domain_include": _texts,

@@ -25,7 +25,13 @@ def choose(options: ProfilerOptions, target: Target) -> list[Backend]:
             MindSporeBackend(operators=options.operators, shapes=options.shapes, profile_memory=options.memory)
         )
     if "torch" in target.frameworks and options.operators:
-        chosen.append(TorchBackend(record_shapes=options.shapes))
+        chosen.append(
+            TorchBackend(
+                record_shapes=options.shapes,
+                profile_memory=options.profile_memory,
+                with_flops=options.peak_flops is not None,
+            )
+        )
     if options.memory:
         chosen.append(ProcessMemoryBackend())
     if options.stacks:

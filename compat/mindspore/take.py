@@ -15,7 +15,9 @@ from typing import Any
 
 import msgspec
 
-from stepscope.backends.counters.process_memory import COUNTER, resident_bytes
+from stepscope.analysis.allocations import CAPACITY
+from stepscope.analysis.flops import PEAK
+from stepscope.backends.counters.process_memory import COUNTER, capacities, resident_bytes
 from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.build import trace
 from stepscope.compat.mindspore import sources
@@ -162,6 +164,8 @@ class Take:
 
     def _make(self, step: int) -> Profiler:
         plan, options = self._plan, Options(close_timeout=CLOSE_SECONDS, signals=())
+        known: dict[str, Any] = {} if plan.options.peak_flops is None else {PEAK: plan.options.peak_flops}
+        known |= {CAPACITY: capacities()} if plan.options.memory else {}
         try:
             backends = sources.choose(plan.options, plan.target)
             self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
@@ -173,7 +177,7 @@ class Take:
                 on_trace_ready=self._ready,
                 name="mindspore",
                 output_dir=self.directory / RAW,
-                metadata=plan.metadata(),
+                metadata={**plan.metadata(), **known},
                 start=False,
                 overhead_budget=plan.options.overhead_budget,
                 options=options,

@@ -33,6 +33,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """What could not be found out, and what was taken instead."""
 
+    @property
+    def memory(self) -> str:
+        """The name of the device whose memory training needs, as allocators tell of it."""
+        return f"gpu/{self.device_id}" if self.device == "GPU" else "cpu/0"
+
 
 def find() -> Target:
     """Asks the frameworks that are imported, then the environment. Imports none.

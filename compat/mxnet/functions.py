@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope.compat.mxnet.capabilities import Capability, capabilities_of
 from stepscope.compat.mxnet.durations import FRAMES, Frame
-from stepscope.compat.mxnet.errors import MXNetValueError, one_of
+from stepscope.compat.mxnet.errors import MXNetStateError, MXNetValueError, one_of
 from stepscope.compat.mxnet.names import domain_name, legal
 from stepscope.compat.mxnet.recording import Recording
 from stepscope.compat.mxnet.remote import Remote, for_server
@@ -69,11 +69,12 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
         profile_process: `worker` is this process, `server` those that `set_kvstore_handle` reaches.
 
     Raises:
-        MXNetValueError: for another state or process.
+        MXNetStateError: for another state; it is a KeyError, too, as mxnet raises.
+        MXNetValueError: for another process.
         MXNetError: for the server, if nothing reaches it.
         OutputError: if the directory of the run cannot be made.
     """
-    one_of("state", state, STATES)
+    one_of("state", state, STATES, MXNetStateError)
     if for_server(profile_process):
         _remote.control("set_state()").set_state(state)
     elif state == "run":

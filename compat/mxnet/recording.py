@@ -197,7 +197,7 @@ class Recording:
         settings = self.settings
         path = self._files.next(settings.filename)
         exporters: list[Exporter] = [
-            _StepsOfTheProgram(path, form="object", closed=True),
+            _StepsOfTheProgram(path, form="object", closed=True, dialect="mxnet"),
             self._statistics,
             *settings.exporters,
         ]

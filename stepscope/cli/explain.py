@@ -44,7 +44,29 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
     add_json(parser, "the answer")
+    add_peak(parser)
     parser.set_defaults(function=explain, command="explain", parser=parser)
+
+
+def add_peak(parser: argparse.ArgumentParser) -> None:
+    """Declares `--peak-flops`."""
+    parser.add_argument(
+        "--peak-flops",
+        metavar="N",
+        type=_peak,
+        help="floating-point operations in a second that the device of a process can do at most, such as 989e12, to say which "
+        "share of that the steps reach (default: peak_flops in the run's metadata)",
+    )
+
+
+def _peak(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e30:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, such as 989e12, got {text!r}")
+    return number
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -60,7 +82,7 @@ def explain(arguments: argparse.Namespace) -> int:
         message(f"reading the newest run in {opening.shown(path)}: {opening.shown(recording.path)}")
     elif arguments.path is None:
         message(f"reading {opening.shown(path)}")
-    answer = answer_of(recording, arguments.window)
+    answer = answer_of(recording, arguments.window, peak_flops=arguments.peak_flops)
     if arguments.json:
         print_json(answer)
         return 0

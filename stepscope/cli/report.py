@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli import opening
+from stepscope.cli.explain import add_peak
 from stepscope.cli.made_directory import made_directory
 from stepscope.cli.progress import Progress
 
@@ -45,6 +46,7 @@ def add(commands: Any) -> None:
         help="file to write (default: report.html)",
     )
     parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
+    add_peak(parser)
     parser.set_defaults(function=report, command="report", parser=parser)
 
 
@@ -63,7 +65,7 @@ def report(arguments: argparse.Namespace) -> int:
     if target.is_file() and not target.read_bytes()[:64].lstrip().lower().startswith(b"<!doctype html"):
         arguments.parser.error(f"{opening.shown(target)} is there already, and is no page: give -o another name")
     with Progress().during(f"reading {opening.shown(arguments.path)}"):
-        page = report_html(arguments.path, arguments.window)
+        page = report_html(arguments.path, arguments.window, peak_flops=arguments.peak_flops)
     with made_directory(target.absolute().parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8")

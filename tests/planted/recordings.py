@@ -15,7 +15,10 @@ import msgspec
 import numpy as np
 
 from stepscope.analysis import explain
+from stepscope.analysis.allocations import MemoryTable
+from stepscope.analysis.collectives import CollectiveTable
 from stepscope.analysis.findings import Answer, DeviceAnswer
+from stepscope.analysis.flops import FlopsTable
 from stepscope.analysis.rank_summary import Call, Collection, Fetch, RankSummary, Row, Sample, TaskRun, judged_steps_of
 from stepscope.analysis.recording import Rank, Recording, load
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Device, Facts, Phase
@@ -79,8 +82,10 @@ def summary_of(kept: Stored) -> RankSummary:
             foreign=False,
             startup_ns=0,
             shutdown_ns=0,
+            metadata={},
         ),
     )
+    summary.flops, summary.memory, summary.collectives = FlopsTable(), MemoryTable(), CollectiveTable()
     summary.rank, summary.name, summary.notes = kept.rank, kept.name, ()
     for name in PLAIN:
         setattr(summary, name, getattr(kept, name))

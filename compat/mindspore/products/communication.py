@@ -1,18 +1,19 @@
-"""Communication in each step, and its duration."""
+"""Communication in each step: its duration, the waiting for other ranks, and its bandwidth."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stepscope.compat.mindspore.products.base import is_collective, microseconds, spans
+from stepscope.analysis.collectives import UNKNOWN, CollectiveRun, CollectiveTable, Key, wait_of
+from stepscope.compat.mindspore.products.base import is_collective, microseconds
 from stepscope.compat.mindspore.products.step_times import Intervals, length, union
 from stepscope.exporters.output import whole_file
-from stepscope.runtime.events import strings
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run
@@ -24,74 +25,132 @@ POINT_TO_POINT = ("send", "recv", "receive")
 TOTAL = "Total Op Info"
 """MindSpore's name for the sum of a group: the time that any of it ran."""
 
+MEGABYTE = 1e6
+_Runs = list[tuple[CollectiveRun, int | None]]
+"""Each with the ns in it that were waiting for other ranks; `None` if that is not known."""
+
 
 class Communication:
-    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator.
+    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator. Besides there is
+    `communication_matrix.json`, if it is known between which ranks something was sent.
 
-    Of an operator there are its runs, the begin of the first as Unix time, and the time from the begin to the end of each.
-    How much of that was waiting for others, and how many bytes passed, the program's side of it does not know.
+    Of an operator there are its runs, the begin of the first as Unix time, and the time from the begin to the end of each. The
+    time of waiting needs the other ranks, which an analysis of one of them does not have; the bytes need shapes, or were declared.
+    Keys of what is not known are not there.
 
     Args:
-        directory: for the file.
+        directory: for the files.
+        fastest: ns of each collective on the rank that was in it for the shortest time; empty if the other ranks are not known.
     """
 
     name = "communication"
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "communication.json"
+    def __init__(self, directory: Path, fastest: Mapping[Key, int]) -> None:
+        self._directory, self._fastest = directory, fastest
         self._anchor = ClockAnchor(0, 0, 0)
-        self._known: dict[int, str | None] = {}
-        self._runs: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self._table = CollectiveTable(lambda name, _: is_collective(name))
 
     async def open(self, run: Run) -> None:
         self._anchor = run.anchor
 
     async def add(self, batch: EventBatch) -> None:
-        events = spans(batch.events)
-        events = events[np.array([self._group(name) is not None for name in events["name"].tolist()], bool)]
-        columns = (events[field].tolist() for field in ("step", "name", "ts", "dur"))
-        for step, name, begin, duration in zip(*columns, strict=True):
-            self._runs[step, name].append((begin, begin + duration))
+        self._table.update(batch)
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
-        if not self._runs:
+        steps: defaultdict[int, defaultdict[str, _Runs]] = defaultdict(lambda: defaultdict(list))
+        for key, run in self._table.keyed().items():
+            steps[run.step][run.name].append((run, wait_of(key, run, self._fastest)))
+        if not steps:
             return ()
-        found: dict[str, dict[str, Any]] = {}
-        for step in sorted({step for step, _ in self._runs}):
-            groups: dict[str, dict[str, Any]] = {"p2p": {}, "collective": {}}
-            whole: dict[str, list[tuple[int, int]]] = {"p2p": [], "collective": []}
-            for (_, name), runs in sorted(item for item in self._runs.items() if item[0][0] == step):
-                group = self._group(name)
-                assert group is not None
-                groups[group][strings.text(name)] = self._info(runs, sum(end - begin for begin, end in runs))
-                whole[group] += runs
-            for group, runs in whole.items():
-                if runs:
-                    groups[group][TOTAL] = self._info(runs, length(union(_intervals(runs), _intervals([]))))
-            found[f"step{step}"] = groups
-        text = json.dumps(found, indent=4, ensure_ascii=False)
-        with whole_file(self._path) as place:
-            place.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC240
-        return (self._path,)
+        found = {f"step{step}": self._of_step(names) for step, names in sorted(steps.items())}
+        files = [self._write("communication.json", found)]
+        matrix = {f"step{step}": _links(names) for step, names in sorted(steps.items())}
+        if any(groups["p2p"] or groups["collective"] for groups in matrix.values()):
+            files.append(self._write("communication_matrix.json", matrix))
+        return tuple(files)
 
-    def _info(self, runs: list[tuple[int, int]], elapsed: int) -> dict[str, Any]:
-        return {
-            "Communication Time Info": {
-                "Start Timestamp(us)": microseconds(self._anchor.wall(min(runs)[0])),
-                "Elapse Time(ms)": elapsed / 1e6,
-                "Occurrences": len(runs),
-            }
+    def _of_step(self, names: Mapping[str, _Runs]) -> dict[str, Any]:
+        groups: dict[str, dict[str, Any]] = {"p2p": {}, "collective": {}}
+        whole: dict[str, _Runs] = {"p2p": [], "collective": []}
+        for name, runs in sorted(names.items()):
+            group = _group(name)
+            groups[group][name] = self._info(runs, sum(run.dur for run, _ in runs))
+            whole[group] += runs
+        for group, runs in whole.items():
+            if runs:
+                covered = length(union(_intervals(run for run, _ in runs), _intervals([])))
+                groups[group][TOTAL] = self._info(runs, covered)
+        return groups
+
+    def _info(self, runs: _Runs, elapsed: int) -> dict[str, Any]:
+        times: dict[str, Any] = {
+            "Start Timestamp(us)": microseconds(self._anchor.wall(min(run.ts for run, _ in runs))),
+            "Elapse Time(ms)": elapsed / 1e6,
+            "Occurrences": len(runs),
         }
+        waits = [wait for _, wait in runs if wait is not None]
+        transit = elapsed
+        if len(waits) == len(runs):
+            # Runs that overlap wait together.
+            waited = min(sum(waits), elapsed)
+            transit = elapsed - waited
+            times |= {
+                "Transit Time(ms)": transit / 1e6,
+                "Wait Time(ms)": waited / 1e6,
+                "Wait Time Ratio": round(waited / elapsed, 4) if elapsed else 0,
+            }
+        sizes = [run.bytes for run, _ in runs]
+        if UNKNOWN in sizes or not any(sizes):
+            return {"Communication Time Info": times}
+        bandwidth = _bandwidth(sum(sizes), transit)
+        distribution: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+        for run, wait in runs:
+            each = distribution[str(run.bytes / MEGABYTE)]
+            each[0] += 1
+            each[1] += (run.dur - (wait or 0)) / 1e6
+        info = {**bandwidth, "Size Distribution": dict(distribution)}
+        return {"Communication Time Info": times, "Communication Bandwidth Info": {TRANSPORT: info}}
 
-    def _group(self, name: int) -> str | None:
-        """`p2p`, `collective`, or `None` for what does not communicate."""
-        if name not in self._known:
-            text = strings.text(name)
-            lower = text.lower()
-            kind = "p2p" if any(part in lower for part in POINT_TO_POINT) else "collective"
-            self._known[name] = kind if is_collective(text) else None
-        return self._known[name]
+    def _write(self, name: str, found: Mapping[str, Any]) -> Path:
+        text = json.dumps(found, indent=4, ensure_ascii=False)
+        with whole_file(path := self._directory / name) as place:
+            place.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        return path
 
 
-def _intervals(runs: list[tuple[int, int]]) -> Intervals:
-    return np.array(runs, np.int64).reshape(-1, 2)
+TRANSPORT = "ALL"
+"""In place of MindSpore's kinds of links: by which of them the bytes passed is not known on the host."""
+
+
+def _bandwidth(size: int, transit: int) -> dict[str, float]:
+    return {
+        "Transit Size(MB)": size / MEGABYTE,
+        "Transit Time(ms)": transit / 1e6,
+        "Bandwidth(GB/s)": round(size / transit, 4) if transit else 0,
+    }
+
+
+def _links(names: Mapping[str, _Runs]) -> dict[str, Any]:
+    """Transfers between two ranks, summed by name and link."""
+    groups: dict[str, dict[str, Any]] = {"p2p": {}, "collective": {}}
+    for name, runs in sorted(names.items()):
+        links: defaultdict[str, _Runs] = defaultdict(list)
+        for run, wait in runs:
+            if run.peer and run.bytes != UNKNOWN:
+                links[run.peer].append((run, wait))
+        if links:
+            groups[_group(name)][f"{name}-total"] = {
+                link: {"Transport Type": TRANSPORT}
+                | _bandwidth(sum(run.bytes for run, _ in some), sum(run.dur - (wait or 0) for run, wait in some))
+                for link, some in sorted(links.items())
+            }
+    return groups
+
+
+def _group(name: str) -> str:
+    lower = name.lower()
+    return "p2p" if any(part in lower for part in POINT_TO_POINT) else "collective"
+
+
+def _intervals(runs: Iterable[CollectiveRun]) -> Intervals:
+    return np.array([(run.ts, run.ts + run.dur) for run in runs], np.int64).reshape(-1, 2)

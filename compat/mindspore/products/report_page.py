@@ -7,7 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from stepscope.analysis.allocations import human_bytes
+from stepscope.analysis.flops import human_flops, utilization_of
+from stepscope.compat.mindspore.products.flops import Flops
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
+from stepscope.compat.mindspore.products.memory_usage import MemoryUsage
 from stepscope.compat.mindspore.products.operator_table import OperatorTable, by_type
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.exporters.output import whole_file
@@ -27,17 +31,25 @@ class ReportPage:
 
     Args:
         directory: for the file.
-        operators, steps, memory: the products.
+        operators, steps, memory, usage, flops: the products.
         limits: what could not be recorded here, sentence by sentence.
     """
 
     name = "report"
 
     def __init__(
-        self, directory: Path, operators: OperatorTable, steps: StepTimes, memory: MemoryRecord, limits: Sequence[str]
+        self,
+        directory: Path,
+        operators: OperatorTable,
+        steps: StepTimes,
+        memory: MemoryRecord,
+        usage: MemoryUsage,
+        flops: Flops,
+        limits: Sequence[str],
     ) -> None:
         self._path = directory / "report.html"
         self._operators, self._steps, self._memory, self._limits = operators, steps, memory, limits
+        self._flops, self._usage = flops, usage
         self._run: Run | None = None
 
     async def open(self, run: Run) -> None:
@@ -73,12 +85,51 @@ class ReportPage:
                 ("Memory", "Peak (MB)"),
                 ((name, f"{peak / 2**20:,.1f}") for name, peak in sorted(self._memory.peaks.items())),
             ),
+            _table(
+                ("Device", "Peak", "Capacity", "Allocations", "Deallocations"),
+                (
+                    (
+                        each.device,
+                        human_bytes(each.peak),
+                        human_bytes(each.capacity) if each.capacity else "",
+                        f"{each.allocations:,}",
+                        f"{each.deallocations:,}",
+                    )
+                    for each in self._usage.devices
+                ),
+            ),
+            _table(
+                ("At the peak allocated in", "Device", "Size", "Share"),
+                (
+                    (tag.shown, each.device, human_bytes(tag.bytes), f"{tag.share_of(each.peak):.1%}")
+                    for each in self._usage.devices
+                    for tag in each.tags
+                ),
+            ),
+            _table(
+                ("Step", "FLOPs", "Rate", "Share of the declared peak"),
+                (
+                    (number, human_flops(flops), human_flops(flops / ns * 1e9, "FLOP/s") if ns else "", self._share(flops, ns))
+                    for number, flops, ns in self._flops.steps[:ROWS]
+                ),
+            ),
+            _table(
+                ("Floating-point operations of", "Count", "FLOPs"),
+                (
+                    (row.name, f"{row.count:,}", human_flops(row.flops))
+                    for row in self._flops.table.rows()[:ROWS]
+                ),
+            ),
         ]  # fmt: skip
         head = f'<!doctype html><meta charset="utf-8"><title>Window {window.index}</title><style>{_STYLE}</style>'
         page = head + "\n".join(parts) + "\n"
         with whole_file(self._path) as place:
             place.write_text(page, encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC240
         return (self._path,)
+
+    def _share(self, flops: int, ns: int) -> str:
+        share = utilization_of(flops, ns, self._flops.peak)
+        return "" if share is None else f"{share:.1%}"
 
 
 def _times(row: Any) -> tuple[int, ...]:

@@ -96,3 +96,24 @@ def test_annotations_that_are_no_steps() -> None:
     first = device.meanwhile[0]
     assert first.name == "other calls of the device's runtime" and first.share > 0.7
     assert {one.name for one in first.names[:2]} == {"cudaFree", "cudaMalloc"}
+
+
+@pytest.mark.checklist("D17")
+def test_operations_of_an_h100() -> None:
+    """Shapes are enough: a BERT of 4 layers, 512 wide, with a sentence of 141 tokens."""
+    flops = explain(trace("h100-bert-small"), peak_flops=989e12).ranks[0].flops
+    assert flops is not None
+    found = {row.name: row for row in flops.operators}
+    attention = found["aten::_scaled_dot_product_flash_attention"]
+    assert (attention.count, attention.flops) == (4, 4 * 4 * 8 * 141 * 141 * 64)
+    assert found["aten::addmm"].flops >= 4 * 2 * 141 * (4 * 512 * 512 + 2 * 512 * 4 * 512)
+
+
+@pytest.mark.checklist("D15")
+def test_memory_of_an_h100() -> None:
+    """The modules that allocated the peak."""
+    answer = explain(trace("h100-bert-small"))
+    device = next(each for each in answer.ranks[0].memory if each.device == "gpu/0")
+    assert device.peak >= 91505152
+    assert device.allocations > 50 and device.tags and sum(tag.bytes for tag in device.tags) <= device.peak
+    assert any(tag.name.startswith("nn.Module: ") for tag in device.tags)

@@ -195,6 +195,36 @@ def test_a_version_that_cannot_be_driven(monkeypatch: pytest.MonkeyPatch) -> Non
         MindSporeBackend().open(CollectingSink())
 
 
+@pytest.mark.checklist("C17")
+@pytest.mark.parametrize(
+    ("version", "warned"), [("2.11.0rc1", True), ("3.0", True), ("2.10.3", False), ("2.0.0", False), ("", False)]
+)
+def test_a_version_newer_than_those_tested(
+    version: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Is driven, and named in the log, once."""
+
+    class Driven:
+        """As MindSpore's own class, as far as `open` needs it."""
+
+        @staticmethod
+        def get_instance(_: str) -> object:
+            return object()
+
+    core = types.ModuleType("mindspore._c_expression")
+    setattr(core, "Profiler", Driven)  # noqa: B010
+    module = types.ModuleType("mindspore")
+    module.__version__ = version  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "mindspore", module)
+    monkeypatch.setitem(sys.modules, "mindspore._c_expression", core)
+    for _ in range(2):
+        MindSporeBackend().open(CollectingSink())
+    messages = [record.getMessage() for record in caplog.records if "newer" in record.getMessage()]
+    assert len(messages) == warned
+    if warned:
+        assert f"MindSpore {version} is newer than 2.10" in messages[0]
+
+
 def test_a_flight_recorder_is_refused(tmp_path: Path) -> None:
     """It would have no operators, as its window has no end until it is saved."""
     with refused(ValueError, "mindspore"):

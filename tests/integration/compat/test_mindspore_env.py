@@ -82,6 +82,26 @@ def test_defaults(tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.checklist("B8")
+def test_the_output_path_is_absolute(tmp_path: Path) -> None:
+    """It is that of the directory in which the program was when it was read, wherever the program goes then."""
+    program = """
+    import os, sys
+    sys.path.append({root!r})
+    import stepscope.mindspore as ms
+    os.makedirs("elsewhere")
+    os.chdir("elsewhere")
+    later = ms.Profiler(output_path="later", start_profile=False)
+    os.chdir("..")
+    later.start()
+    ms.EnvProfiler.profiler.step()
+    """
+    run(tmp_path, '{"start": true, "output_path": "out"}', program)
+    (directory,) = output.windows_below(tmp_path / "out")
+    assert output.info(directory)["options"]["output_path"] == os.fspath(tmp_path / "out")
+    assert (tmp_path / "elsewhere" / "later").is_dir() and not (tmp_path / "later").exists()
+
+
 @pytest.mark.checklist("B6")
 @pytest.mark.parametrize(
     ("variable", "text"),

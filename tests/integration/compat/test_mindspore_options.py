@@ -282,4 +282,4 @@ def test_the_environment_may_say_where(
     assert given.options.output_path == os.fspath(tmp_path / "given")
     said(caplog.records, "MS_DIAGNOSTIC_DATA_PATH")
     monkeypatch.delenv("MS_DIAGNOSTIC_DATA_PATH")
-    assert Profiler(start_profile=False).options.output_path == "./data"
+    assert Profiler(start_profile=False).options.output_path == str(Path("data").absolute())

@@ -286,7 +286,7 @@ def test_one_failure_stops_nothing_else(tmp_path: Path) -> None:
     status = {product.name: product.problem for product in analysis.windows[0].products}
     assert "File too large" in status["host info"]
     assert [name for name, problem in status.items() if not problem] == [
-        "operator tables", "step times", "memory", "report",
+        "operator tables", "step times", "memory", "flops", "report",
     ]  # fmt: skip
     assert "host info        FAILED: OSError" in str(analysis)
     (directory,) = profiler.directories

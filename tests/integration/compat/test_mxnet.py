@@ -40,7 +40,7 @@ def test_a_program_for_mxnet_runs_with_its_import_changed(here: Path) -> None:
     assert [event["cat"] for event in slices(events, "mytask")] == ["mydomain"]
     assert [event["cat"] for event in slices(events, "myframe")] == ["mydomain,frame"] * 3
     assert [event["cat"] for event in slices(events, "myevent")] == ["event"]
-    assert [event["args"]["value"] for event in events if event["name"] == "mycounter"] == [10, 15, 12, 14, 13, 100]
+    assert [event["args"]["mycounter"] for event in events if event["name"] == "mycounter"] == [10, 15, 12, 14, 13, 100]
     marks = [event for event in events if event["name"] == "mymarker"]
     assert [event["args"]["scope"] for event in marks] == ["global", "process", "thread", "task", "marker"]
     assert {event["cat"] for event in marks} == {"mydomain,instant_marker"}
@@ -157,6 +157,9 @@ def test_states(here: Path) -> None:
             mxnet.set_state(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with refused(mxnet.MXNetValueError, "state", "runn", "'run'?"):
         mxnet.set_state("runn")
+    with pytest.raises(KeyError) as caught:
+        mxnet.set_state("runn")
+    assert str(caught.value).startswith("state must be one of 'run', 'stop', got 'runn'")
 
 
 @pytest.mark.checklist("E3", "F16")

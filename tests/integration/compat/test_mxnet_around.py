@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import mmap
 import os
 import time
@@ -14,6 +15,7 @@ import pytest
 
 import stepscope
 from stepscope import mxnet
+from tests.support import nvml, nvtx_receiver
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import require
 from tests.support.messages import refused, said
@@ -206,14 +208,80 @@ def test_objects_are_forwarded() -> None:
     assert statistics()["Time"]["d"]["task"]["Count"] == 3
 
 
+FORWARDED = """
+import threading
+from stepscope import mxnet
+mxnet.set_config(aggregate_stats=True, profile_memory=False, forward=mxnet.NvtxForward())
+mxnet.set_state("run")
+domain = mxnet.Domain("d")
+with mxnet.Event("event"), domain.new_task("task"):
+    domain.new_marker("mark").mark()
+shared = domain.new_frame("frame")
+shared.start()
+other = threading.Thread(target=lambda: (shared.start(), shared.stop()))
+other.start(); other.join()
+shared.stop()
+mxnet.set_state("stop")
+shared.start(); shared.stop()
+print(mxnet.dumps(format="json").count('"task"'))
+"""
+
+
 @pytest.mark.checklist("E18")
-def test_objects_are_forwarded_to_nvtx() -> None:
-    """By NVIDIA's own package, which does nothing where no tool is attached."""
+def test_objects_are_forwarded_to_nvtx(here: Path) -> None:
+    """By NVIDIA's own package to a receiver that it loads: names, domains, and each end with the range of its own begin."""
+    require("nvtx")
+    environment = nvtx_receiver.build(here)
+    path, log = environment["NVTX_INJECTION64_PATH"], environment["TEST_NVTX_LOG"]
+    assert run(FORWARDED, here, NVTX_INJECTION64_PATH=path, TEST_NVTX_LOG=log) == "1\n"
+    told = nvtx_receiver.calls(environment)
+    starts = {call.range: (call.domain, call.message) for call in told if call.what == "start"}
+    assert list(starts.values())[:4] == [("event", "event"), ("d", "task"), ("d,frame", "frame"), ("d,frame", "frame")]
+    assert [(call.domain, call.message) for call in told if call.what == "mark"] == [("d,instant_marker", "mark")]
+    ends = [call.range for call in told if call.what == "end"]
+    first, second, outer, inner = list(starts)[:4]
+    assert ends[:4] == [second, first, inner, outer]
+
+
+@pytest.mark.checklist("E18")
+def test_nothing_listens(here: Path) -> None:
+    """Where no tool is attached NVIDIA's package does nothing, and nothing is lost here."""
     require("nvtx")
     begin(forward=mxnet.NvtxForward())
     with mxnet.Event("event"), mxnet.Domain("d").new_task("task"):
         mxnet.Domain("").new_marker("mark").mark()
     assert statistics()["Time"]["d"]["task"]["Count"] == 1
+
+
+DEVICES = """
+import json, time
+from stepscope import mxnet
+mxnet.set_config(aggregate_stats=True, gpu_memory_profile_filename_prefix="memory")
+mxnet.set_state("run")
+ending = time.monotonic() + 60
+found = {}
+while len(found) < 3 and time.monotonic() < ending:
+    time.sleep(0.02)
+    found = json.loads(mxnet.dumps(format="json"))["Memory"].get("Device Storage", {})
+mxnet.dump()
+print(json.dumps({name: row["Min"] for name, row in found.items()}))
+"""
+
+
+@pytest.mark.checklist("E16", "E19")
+def test_memory_of_devices(here: Path) -> None:
+    """Without torch each device's memory in use is a counter, by NVIDIA's driver, and the table has what no allocation explains."""
+    nvml.build(here)
+    found = json.loads(run(DEVICES, here, LD_LIBRARY_PATH=str(here)))
+    assert set(found) == {"Memory: cpu/0", "Memory: gpu/0", "Memory: gpu/1"}
+    ten = 10 << 30
+    for number in (0, 1):
+        assert found[f"Memory: gpu/{number}"] == pytest.approx(ten / 1000, rel=1e-4)
+    (path,) = here.glob("memory-pid_*.csv")
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["Attribute Name"] == "nvml_amend"]
+    assert [row["Device"] for row in rows] == ["gpu/0", "gpu/1"]
+    assert all(ten < int(row["Actual Size"]) == int(row["Requested Size"]) < ten + (1 << 20) for row in rows)
 
 
 @pytest.mark.checklist("E19")
@@ -237,7 +305,7 @@ def test_memory_is_a_counter() -> None:
     assert row["Min"] < row["Avg"] < row["Max"]
     assert statistics()["Unit"] == {"Time": "ms", "Memory": "kB"}
     mxnet.dump()
-    values = [event["args"]["value"] for event in load("profile.json") if event["name"] == "Memory: cpu/0"]
+    values = [event["args"][event["name"]] for event in load("profile.json") if event["name"] == "Memory: cpu/0"]
     assert len(values) >= row["Count"] and max(values) >= 1000 * row["Max"] * 0.999
 
 

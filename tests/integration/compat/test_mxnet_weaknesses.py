@@ -183,7 +183,7 @@ def test_8_counters_have_a_sign_any_size_and_fractions() -> None:
     counter.increment(10**12)
     counter.set_value(0.25)
     mxnet.dump()
-    values = [event["args"]["value"] for event in load("profile.json") if event["name"] == "c"]
+    values = [event["args"]["c"] for event in load("profile.json") if event["name"] == "c"]
     assert values == [0, -3, 10**12 - 3, 0.25]
 
 

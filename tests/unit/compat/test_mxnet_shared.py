@@ -13,6 +13,7 @@ import pytest
 
 from stepscope import mxnet
 from stepscope.compat.mxnet.memory import MemoryBackend
+from stepscope.runtime.threads.native_threads import Event
 from tests.support.mxnets import alone, begin, durations, load, statistics
 
 
@@ -167,15 +168,15 @@ def test_forwarded_ranges_are_ended_by_who_began_them(other: Worker) -> None:
 def test_memory_is_not_looked_at_while_nothing_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped or paused, the thread sleeps; it records again afterwards."""
     waits: list[float | None] = []
-    wait = threading.Event.wait
+    wait = Event.wait
 
-    def waiting(event: threading.Event, timeout: float | None = None) -> bool:
+    def waiting(event: Event, timeout: float | None = None) -> bool:
         if threading.current_thread().name == "stepscope mxnet memory":
             waits.append(timeout)
         return wait(event, timeout)
 
-    monkeypatch.setattr(threading.Event, "wait", waiting)
-    assert MemoryBackend.name == "mxnet memory"
+    monkeypatch.setattr(Event, "wait", waiting)
+    assert MemoryBackend().name == "mxnet memory"
     mxnet.set_config(aggregate_stats=True)
     mxnet.set_state("run")
 

@@ -290,7 +290,7 @@ async def test_cancelled_close(tmp_path: Path, form: Literal["array", "object"])
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        ({"dialect": "chrome"}, ["dialect", "kineto", "tensorboard", "chrome"]),
+        ({"dialect": "chrome"}, ["dialect", "kineto", "tensorboard", "mxnet", "chrome"]),
         ({"form": "list"}, ["form", "array", "object", "list"]),
         ({"on_full": "wrap"}, ["on_full", "rotate", "stop", "wrap"]),
         ({"max_bytes": 100}, ["max_bytes", "65536", "100"]),
@@ -335,6 +335,25 @@ async def test_non_finite_counter_in_a_file(tmp_path: Path) -> None:
     scene.add(Kind.COUNTER, "loss", 1, value=float("nan"))
     await write(ChromeTraceExporter(tmp_path / "t.json"), tmp_path, scene.batch())
     assert "loss is NaN" in [event["name"] for event in read(tmp_path / "t.json")]
+
+
+async def test_counters_as_mxnet_names_them(tmp_path: Path) -> None:
+    """With the dialect `mxnet` a counter's value has the counter's name; all else is as it is without."""
+    scene = Scene(make_run(tmp_path))
+    for name in ("loss", 'a "quoted\\" name', "value", "é\n"):
+        scene.add(Kind.COUNTER, name, 1, value=1.5)
+    scene.add(Kind.COUNTER, "odd", 1, value=float("nan"))
+    scene.add(Kind.SPAN, 'span "ph":"C"', 1, dur=5)
+    found: dict[str, list[Any]] = {}
+    batch = scene.batch()
+    for dialect in ("kineto", "mxnet"):
+        path = tmp_path / f"{dialect}.json"
+        await write(ChromeTraceExporter(path, dialect=dialect), tmp_path, batch)
+        found[dialect] = [event for event in read(path) if event["ph"] != "M" and event.get("cat") != "stepscope"]
+    for event in found["kineto"]:
+        if event["ph"] == "C":
+            event["args"] = {event["name"]: event["args"]["value"]}
+    assert found["mxnet"] == found["kineto"] and len(found["mxnet"]) == 6
 
 
 async def test_two_exporters_do_not_share_a_file(tmp_path: Path) -> None:

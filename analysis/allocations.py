@@ -1,0 +1,245 @@
+"""Allocations that backends report (`Kind.MEMORY`), each with the innermost labelled span in which it was made."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Final, cast
+
+import msgspec
+import numpy as np
+
+from stepscope.analysis.findings import DeviceMemory, TagMemory
+from stepscope.analysis.span_choice import SpanChoice
+from stepscope.runtime import _core
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Flag, Kind
+from stepscope.runtime.windows.step_facts import Phase, class_of
+
+CAPACITY: Final = "memory_capacity"
+"""Key of a run's metadata: bytes by device, such as `{"cpu/0": 16e9, "gpu/0": 80e9}`."""
+
+MOST_ALLOCATIONS = 1 << 16
+"""Allocations, and labelled spans, that are kept to break a peak down."""
+OPEN_WINDOWS = 8
+"""Windows of which further events may come."""
+MOST_TAGS = 20
+"""Labels in an answer."""
+
+UNLABELLED: Final = ""
+EARLIER: Final = "before the window"
+MODULE: Final = "nn.Module: "
+"""How torch's profiler (`with_stack`) names calls of modules."""
+
+_KINDS: Final[Mapping[int, str]] = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
+"""By torch's numbers of device types: CPU, CUDA, HIP, XPU (c10/core/DeviceType.h)."""
+_SPAN = np.dtype([("ts", "<i8"), ("end", "<i8"), ("track", "<u4"), ("name", "<u4")])
+
+
+class Allocation(msgspec.Struct, frozen=True, gc=False):
+    """An allocation or a release."""
+
+    at: int
+    track: int
+    bytes: int
+    """Below 0 for a release."""
+    address: int
+    held: int
+    """Bytes that are allocated on the device after it."""
+    device: str
+    window: int
+    step: int
+
+
+def is_tag(name: str, category: str) -> bool:
+    """Whether a span labels what is allocated in it: one of the program, of a module of torch, or of an optimizer."""
+    return name.startswith(MODULE) or class_of(name, category) in (Phase.SPAN, Phase.OPTIMIZER)
+
+
+class AllocationLog:
+    """Keeps allocations and the spans that label them, up to a number.
+
+    Args:
+        labels: whether a span of this name and category labels.
+        most: allocations, and spans, that are kept; further ones are counted.
+    """
+
+    def __init__(self, labels: Callable[[str, str], bool] = is_tag, most: int = MOST_ALLOCATIONS) -> None:
+        self.allocations: list[Allocation] = []
+        self.left_out = 0
+        """Allocations and spans for which there was no room."""
+        self._labels, self._most = SpanChoice(labels), most
+        self._spans: list[Any] = []
+        self._spans_kept = 0
+
+    def update(self, batch: EventBatch) -> list[Allocation]:
+        """Takes the events of a batch, and returns its allocations and releases, also those that are not kept."""
+        events = batch.events
+        self._keep_spans(events[["kind", "name", "category", "track", "ts", "dur"]])
+        memory = events[events["kind"] == Kind.MEMORY]
+        found = [one for event in memory if (one := _allocation(event, batch)) is not None]
+        room = max(self._most - len(self.allocations), 0)
+        self.allocations += found[:room]
+        self.left_out += max(len(found) - room, 0)
+        return found
+
+    def labelled(self) -> Iterator[tuple[str, Allocation]]:
+        """What was kept in order of time, each with the innermost label that was open on its thread; empty without one."""
+        spans: Any = np.concatenate(self._spans) if self._spans else np.zeros(0, _SPAN)
+        spans = spans[np.lexsort((-spans["end"], spans["ts"]))]
+        waiting: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        for ts, end, track, name in spans[::-1].tolist():
+            waiting[track].append((ts, end, name))
+        opened: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for one in sorted(self.allocations, key=lambda each: each.at):
+            later, stack = waiting[one.track], opened[one.track]
+            while later and later[-1][0] <= one.at:
+                _, end, name = later.pop()
+                stack.append((end, name))
+            while stack and stack[-1][0] < one.at:
+                stack.pop()
+            label = next((name for end, name in reversed(stack) if end >= one.at), None)
+            yield UNLABELLED if label is None else strings.text(label), one
+
+    def _keep_spans(self, events: Any) -> None:
+        spans = events[(events["kind"] == Kind.SPAN) & self._labels.of(events)]
+        kept: Any = np.zeros(min(len(spans), self._most - self._spans_kept), _SPAN)
+        self.left_out += len(spans) - len(kept)
+        if len(kept):
+            spans = spans[: len(kept)]
+            kept["ts"], kept["end"] = spans["ts"], spans["ts"] + spans["dur"]
+            kept["track"], kept["name"] = spans["track"], spans["name"]
+            self._spans.append(kept)
+            self._spans_kept += len(kept)
+
+
+class _Sums(msgspec.Struct):
+    allocations: int = 0
+    releases: int = 0
+    bytes: int = 0
+    peak: int = 0
+    at: int = 0
+    window: int = 0
+    step: int = 0
+
+
+class MemoryTable:
+    """Allocations by device: their number, the peak, and by which labelled spans the bytes of the peak were allocated."""
+
+    def __init__(self) -> None:
+        self._logs: dict[int, AllocationLog] = {}
+        """Of the windows that have the peak of a device, and of the latest ones: events of some come between those of others."""
+        self._sums: defaultdict[str, _Sums] = defaultdict(_Sums)
+
+    def update(self, batch: EventBatch) -> None:
+        """Takes the events of a batch."""
+        if batch.window not in self._logs:
+            kept = {sums.window for sums in self._sums.values()} | set(list(self._logs)[-OPEN_WINDOWS:])
+            self._logs = {window: log for window, log in self._logs.items() if window in kept}
+            self._logs[batch.window] = AllocationLog()
+        for one in self._logs[batch.window].update(batch):
+            sums = self._sums[one.device]
+            if one.bytes > 0:
+                sums.allocations += 1
+                sums.bytes += one.bytes
+            else:
+                sums.releases += 1
+            if one.held > sums.peak:
+                sums.peak, sums.at, sums.window, sums.step = one.held, one.at, one.window, one.step
+
+    def devices(self, metadata: Mapping[str, Any]) -> tuple[DeviceMemory, ...]:
+        """By device, the one with the highest peak first.
+
+        Args:
+            metadata: of the run, which may have `CAPACITY`.
+        """
+        capacity = capacity_of(metadata)
+        by_tag = self._at_peak()
+        found: list[DeviceMemory] = []
+        for device, sums in self._sums.items():
+            tags = sorted(by_tag.get(device, []), key=lambda tag: (-tag.bytes, tag.name))
+            found.append(
+                DeviceMemory(
+                    device=device,
+                    capacity=capacity.get(device),
+                    allocations=sums.allocations,
+                    deallocations=sums.releases,
+                    allocated=sums.bytes,
+                    peak=sums.peak,
+                    step=sums.step if sums.step >= 0 else None,
+                    tags=tuple(tags[:MOST_TAGS]),
+                )
+            )
+        return tuple(sorted(found, key=lambda each: (-each.peak, each.device)))
+
+    def _at_peak(self) -> dict[str, list[TagMemory]]:
+        """What each label has allocated of the bytes that were held at the peak of each device."""
+        live: defaultdict[str, dict[int, tuple[str, int]]] = defaultdict(dict)
+        whole = [log for log in self._logs.values() if not log.left_out]
+        for tag, one in chain.from_iterable(log.labelled() for log in whole):
+            sums = self._sums[one.device]
+            if one.window == sums.window and one.at <= sums.at:
+                if one.bytes > 0:
+                    live[one.device][one.address] = tag, one.bytes
+                else:
+                    live[one.device].pop(one.address, None)
+        found: dict[str, list[TagMemory]] = {}
+        for device, held in live.items():
+            sizes, counts = Counter[str](), Counter[str]()
+            for tag, size in held.values():
+                sizes[tag] += size
+                counts[tag] += 1
+            found[device] = [TagMemory(tag, size, counts[tag]) for tag, size in sizes.items()]
+            if (earlier := self._sums[device].peak - sizes.total()) > 0:
+                found[device].append(TagMemory(EARLIER, earlier, 0))
+        return found
+
+
+def capacity_of(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of memory by device, as a run's metadata declare them; values that are no sizes are left out."""
+    declared = metadata.get(CAPACITY)
+    known = cast("dict[str, Any]", declared) if isinstance(declared, dict) else {}
+    return {name: int(size) for name, size in known.items() if isinstance(size, int | float) and 0 < size < 1 << 60}
+
+
+def _allocation(event: Any, batch: EventBatch) -> Allocation | None:
+    at, length = int(event["args_at"]), int(event["args_len"])
+    arguments: dict[str, Any] = {}
+    if int(event["flags"]) & Flag.ARG_INLINE:
+        arguments = {strings.text(at): length}
+    elif length:
+        arguments = _core.decode_arguments(batch.args, at, length)
+    size = arguments.get("Bytes", 0)
+    if not isinstance(size, int) or not size:
+        return None
+    kind, number = arguments.get("Device Type", 0), arguments.get("Device Id", -1)
+    return Allocation(
+        at=int(event["ts"]),
+        track=int(event["track"]),
+        bytes=size,
+        address=int(event["id"]),
+        held=max(int(event["value"]), 0),
+        device=f"{_KINDS.get(kind, f'device {kind}')}/{max(number, 0)}",
+        window=batch.window,
+        step=int(event["step"]),
+    )
+
+
+def human_bytes(size: float) -> str:
+    """`1.23 GiB`, with three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB" if abs(size) < 999.5 else f"{size:,.0f} TiB"
+
+
+def memory_text(memory: DeviceMemory) -> str:
+    """One line on a device's memory."""
+    of = f" of {human_bytes(memory.capacity)}" if memory.capacity else ""
+    where = f" in step {memory.step}" if memory.step is not None else ""
+    tags = ", ".join(f"{tag.share_of(memory.peak):.0%} {tag.shown}" for tag in memory.tags[:3])
+    counts = f"{human_count(memory.allocations, 'allocation')}, {human_count(memory.deallocations, 'deallocation')}"
+    return f"{memory.device} peaks at {human_bytes(memory.peak)}{of}{where}{f': {tags}' if tags else ''}; {counts}"

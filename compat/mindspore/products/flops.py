@@ -1,0 +1,91 @@
+"""Floating-point operations of operators and steps, and their rate as a share of the declared peak."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.analysis.flops import FlopsTable, utilization_of
+from stepscope.exporters.output import whole_file
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
+
+HEAD = ("op_full_name", "MFLOPs(10^6)", "GFLOPS(10^9)", "FLOPS utilization(%)")
+STEPS = ("steps", "FLOPS_Utilization %")
+"""Headers of MindSpore up to 2.2 (mindspore/profiler/parser/flops_parser.py)."""
+
+
+class Flops:
+    """Writes `flops_<rank>.txt`, `flops_summary_<rank>.json` and, with a peak, `flops_utilization_step_<rank>.json`.
+
+    An operator has the operations of one run, and the rate of its runs on the host. The summary has those of one step, in the
+    mean, and the rate over the time of the steps. The file of steps is a table with commas, as MindSpore's of that name.
+
+    Args:
+        directory: for the files.
+        rank: number in their names.
+        peak: floating-point operations in a second that the device can do at most; `None`: not declared.
+    """
+
+    name = "flops"
+
+    def __init__(self, directory: Path, rank: int, peak: float | None) -> None:
+        self.table = FlopsTable()
+        self.steps: list[tuple[int, int, int]] = []
+        """Number, operations and ns of each step; there when the window was finished."""
+        self.peak = peak
+        self._directory, self._rank = directory, rank
+
+    async def open(self, run: Run) -> None:
+        pass
+
+    async def add(self, batch: EventBatch) -> None:
+        self.table.update(batch)
+
+    async def finish(self, window: Window) -> tuple[Path, ...]:
+        rows = self.table.rows()
+        if not rows:
+            return ()
+        flops = self.table.by_step
+        self.steps = [
+            (step.number, flops.get((window.index, step.number), 0), step.end_ns - step.start_ns)
+            for step in window.steps
+        ]
+        operators = [
+            (row.name, f"{row.flops / row.count / 1e6:.6g}", _rate(row.flops, row.ns), self._share(row.flops, row.ns))
+            for row in rows
+        ]
+        files = [self._table(f"flops_{self._rank}.txt", HEAD, operators), self._summary()]
+        if self.peak:
+            shares = [(str(number), self._share(flops, ns)) for number, flops, ns in self.steps]
+            files.append(self._table(f"flops_utilization_step_{self._rank}.json", STEPS, shares))
+        return tuple(files)
+
+    def _summary(self) -> Path:
+        flops, ns = sum(flops for _, flops, _ in self.steps), sum(ns for *_, ns in self.steps)
+        share = utilization_of(flops, ns, self.peak)
+        found = {
+            "FLOPs": round(flops / 1e6 / max(len(self.steps), 1), 3),
+            "FLOPS": round(flops / ns, 3) if ns else 0.0,
+            "FLOPS_Utilization": None if share is None else round(100 * share, 3),
+        }
+        with whole_file(path := self._directory / f"flops_summary_{self._rank}.json") as place:
+            place.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        return path
+
+    def _table(self, name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:
+        lines = [", ".join(row) for row in (head, *rows)]
+        with whole_file(path := self._directory / name) as place:
+            place.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+        return path
+
+    def _share(self, flops: int, ns: int) -> str:
+        """In percent; empty where it is not known."""
+        share = utilization_of(flops, ns, self.peak)
+        return "" if share is None else f"{100 * share:.6g}"
+
+
+def _rate(flops: int, ns: int) -> str:
+    return f"{flops / ns:.6g}" if ns else ""

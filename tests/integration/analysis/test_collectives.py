@@ -1,0 +1,152 @@
+"""Collectives: how long a step is in them, how long of that it waits for other ranks, and how fast they transfer."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.analysis.collectives import CollectiveTable, fastest_of
+from stepscope.analysis.explain import explain
+from stepscope.analysis.page.render import report_html
+from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.mindspore import Profiler
+from stepscope.runtime.events.record import Kind
+from tests.support import mindspore_output as output
+from tests.support.basics import require
+
+SIZE = 3_000_000
+
+
+def record(directory: Path, rank: int, seconds: float, steps: int = 14) -> None:
+    """A rank that is in a collective for so long in each step; it calls another one more often the higher its number."""
+    with sc.trace(output_dir=directory, rank=rank, world_size=2) as profiler:
+        for _ in range(steps):
+            with sc.span("all_reduce", bytes=SIZE):
+                time.sleep(seconds)
+            for _ in range(rank + 1):
+                with sc.span("barrier"):
+                    pass
+            profiler.step()
+
+
+@pytest.mark.checklist("D16")
+def test_waiting_and_bandwidth_of_ranks(tmp_path: Path) -> None:
+    """The rank that is in a collective for the shortest time came last: what others are in it for longer is waiting."""
+    record(tmp_path, 0, 0.01)
+    record(tmp_path, 1, 0.001)
+    answer = explain(tmp_path)
+    first, second = ({each.name: each for each in rank.collectives} for rank in answer.ranks)
+    waiting, last = first["all_reduce"], second["all_reduce"]
+    assert waiting.calls == last.calls == 1 and waiting.bytes == last.bytes == SIZE
+    assert waiting.wait_ns is not None and last.wait_ns is not None
+    assert waiting.wait_ns > 5e6 and last.wait_ns == pytest.approx(0, abs=1)
+    assert waiting.wait_ns == pytest.approx(waiting.ns - last.ns)
+    assert waiting.bandwidth == pytest.approx(SIZE / last.ns * 1e9) and waiting.bandwidth == pytest.approx(
+        last.bandwidth
+    )
+    for ranks in (first, second):
+        assert ranks["barrier"].wait_ns is None and ranks["barrier"].bytes is None, "ranks call it differently often"
+    said = " ".join(str(answer).split())
+    assert "Collectives " in said and " a step in all_reduce (1 calls), of that " in said
+    page = report_html(tmp_path)
+    assert "Waiting for ranks" in page and "not known" in page
+
+
+@pytest.mark.checklist("D16")
+def test_one_rank_alone_knows_no_waiting(tmp_path: Path) -> None:
+    """Bytes and bandwidth are known all the same."""
+    record(tmp_path, 0, 0.001)
+    answer = explain(tmp_path)
+    found = {each.name: each for each in answer.ranks[0].collectives}["all_reduce"]
+    assert found.wait_ns is None and found.bytes == SIZE
+    assert found.bandwidth == pytest.approx(SIZE / found.ns * 1e9)
+    assert "waits for other ranks" not in str(answer)
+
+
+@pytest.mark.checklist("D16")
+def test_bytes_of_torchs_collectives(tmp_path: Path) -> None:
+    """Known from shapes and types of their tensors."""
+    torch = require("torch")
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with sc.trace(backends=[sc.TorchBackend(record_shapes=True)], output_dir=tmp_path) as profiler:
+            torch.distributed.all_reduce(torch.ones(8))
+            torch.distributed.broadcast(torch.ones(3, 5, dtype=torch.float64), 0)
+            profiler.step()
+    finally:
+        torch.distributed.destroy_process_group()
+    table = CollectiveTable()
+    for batch in sc.load(tmp_path).ranks[0].batches():
+        table.update(batch)
+    found = {run.name: run.bytes for run in table.runs}
+    assert (found["gloo:all_reduce"], found["gloo:broadcast"]) == (32, 120)
+    assert found["c10d::allreduce_"] == -1, "of a list of tensors nothing says the type"
+    assert fastest_of([table]) == {}
+
+
+@pytest.mark.checklist("D16", "C4", "B11")
+def test_files_of_mindspore_for_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An analysis of both ranks has waiting and bandwidth with MindSpore's keys; an analysis of one has no waiting."""
+    for rank, seconds in ((0, 0.01), (1, 0.001)):
+        monkeypatch.setenv("RANK_ID", str(rank))
+        monkeypatch.setenv("RANK_SIZE", "2")
+        profiler = Profiler(
+            output_path=tmp_path, start_profile=False, profile_communication=True, data_simplification=False
+        )
+        profiler.start()
+        for _ in range(3):
+            with sc.span("AllReduce-op4", bytes=SIZE):
+                time.sleep(seconds)
+            with sc.span("nccl:send 0->1" if rank == 0 else "nccl:recv 1<-0", bytes=1000):
+                pass
+            profiler.step()
+        profiler.stop()
+        profiler.analyse()
+        alone = communication(profiler.directories[0], PRODUCTS)["step0"]["collective"]["AllReduce-op4"]
+        assert "Wait Time(ms)" not in alone["Communication Time Info"]
+        assert alone["Communication Bandwidth Info"]["ALL"]["Transit Size(MB)"] == 3
+    Profiler.offline_analyse(tmp_path, data_simplification=False)
+    found: dict[int, Any] = {}
+    for window in output.windows_below(tmp_path):
+        found[int(output.info(window)["rank_id"])] = communication(window, f"{PRODUCTS}-2")
+    for step in ("step0", "step1", "step2"):
+        waiting, last = (found[rank][step]["collective"]["AllReduce-op4"] for rank in (0, 1))
+        times, shortest = waiting["Communication Time Info"], last["Communication Time Info"]
+        assert shortest["Wait Time(ms)"] == 0 == shortest["Wait Time Ratio"] and times["Wait Time(ms)"] > 5
+        assert times["Wait Time(ms)"] + times["Transit Time(ms)"] == pytest.approx(times["Elapse Time(ms)"])
+        bandwidth = waiting["Communication Bandwidth Info"]["ALL"]
+        assert bandwidth["Bandwidth(GB/s)"] == pytest.approx(3 / times["Transit Time(ms)"], abs=1e-3)
+        assert bandwidth["Size Distribution"] == {"3.0": [1, pytest.approx(times["Transit Time(ms)"])]}
+        total = found[0][step]["collective"]["Total Op Info"]
+        assert total["Communication Time Info"]["Wait Time(ms)"] == times["Wait Time(ms)"]
+    for window in output.windows_below(tmp_path):
+        matrix = json.loads((window / PRODUCTS / "communication_matrix.json").read_text())
+        (links,) = matrix["step1"]["p2p"].values()
+        assert list(links) == ["0-1"] and links["0-1"]["Transit Size(MB)"] == 0.001
+        assert links["0-1"]["Transport Type"] == "ALL" and links["0-1"]["Bandwidth(GB/s)"] > 0
+
+
+def communication(directory: Path, folder: str) -> Any:
+    """The file of a window."""
+    return json.loads((directory / folder / "communication.json").read_text())
+
+
+def test_only_spans_count(tmp_path: Path) -> None:
+    """Instants and counters of such names are no collectives."""
+    with sc.trace(output_dir=tmp_path) as profiler:
+        sc.instant("all_reduce", bytes=7)
+        sc.counter("all_reduce", 1.0)
+        profiler.step()
+    table = CollectiveTable()
+    kinds: set[int] = set()
+    for batch in sc.load(tmp_path).ranks[0].batches():
+        table.update(batch)
+        kinds |= set(batch.events["kind"].tolist())
+    assert not table.runs and {Kind.INSTANT, Kind.COUNTER} <= kinds
