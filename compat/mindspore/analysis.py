@@ -22,6 +22,7 @@ from stepscope.compat.mindspore.products.operator_files import OperatorFiles
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.products.report_page import ReportPage
 from stepscope.compat.mindspore.products.step_memory import StepMemory
+from stepscope.compat.mindspore.products.step_phases import StepPhases
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.compat.mindspore.products.trace_view import TraceView
 from stepscope.compat.mindspore.step_list import not_recorded
@@ -244,9 +245,10 @@ def _new_directory(directory: Path) -> Path:
 
 def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     options, target = request.options, request.target
-    operators, times = OperatorFiles(place, target.device_id), StepTimes(place)
+    operators, times, phases = OperatorFiles(place, target.device_id), StepTimes(place), StepPhases(place)
     memory = MemoryRecord(place, target.device)
     stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory]
+    stages.append(phases)
     if options.memory:
         stages.append(StepMemory(place))
     if options.profile_communication:
@@ -255,7 +257,7 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:
         stages.append(FoldedStacks(place, target.rank))
-    return [*stages, ReportPage(place, operators.table, times, memory, request.limits)]
+    return [*stages, ReportPage(place, operators.table, times, phases, memory, request.limits)]
 
 
 class _Maker:

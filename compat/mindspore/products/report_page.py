@@ -9,6 +9,7 @@ from typing import Any
 
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
 from stepscope.compat.mindspore.products.operator_table import OperatorTable, by_type
+from stepscope.compat.mindspore.products.step_phases import StepPhases
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.exporters.output import whole_file
 from stepscope.runtime.events.record import EventBatch
@@ -27,17 +28,24 @@ class ReportPage:
 
     Args:
         directory: for the file.
-        operators, steps, memory: the products.
+        operators, steps, phases, memory: the products.
         limits: what could not be recorded here, sentence by sentence.
     """
 
     name = "report"
 
     def __init__(
-        self, directory: Path, operators: OperatorTable, steps: StepTimes, memory: MemoryRecord, limits: Sequence[str]
+        self,
+        directory: Path,
+        operators: OperatorTable,
+        steps: StepTimes,
+        phases: StepPhases,
+        memory: MemoryRecord,
+        limits: Sequence[str],
     ) -> None:
         self._path = directory / "report.html"
         self._operators, self._steps, self._memory, self._limits = operators, steps, memory, limits
+        self._phases = phases
         self._run: Run | None = None
 
     async def open(self, run: Run) -> None:
@@ -62,6 +70,7 @@ class ReportPage:
                     for row in self._steps.rows[:ROWS]
                 ),
             ),
+            _table(("Phase", "Average of a step (ms)", "Share"), self._phases.table.shares()),
             _table(
                 ("Kind of operator", "Count", "Total (ms)", "Share"),
                 (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope.analysis.recording import load
 from stepscope.backends.process_memory import COUNTER
 from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.cost import costs
@@ -20,6 +22,7 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.router import RECORDER
+from stepscope.runtime.windows.step_parts import parts_of
 from tests.support import mindspore_output as output
 from tests.support.basics import require
 from tests.support.messages import refused
@@ -400,6 +403,83 @@ def read_by_loop(journal: Path) -> Counter[int]:
             if isinstance(item, EventBatch) and item.source == RECORDER:
                 found[item.window] += int((item.events["name"] == strings.intern(COUNTER)).sum())
     return +found
+
+
+def phases_of(directory: Path) -> dict[str, Any]:
+    """The JSON of the phases."""
+    found: dict[str, Any] = json.loads((directory / PRODUCTS / "step_phases.json").read_text())
+    return found
+
+
+def slept(name: str, category: str = "") -> None:
+    """A span that takes 2 ms."""
+    with span(name, category=category):
+        time.sleep(0.002)
+
+
+@pytest.mark.checklist("D8", "D9")
+def test_phases_of_steps(tmp_path: Path) -> None:
+    """Each step has the time of each phase, also of those that the program names; they add up, and the last rows are the average
+    and percent."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)
+    profiler.start()
+    for number in range(3):
+        for _ in range(number + 1):
+            slept("data_wait", "dataloader")
+        with span("my phase"):
+            slept("aten::mm", "cpu_op")
+            slept("Gradients/Default/MatMul-op1", "cpu_op")
+        slept("gloo:all_reduce")
+        slept("Default/optimizer-Momentum/ApplyMomentum-op3", "cpu_op")
+        profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    (directory,) = profiler.directories
+    found = phases_of(directory)
+    assert [step["step"] for step in found["steps"]] == [0, 1, 2]
+    for number, step in enumerate(found["steps"]):
+        assert sum(step["phases"].values()) == pytest.approx(step["total"], abs=0.01)
+        assert all(step["phases"][name] >= 2000 for name in ("forward", "backward", "communication", "optimizer"))
+        assert step["phases"]["data"] >= 2000 * (number + 1)
+        assert step["spans"]["my phase"] >= 4000  # with what is in it, which is of other phases
+    rows = output.rows(directory, "step_phases.csv")
+    assert [row["step"] for row in rows] == ["0", "1", "2", "average", "percent"]
+    assert list(rows[0])[:2] == ["step", "total(us)"]
+    average, percent = ({name: float(text) for name, text in row.items() if name != "step"} for row in rows[-2:])
+    for name, mean in average.items():
+        assert mean == pytest.approx(sum(float(row[name]) for row in rows[:3]) / 3, abs=0.002)
+        assert percent[name] == pytest.approx(100 * mean / average["total(us)"], abs=0.01)
+    assert percent["total(us)"] == 100
+    assert sum(value for name, value in percent.items() if "span: " not in name) == pytest.approx(200, abs=0.1)
+    assert "my phase" in (directory / PRODUCTS / "report.html").read_text()
+    some = profiler.analyse(step_list=[0, 2])
+    assert some is not None
+    (window,) = some.windows
+    again = json.loads((window.directory / "step_phases.json").read_text())
+    assert again["steps"] == [found["steps"][0], found["steps"][2]]
+
+
+@pytest.mark.checklist("D9")
+def test_phases_are_those_of_explain(tmp_path: Path) -> None:
+    """One computation: the table has the numbers of the steps that `stepscope.load` reads."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)
+    profiler.start()
+    for _ in range(4):
+        slept("data_wait", "dataloader")
+        slept("evaluate")
+        profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    (directory,) = profiler.directories
+    (rank,) = load(directory / RAW / "journal").ranks
+    parts = parts_of(rank.steps)
+    steps = {step["step"]: step["phases"] for step in phases_of(directory)["steps"]}
+    numbers = rank.steps["step"].tolist()
+    assert len(numbers) >= 3
+    for at, number in enumerate(numbers):
+        assert steps[number]["data"] == parts["data"][at] / 1000
+        assert steps[number]["your spans"] == parts["your spans"][at] / 1000
+        assert steps[number]["rest"] == parts["not covered"][at] / 1000
 
 
 @pytest.mark.checklist("D8")
