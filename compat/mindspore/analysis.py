@@ -15,6 +15,7 @@ from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.products.base import Holding, Product
 from stepscope.compat.mindspore.products.communication import Communication
+from stepscope.compat.mindspore.products.data_pipeline import DataPipelineFiles
 from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
@@ -249,6 +250,8 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     memory = MemoryRecord(place, target.device)
     stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory]
     stages.append(phases)
+    if options.data_process:
+        stages.append(DataPipelineFiles(place, target.device_id))
     if options.memory:
         stages.append(StepMemory(place))
     if options.profile_communication:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepscope.backends.base import Backend
+from stepscope.backends.minddata import MindDataBackend
 from stepscope.backends.mindspore import MindSporeBackend
 from stepscope.backends.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
@@ -24,6 +25,8 @@ def choose(options: ProfilerOptions, target: Target) -> list[Backend]:
         chosen.append(
             MindSporeBackend(operators=options.operators, shapes=options.shapes, profile_memory=options.memory)
         )
+    if "mindspore" in target.frameworks and options.data_process:
+        chosen.append(MindDataBackend())
     if "torch" in target.frameworks and options.operators:
         chosen.append(TorchBackend(record_shapes=options.shapes))
     if options.memory:

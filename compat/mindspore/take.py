@@ -35,7 +35,7 @@ from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ControlError, FormatError
 from stepscope.runtime.journal import segments
-from stepscope.runtime.options import Options
+from stepscope.runtime.options import Options, Signal
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import ScheduleFunction
 from stepscope.runtime.windows.window import Window
@@ -161,7 +161,9 @@ class Take:
         self.profiler = self._make(step)
 
     def _make(self, step: int) -> Profiler:
-        plan, options = self._plan, Options(close_timeout=CLOSE_SECONDS, signals=())
+        plan = self._plan
+        loader: tuple[Signal, ...] = ("loader",) if plan.options.data_process else ()
+        options = Options(close_timeout=CLOSE_SECONDS, signals=loader)
         try:
             backends = sources.choose(plan.options, plan.target)
             self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]

@@ -139,7 +139,9 @@ class StepPhases:
         found: dict[str, NDArray[np.int64]] = {}
         for name, pieces in self._named.items():
             covered = union(*np.concatenate(pieces, axis=1))
-            found[strings.text(name)] = covered_before(*covered, facts["end"]) - covered_before(*covered, facts["begin"])
+            found[strings.text(name)] = covered_before(*covered, facts["end"]) - covered_before(
+                *covered, facts["begin"]
+            )
         longest = sorted((name for name, ns in found.items() if ns.any()), key=lambda name: (-found[name].sum(), name))
         return {name: tuple(found[name].tolist()) for name in longest[:MOST_NAMED]}
 

@@ -405,6 +405,58 @@ def read_by_loop(journal: Path) -> Counter[int]:
     return +found
 
 
+class SlowItems:
+    """A data set of which each item takes 5 ms."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> float:
+        time.sleep(0.005)
+        return float(index)
+
+
+@pytest.mark.checklist("D12", "D13", "B14", "C11")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_pipeline_of_a_torch_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """With `data_process` a DataLoader and its workers are a pipeline: how many batches are ready, and advice; the loop's waiting for
+    batches is in the phases."""
+    torch = require("torch")
+    monkeypatch.delenv("STEPSCOPE_SIGNALS")
+    profiler = Profiler(output_path=tmp_path, start_profile=False, data_process=True)
+    profiler.start()
+    for _ in torch.utils.data.DataLoader(SlowItems(), batch_size=2, num_workers=workers):
+        profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    (directory,) = profiler.directories
+    raw = output.rows(directory, "minddata_pipeline_raw_0.csv")
+    summary = json.loads((directory / PRODUCTS / "minddata_pipeline_summary_0.json").read_text())
+    assert summary["per_pipeline_time"][0] >= (3 if workers else 10)
+    if workers:
+        assert [row["op_type"] for row in raw] == ["DataLoader", f"{__name__}.SlowItems"]
+        assert len(json.loads(raw[1]["output_queue_size"])) == 13  # twelve batches, and the end
+        assert summary["queue_utilization_pct"][1] < 50
+        assert summary["bottleneck_warning"] == [f"{__name__}.SlowItems(id=1)"]
+        assert "num_workers above 1" in summary["bottleneck_suggestion"][0]
+    else:
+        assert [row["op_type"] for row in raw] == ["DataLoader"] and "bottleneck_warning" not in summary
+    table = (directory / PRODUCTS / "minddata_pipeline_summary_0.csv").read_text().splitlines()
+    assert table[0] == f"op_ids,{','.join(map(str, summary['op_ids']))}"
+    (wait,) = output.rows(directory, "dataset.csv")
+    assert wait["Operation"].startswith("enumerate(DataLoader)") and wait["Stage"] == "wait"
+    assert int(wait["Occurrences"]) == 13
+    assert phases_of(directory)["percent"]["data"] > 20
+
+
+def test_no_pipeline_without_data_process(tmp_path: Path) -> None:
+    """Nothing of loaders is written then."""
+    profiler = output.recorded(tmp_path)
+    profiler.analyse()
+    products = profiler.directories[0] / PRODUCTS
+    assert not list(products.glob("minddata*")) and not (products / "dataset.csv").exists()
+
+
 def phases_of(directory: Path) -> dict[str, Any]:
     """The JSON of the phases."""
     found: dict[str, Any] = json.loads((directory / PRODUCTS / "step_phases.json").read_text())
