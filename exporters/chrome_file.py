@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -29,6 +30,8 @@ Form: TypeAlias = Literal["array", "object"]
 _CLOSING: Mapping[Form, str] = {"array": "\n]\n", "object": "\n]}\n"}
 
 
+_TIME = re.compile(rb'^(\{.*?"ts": ?)(-?[\d.]+)', re.MULTILINE)
+"""The time of an event, in its line: before its arguments, and a name has no quote that is not escaped."""
 _LAST_ROW = 536_870_912
 """Place of the row of torch's own span: viewers draw it below all others."""
 
@@ -43,6 +46,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Largest size in bytes."""
     closed: bool = False
     """Whether it is complete after every piece."""
+    unix_times: bool = False
+    """Whether times are Unix time, as text."""
     ends_as_torch: bool = False
     """Whether the last events are those of torch's own traces, which say when the recording began and ended."""
 
@@ -70,7 +75,7 @@ class ChromeFile(TraceFile):
         self._layout = layout
         self._rows = Rows(run)
         self._pending = b""  # names of rows that no piece has carried to the file yet
-        self._base = base_of(run)
+        self._base = run.anchor.monotonic_ns - run.anchor.wall_ns if layout.unix_times else base_of(run)
         self._refused = 0
         self._first = int(FOREVER)
 
@@ -97,6 +102,8 @@ class ChromeFile(TraceFile):
             self._first = min(self._first, int(events["ts"].min(initial=self._first)))
         self._pending += self._rows.before(events).encode()
         lines = _core.encode_chrome(events, args, self._base, self._layout.dialect)
+        if self._layout.unix_times:
+            lines = _TIME.sub(rb'\1"\2"', lines)
         written = await self._output.write(self._pending + lines, self._limit, events=len(events))
         if written:
             self._pending = b""
@@ -144,7 +151,8 @@ class ChromeFile(TraceFile):
         head = dumps_records({"ph": "i", "s": "t", "cat": "stepscope", "name": name, **row})
         # The program's own values may be of any type.
         text = dumps(args) if args.get("metadata") else dumps_records(args)
-        return f'{head[:-1]}, "ts": {us}.{ns:03}, "args": {text}}}'
+        time = f'"{us}.{ns:03}"' if self._layout.unix_times else f"{us}.{ns:03}"
+        return f'{head[:-1]}, "ts": {time}, "args": {text}}}'
 
     def _opening(self, at: int) -> bytes:
         if self._layout.form == "object":

@@ -25,6 +25,7 @@ from stepscope.compat.mindspore.products.report_page import ReportPage
 from stepscope.compat.mindspore.products.step_memory import StepMemory
 from stepscope.compat.mindspore.products.step_phases import StepPhases
 from stepscope.compat.mindspore.products.step_times import StepTimes
+from stepscope.compat.mindspore.products.timeline_summary import TimelineSummary
 from stepscope.compat.mindspore.products.trace_view import TraceView
 from stepscope.compat.mindspore.step_list import not_recorded
 from stepscope.compat.mindspore.target import Target
@@ -249,7 +250,7 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     operators, times, phases = OperatorFiles(place, target.device_id), StepTimes(place), StepPhases(place)
     memory = MemoryRecord(place, target.device)
     stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory]
-    stages.append(phases)
+    stages += [phases, TimelineSummary(place, target.device, target.device_id, operators.table)]
     if options.data_process:
         stages.append(DataPipelineFiles(place, target.device_id))
     if options.memory:

@@ -114,6 +114,42 @@ def test_tables(tmp_path: Path) -> None:
         assert times["Overlapped"] == 0
 
 
+@pytest.mark.checklist("D14")
+def test_a_summary_of_the_timeline(tmp_path: Path) -> None:
+    """The numbers of all operators, with MindSpore's keys."""
+    profiler = output.recorded(tmp_path, steps=4)
+    profiler.analyse()
+    (directory,) = profiler.directories
+    found = json.loads((directory / PRODUCTS / "cpu_timeline_summary_0.json").read_text())
+    detail = output.rows(directory, "cpu_op_detail_info_0.csv")
+    assert found["total_time"] == pytest.approx(sum(float(row["op_total_time(ms)"]) for row in detail), abs=1e-5)
+    assert {name: value for name, value in found.items() if name != "total_time"} == {
+        "num_of_streams": 1,
+        "num_of_ops": 4,
+        "op_exe_times": 16,
+        "max_scope_name_num": 2,
+    }
+
+
+@pytest.mark.checklist("D14", "C25")
+def test_one_clock_for_all_products(tmp_path: Path) -> None:
+    """Times are Unix time in every file, those of the timeline as text, as MindSpore writes them."""
+    before = time.time_ns() // 1000
+    profiler = output.recorded(tmp_path, profile_framework="all", profile_memory=True)
+    profiler.analyse()
+    after = time.time_ns() // 1000
+    (directory,) = profiler.directories
+    host = output.rows(directory, "host_info/host_info_0.csv")
+    timeline = [event for event in output.events(directory) if event.get("ph") == "X" and "-op" in event["name"]]
+    assert sorted(event["ts"] for event in timeline) == sorted(
+        row["start_time(us)"] for row in host if "-op" in row["name"]
+    )
+    memory = [row["Timestamp(us)"] for row in output.rows(directory, "memory_record.csv")]
+    times = [event["ts"] for event in output.events(directory) if "ts" in event]
+    assert len(times) > 12 and memory
+    assert all(before - 1000 <= float(at) <= after + 1000 for at in (*times, *memory))
+
+
 def test_names_of_any_kind(tmp_path: Path) -> None:
     """Quotes, separators and line breaks in a name break no product."""
     name = 'a,"b";c\n</td><script>\t\\é\ud800'
