@@ -12,6 +12,7 @@ from stepscope.analysis.devices import MOST_NAME, NAMES, Activity
 from stepscope.analysis.event_loop import loops_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
 from stepscope.analysis.job import Job
+from stepscope.analysis.parallel_layout import layout_of
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
@@ -60,17 +61,26 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     path = str(recording.path)
     trust = _trust(recording, summaries)
     unknown = _unknown(summaries)
+    layout = next((found for rank in recording.ranks if (found := layout_of(rank.metadata))), None)
     steps = max((len(summary.facts) for summary in summaries), default=0)
     tasks = sum(len(summary.tasks) + len(summary.callbacks) for summary in summaries)
     if steps < FEWEST_STEPS and not tasks:
         why = _refusal(steps, summaries)
         return Answer(
-            path=path, verdict=_of_devices(ranks) or NOT_ENOUGH, refused=why, ranks=ranks, unknown=unknown, trust=trust
+            path=path,
+            verdict=_of_devices(ranks) or NOT_ENOUGH,
+            refused=why,
+            ranks=ranks,
+            unknown=unknown,
+            layout=layout,
+            trust=trust,
         )
     job = Job(summaries)
     findings = findings_of(job, steps)
     verdict = findings[0].title if findings else _nothing(job.main, steps)
-    return Answer(path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, trust=trust)
+    return Answer(
+        path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, layout=layout, trust=trust
+    )
 
 
 def findings_of(job: Job, steps: int) -> tuple[Finding, ...]:

@@ -87,6 +87,8 @@ def lines(answer: Answer) -> Iterator[Line]:
             yield Line(Text(f"Beside steps: {', '.join(shown)}"))
     yield from without_steps(answer)
     yield from _device(answer)
+    if answer.layout is not None:
+        yield Line(Text(printable(str(answer.layout))), 2, "Layout")
     if answer.unknown:
         yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
     if answer.trust:

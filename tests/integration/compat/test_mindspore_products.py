@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.analysis.explain import explain
 from stepscope.analysis.recording import load
 from stepscope.backends.process_memory import COUNTER
 from stepscope.compat.mindspore.analysis import PRODUCTS
@@ -247,6 +248,37 @@ def test_parallel_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     layout = json.loads((profiler.directories[0] / "parallel_strategy_3.json").read_text())
     assert (layout["rank_id"], layout["rank_size"], layout["device_target"]) == (3, 8, "CPU")
     assert output.info(profiler.directories[0])["rank_id"] == "3"
+
+
+@pytest.mark.checklist("A7", "B15", "C6", "D18")
+@pytest.mark.parametrize("declared", [False, True])
+def test_the_layout_of_a_device_mesh(tmp_path: Path, declared: bool) -> None:
+    """Sizes and groups are in the JSON, and `explain` and the report show them; what the program declares goes before."""
+    torch = require("torch")
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    torch.distributed.init_process_group("fake", rank=3, world_size=8, store=fake.FakeStore())
+    try:
+        torch.distributed.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+        profiler = Profiler(
+            output_path=tmp_path, start_profile=False, parallel_strategy=True, data_simplification=False
+        )
+        if declared:
+            profiler.add_metadata("parallel_layout", {"data": 4, "tensor": 2})
+        profiler.start()
+        output.loop(3, lambda _: None, lambda _: profiler.step())
+        profiler.stop()
+        profiler.analyse()
+    finally:
+        torch.distributed.destroy_process_group()
+    (directory,) = profiler.directories
+    found = json.loads((directory / "parallel_strategy_3.json").read_text())["layout"]
+    sizes = {"data": 4, "tensor": 2} if declared else {"pipeline": 2, "data": 2, "tensor": 2}
+    assert found["sizes"] == sizes and found["from"] == (["declared", "torch"] if declared else ["torch"])
+    groups = {group["kind"]: group["ranks"] for group in found["groups"]}
+    assert groups == {"all": list(range(8)), "pipeline": [3, 7], "data": [1, 3], "tensor": [2, 3]}
+    answer = explain(directory / RAW)
+    assert answer.layout is not None and answer.layout.sizes == sizes
+    assert f"Layout  {' × '.join(f'{kind} {size}' for kind, size in sizes.items())}" in str(answer)
 
 
 def test_communication_in_the_times_of_steps(tmp_path: Path) -> None:
