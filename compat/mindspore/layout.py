@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.backends.parallel_layout import DECLARED, layout_now, of_mindspore
 from stepscope.compat.mindspore.errors import ProfilerIOException
-from stepscope.compat.mindspore.options import DEFAULT_PATH
+from stepscope.compat.mindspore.options import DEFAULT_PATH, ProfilerOptions
 from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.plainjson import plain
 from stepscope.runtime.files.paths import can_create_in, temporary_directory, user_directory
@@ -39,6 +39,11 @@ def default_or_other(output_path: str) -> str:
         return output_path
     log.warning("%s cannot be written, so output goes to %s; output_path names another place", output_path, other)
     return str(other)
+
+
+def named_device(options: ProfilerOptions, device: str) -> str:
+    """The device that names of directories have."""
+    return "Ascend" if options.ascend_names else device
 
 
 def new_directory(output_path: str | os.PathLike[str], worker: str | None, device: str) -> Path:

@@ -24,7 +24,7 @@ from stepscope.compat.mindspore.analysis import AnalysisRequest, WindowAnalysis,
 from stepscope.compat.mindspore.cost import costs
 from stepscope.compat.mindspore.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.handlers import TraceHandler
-from stepscope.compat.mindspore.layout import RAW, new_directory, windows_in, write_facts
+from stepscope.compat.mindspore.layout import RAW, named_device, new_directory, windows_in, write_facts
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
@@ -147,7 +147,8 @@ class Take:
         self._plan, self._owner = plan, owner
         handler = plan.handler
         self._worker = None if handler is None else handler.worker_name
-        self.directory = new_directory(plan.base, self._worker, plan.target.device)
+        self._named_device = named_device(plan.options, plan.target.device)
+        self.directory = new_directory(plan.base, self._worker, self._named_device)
         self.windows: list[TakenWindow] = []
         self._failed: dict[int, str] = {}
         """Windows whose directory could not be written, and why."""
@@ -344,7 +345,7 @@ class Take:
         """Makes its directory, and writes its facts and, where raw data stay, its journal."""
         plan = self._plan
         first = not self.windows
-        directory = self.directory if first else new_directory(plan.base, self._worker, plan.target.device)
+        directory = self.directory if first else new_directory(plan.base, self._worker, self._named_device)
         about = {
             **self._about(window.index),
             "profiling_start_time": window.wall_start_ns,
