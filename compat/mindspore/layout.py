@@ -137,7 +137,7 @@ def parallel_strategy(target: Target, declared: Any = None) -> dict[str, Any]:
         declared: the program's own statement, by `add_metadata("parallel_layout", {"data": 2, "tensor": 4})`.
     """
     mindspore: Any = sys.modules.get("mindspore") if "mindspore" in target.frameworks else None
-    context = {} if mindspore is None else of_mindspore(mindspore)["sharding"]
+    context: dict[str, Any] = {} if mindspore is None else of_mindspore(mindspore)["sharding"]
     return {
         "rank_id": target.rank,
         "rank_size": target.rank_size,

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def span(name: str, seconds: float) -> None:
         time.sleep(seconds)
 
 
-OPERATORS = [
+OPERATORS: list[dict[str, Any]] = [
     {"id": 1, "type": "Map", "workers": 3, "children": [2], "capacity": 16},
     {"id": 2, "type": "Generator", "workers": 1, "children": [], "capacity": 16},
 ]
