@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.analysis.event_arguments import arguments
 from stepscope.backends.pipeline_events import CATEGORY, HANDED_ON, WAITED, label
@@ -202,51 +203,51 @@ class PipelineBuilder:
         self._series: defaultdict[str, list[float]] = defaultdict(list)
         self._loaders: list[dict[str, Any]] = []
         self._queues: list[list[int]] = []
-        self._fetches: list[list[tuple[int, int]]] = []
+        self._fetches: list[list[list[int]]] = []
         self._waits: list[list[float]] = []
         self._pipeline, self._loader = strings.category(CATEGORY), strings.category("loader")
 
     def update(self, batch: EventBatch) -> None:
         """Takes events; all but those of pipelines are ignored."""
         events = batch.events
-        mine: Block = events[np.isin(events["category"], (self._pipeline, self._loader))]
-        for event in mine[np.argsort(mine["ts"], kind="stable")]:
-            kind = int(event["kind"])
-            if int(event["category"]) == self._pipeline:
-                self._add(kind, event, batch)
-            else:
-                self._add_of_loader(kind, event, batch)
+        self._add(_in_order(events[events["category"] == self._pipeline]), batch)
+        self._add_of_loaders(_in_order(events[events["category"] == self._loader]), batch)
         if self._loaders:
             spans = events[events["kind"] == int(Kind.SPAN)]
-            names = np.unique(spans["name"])
-            waiting = [name for name in names.tolist() if strings.text(name).startswith(TORCH_WAITS)]
-            for ns in spans["dur"][np.isin(spans["name"], waiting)].tolist():
-                _keep(self._waits[-1], ns / 1e6)
+            names = np.unique(spans["name"]).tolist()
+            waiting = [name for name in names if strings.text(name).startswith(TORCH_WAITS)]
+            _keep(self._waits[-1], spans["dur"][np.isin(spans["name"], waiting)] / 1e6)
 
-    def _add(self, kind: int, event: Any, batch: EventBatch) -> None:
-        if kind == Kind.INSTANT:
-            self._described.append(arguments(batch, event))
-        elif kind == Kind.COUNTER:
-            _keep(self._series[strings.text(int(event["name"]))], float(event["value"]))
+    def _add(self, events: Block, batch: EventBatch) -> None:
+        self._described += [arguments(batch, event) for event in events[events["kind"] == int(Kind.INSTANT)]]
+        counters = events[events["kind"] == int(Kind.COUNTER)]
+        for name in np.unique(counters["name"]).tolist():
+            _keep(self._series[strings.text(name)], counters["value"][counters["name"] == name])
 
-    def _add_of_loader(self, kind: int, event: Any, batch: EventBatch) -> None:
-        if kind == Kind.INSTANT:
-            facts = arguments(batch, event)
-            if facts in self._loaders:  # another epoch
-                at = self._loaders.index(facts)
-                self._loaders.append(self._loaders.pop(at))
-                self._queues.append(self._queues.pop(at))
-                self._fetches.append(self._fetches.pop(at))
-                self._waits.append(self._waits.pop(at))
-            else:
-                self._loaders.append(facts)
-                self._queues.append([])
-                self._waits.append([])
-                self._fetches.append([])
-        elif self._loaders and kind == Kind.COUNTER:
-            _keep(self._queues[-1], int(event["value"]))
-        elif self._loaders and kind == Kind.SPAN:
-            _keep(self._fetches[-1], (int(event["ts"]), int(event["dur"])))
+    def _add_of_loaders(self, events: Block, batch: EventBatch) -> None:
+        begun = np.flatnonzero(events["kind"] == int(Kind.INSTANT)).tolist()
+        for first, last in zip([0, *begun], [*begun, len(events)], strict=True):
+            some = events[first:last]
+            if len(some) and int(some["kind"][0]) == Kind.INSTANT:
+                self._begin(arguments(batch, some[0]))
+            if self._loaders:
+                _keep(self._queues[-1], some["value"][some["kind"] == int(Kind.COUNTER)].astype(np.int64))
+                fetches: Any = some[some["kind"] == int(Kind.SPAN)]
+                _keep(self._fetches[-1], np.stack((fetches["ts"], fetches["dur"]), axis=1))
+
+    def _begin(self, facts: dict[str, Any]) -> None:
+        """A loader is iterated over: the same one again in each epoch."""
+        if facts in self._loaders:
+            at = self._loaders.index(facts)
+            self._loaders.append(self._loaders.pop(at))
+            self._queues.append(self._queues.pop(at))
+            self._fetches.append(self._fetches.pop(at))
+            self._waits.append(self._waits.pop(at))
+        else:
+            self._loaders.append(facts)
+            self._queues.append([])
+            self._fetches.append([])
+            self._waits.append([])
 
     def pipelines(self) -> tuple[DataPipeline, ...]:
         """Those that were found: MindSpore's, then those of DataLoaders."""
@@ -278,9 +279,7 @@ class PipelineBuilder:
         )
 
 
-def _of_loader(
-    facts: dict[str, Any], queue: list[int], fetches: list[tuple[int, int]], waits: list[float]
-) -> DataPipeline:
+def _of_loader(facts: dict[str, Any], queue: list[int], fetches: list[list[int]], waits: list[float]) -> DataPipeline:
     """A DataLoader and, if it has any, its workers. Their use of processors is taken from how long they make batches."""
     workers = int(facts.get("workers") or 0)
     begin = min((ts for ts, _ in fetches), default=0)
@@ -302,6 +301,9 @@ def _of_loader(
     return DataPipeline(source=TORCH, operators=(loader, made), waited_ms=tuple(waits))
 
 
-def _keep(to: list[Any], value: Any) -> None:
-    if len(to) < MOST_SAMPLES:
-        to.append(value)
+def _in_order(events: Block) -> Block:
+    return events[np.argsort(events["ts"], kind="stable")]  # type: ignore[no-any-return]
+
+
+def _keep(to: list[Any], values: NDArray[Any]) -> None:
+    to += values[: MOST_SAMPLES - len(to)].tolist()

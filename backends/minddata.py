@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -38,8 +37,8 @@ ONCE = (
 )
 
 _lock = locks.reentrant()
-_used_in = 0
-"""The process that has started MindSpore's recorder."""
+_used = False
+"""Whether MindSpore's recorder was started in this process, or in one that it was forked from."""
 
 
 class _Sample(NamedTuple):
@@ -78,7 +77,7 @@ class MindDataBackend:
         Raises:
             BackendError: if MindSpore has none, or refuses.
         """
-        global _used_in
+        global _used
         self._sink = sink
         try:
             engine: Any = import_module("mindspore._c_dataengine")
@@ -87,10 +86,10 @@ class MindDataBackend:
         except (ImportError, AttributeError, RuntimeError) as error:
             raise BackendError(f"this version of MindSpore has no recorder of data pipelines: {error}") from error
         with _lock:
-            if _used_in == os.getpid():
+            if _used:
                 self._notes[ONCE] = None
                 return
-            _used_in = os.getpid()
+            _used = True
         try:
             self._usual_interval = self._config.get_monitor_sampling_interval() == USUAL_INTERVAL_MS
             if self._usual_interval:
@@ -98,20 +97,19 @@ class MindDataBackend:
             manager.init()
             manager.start()
         except (AttributeError, RuntimeError) as error:
+            self._restore_interval()
             raise BackendError(f"MindSpore's recorder of data pipelines did not start: {_line(error)}") from error
         self._manager = manager
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        assert self._sink is not None
+        if self._sink is None:
+            return
         if self._begin is not None and (not after.records or before is ProfilerAction.RECORD_AND_SAVE):
             begin, self._begin = self._begin, None
             self._deliver(begin, at)
         if after.records and self._begin is None:
             self._begin = at
-        if self._begin is None:
-            self._sink.watermark(at)
-        else:
-            self._sink.watermark(self._begin)
+        self._sink.watermark(at)
 
     async def aclose(self) -> None:
         if self._begin is not None:
@@ -119,13 +117,17 @@ class MindDataBackend:
             self._deliver(begin, _core.now())
         manager, self._manager = self._manager, None
         if manager is not None:
-            if self._usual_interval:
-                self._config.set_monitor_sampling_interval(USUAL_INTERVAL_MS)
+            self._restore_interval()
             try:
                 manager.stop()
             except RuntimeError as error:
                 self._notes[f"MindSpore's recorder of data pipelines did not stop: {_line(error)}"] = None
         self._sink = None
+
+    def _restore_interval(self) -> None:
+        if self._usual_interval:
+            self._config.set_monitor_sampling_interval(USUAL_INTERVAL_MS)
+            self._usual_interval = False
 
     def report(self) -> BackendReport:
         return BackendReport(
