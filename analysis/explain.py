@@ -15,6 +15,7 @@ from stepscope.analysis.event_loop import loops_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
 from stepscope.analysis.flops import peak_of
 from stepscope.analysis.job import Job
+from stepscope.analysis.parallel_layout import layout_of
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
@@ -71,17 +72,26 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     path = str(recording.path)
     trust = _trust(recording, summaries)
     unknown = _unknown(summaries)
+    layout = next((found for rank in recording.ranks if (found := layout_of(rank.metadata))), None)
     steps = max((len(summary.facts) for summary in summaries), default=0)
     tasks = sum(len(summary.tasks) + len(summary.callbacks) for summary in summaries)
     if steps < FEWEST_STEPS and not tasks:
         why = _refusal(steps, summaries)
         return Answer(
-            path=path, verdict=_of_devices(ranks) or NOT_ENOUGH, refused=why, ranks=ranks, unknown=unknown, trust=trust
+            path=path,
+            verdict=_of_devices(ranks) or NOT_ENOUGH,
+            refused=why,
+            ranks=ranks,
+            unknown=unknown,
+            layout=layout,
+            trust=trust,
         )
     job = Job(summaries)
     findings = findings_of(job, steps)
     verdict = findings[0].title if findings else _nothing(job.main, steps)
-    return Answer(path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, trust=trust)
+    return Answer(
+        path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, layout=layout, trust=trust
+    )
 
 
 def findings_of(job: Job, steps: int) -> tuple[Finding, ...]:
@@ -139,6 +149,7 @@ ECHOES = {
         "input-bound-in-process",
         "input-bound-workers",
         "input-bound-handover",
+        "input-bound-pipeline",
         "slow-item",
         "uneven-work",
         "communication-exposed",
@@ -149,6 +160,7 @@ ECHOES = {
     "value-read-back": ("python-between-operators", "tiny-operators"),
     "tiny-operators": ("python-between-operators",),
     "input-bound-in-process": ("slow-steps",),
+    "input-bound-pipeline": ("slow-steps",),
     "slow-item": ("input-bound-workers", "slow-steps", "periodic-stall"),
     "garbage-collection": ("slow-steps", "periodic-stall", "python-between-operators"),
     "not-finite": (),
@@ -161,6 +173,7 @@ DEVICE_IDLE_CAUSES = {
     "input-bound-in-process",
     "input-bound-workers",
     "input-bound-handover",
+    "input-bound-pipeline",
     "value-read-back",
     "tiny-operators",
     "python-between-operators",

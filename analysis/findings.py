@@ -262,6 +262,37 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.statistics is not None and self.statistics.steps > 1
 
 
+class ParallelGroup(msgspec.Struct, frozen=True):
+    """Ranks that communicate with each other."""
+
+    name: str
+    ranks: tuple[int, ...] = ()
+    kind: str = ""
+    """`data`, `tensor`, `pipeline`, `context`, `expert`, `all`, or a name of the program's own."""
+
+
+class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job is divided among its ranks."""
+
+    sizes: dict[str, int]
+    """By kind of parallelism, how many parts there are."""
+    groups: tuple[ParallelGroup, ...] = ()
+    """Those that the rank is in."""
+    rank: int | None = None
+    """The rank that says so."""
+    source: str = ""
+    """Who says so: `declared`, `torch` or `MindSpore`."""
+    problem: str = ""
+
+    def __str__(self) -> str:
+        sizes = " × ".join(f"{kind} {size}" for kind, size in self.sizes.items()) or "of unknown sizes"
+        own = [f"{group.name} {list(group.ranks)}" for group in self.groups if group.kind != "all" and group.ranks]
+        whose = f"rank {self.rank}" if self.rank is not None else "this rank"
+        groups = f"; {whose} is in {', '.join(own)}" if own else ""
+        source = f" ({self.source})" if self.source else ""
+        return f"{sizes}{source}{groups}{f'; {self.problem}' if self.problem else ''}"
+
+
 def processes(ranks: Sequence[int | None]) -> str:
     """`3 ranks`, or `3 processes` if one of them has no rank."""
     return human_count(len(ranks), *(("process", "es") if None in ranks else ("rank", "s")))
@@ -279,6 +310,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankAnswer, ...] = ()
     unknown: tuple[str, ...] = ()
     """Gaps: data that were not recorded, each with what to record for it."""
+    layout: ParallelLayout | None = None
+    """How the job is divided among its ranks, as the first rank knows it; `None` where nobody knows."""
     trust: str = ""
     """One line that says whether all events were recorded and read."""
 

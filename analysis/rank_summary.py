@@ -13,12 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepscope.analysis.allocations import MemoryTable
 from stepscope.analysis.collectives import CollectiveTable
+from stepscope.analysis.data_pipeline import PipelineBuilder
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
+from stepscope.analysis.event_arguments import arguments as arguments
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.flops import FlopsTable
 from stepscope.analysis.recording import Rank, facts_builders, finished
 from stepscope.analysis.thresholds import FEWEST_STEPS
-from stepscope.runtime import _core
+from stepscope.backends.pipeline_events import CATEGORY
 from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
@@ -156,7 +158,7 @@ class RankSummary:
             (kind, number, handle) for kind, category, handle in handlers if (number := strings.category(category))
         ]
         self._readings = [category for kind, category, _ in self._handlers if kind == Kind.COUNTER]
-        self._readings.append(strings.category(SIGNAL))
+        self._readings += [strings.category(SIGNAL), strings.category(CATEGORY)]
         table = Aggregates()
         self.flops = FlopsTable()
         self.memory = MemoryTable()
@@ -165,6 +167,7 @@ class RankSummary:
         most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
         builders = facts_builders()
         devices: defaultdict[int, DeviceBuilder] = defaultdict(lambda: DeviceBuilder(most_spans))
+        pipelines = PipelineBuilder()
         impossible = 0
         for batch in join_batches(rank.batches(), BATCH):
             events = possible(batch.events)
@@ -176,8 +179,11 @@ class RankSummary:
             self.flops.update(kept)
             self.memory.update(kept)
             self.collectives.update(kept)
+            pipelines.update(kept)
             self._gather(kept)
             self.events += len(events)
+        self.pipelines = pipelines.pipelines()
+        """How batches are prepared: by MindSpore's data sets, and by DataLoaders."""
         known = rank.known_steps
         self.facts: Facts = finished(rank, builders) if known is None else known
         self.not_finite = {name: ts for name, ts in self.not_finite.items() if self._finite_again[name] < 0}
@@ -338,14 +344,6 @@ def _by_name(to: dict[str, list[tuple[int, float]]]) -> _Handler:
             to.setdefault(strings.text(name), []).extend(readings)
 
     return handle
-
-
-def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
-    """The arguments of an event."""
-    if int(event["flags"]) & Flag.ARG_INLINE:
-        return {strings.text(int(event["args_at"])): int(event["args_len"])}
-    at, length = int(event["args_at"]), int(event["args_len"])
-    return dict(_core.decode_arguments(batch.args, at, length)) if length else {}
 
 
 def judged_steps_of(facts: Facts) -> Facts:

@@ -96,6 +96,8 @@ def lines(answer: Answer) -> Iterator[Line]:
         yield Line(Text(collectives_text(rank.collectives)), 2, "Collectives", "bold")
     yield from _flops(answer, rank)
     yield from _allocated(answer, rank)
+    if answer.layout is not None:
+        yield Line(Text(printable(str(answer.layout))), 2, "Layout")
     if answer.unknown:
         yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
     if answer.trust:

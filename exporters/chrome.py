@@ -30,6 +30,8 @@ class ChromeTraceExporter(TraceExporter):
         closed: whether the file is valid JSON after every piece, at least every `Options.drain_interval` seconds, also in
             object form and after the process was killed. What reads it while a piece is written may have to read again.
         max_bytes: size in bytes that no file exceeds; at least 64 KiB. `None`: no limit.
+        unix_times: whether times are Unix time in microseconds, as text that keeps their nanoseconds, as MindSpore writes them; by default
+            they are numbers from a second before the run on, which readers that use doubles do not round.
         on_full: `rotate` goes on in `trace.1.json`, `trace.2.json` and so on; `stop` drops what comes later, says so in
             the file and counts it in `dropped_cap`.
 
@@ -47,6 +49,7 @@ class ChromeTraceExporter(TraceExporter):
         dialect: Dialect = "kineto",
         form: Form = "array",
         closed: bool = False,
+        unix_times: bool = False,
         max_bytes: int | None = None,
         on_full: OnFull = "rotate",
     ) -> None:
@@ -57,11 +60,18 @@ class ChromeTraceExporter(TraceExporter):
             if value not in known:
                 raise ValueError(f"{argument} must be {' or '.join(map(repr, known))}, got {value!r}")
         super().__init__("chrome", path, gzip, max_bytes, on_full)
-        self._layout = Layout(dialect=dialect, form=form, gzip=self._gzip, limit=max_bytes, closed=closed)
+        self._layout = Layout(
+            dialect=dialect, form=form, gzip=self._gzip, limit=max_bytes, closed=closed, unix_times=unix_times
+        )
 
     def _arguments(self) -> dict[str, str | int | bool | None]:
         layout = self._layout
-        return super()._arguments() | {"dialect": layout.dialect, "form": layout.form, "closed": layout.closed}
+        return super()._arguments() | {
+            "dialect": layout.dialect,
+            "form": layout.form,
+            "closed": layout.closed,
+            "unix_times": layout.unix_times,
+        }
 
     async def _create(self, path: Path, run: Run, note: TraceNote) -> ChromeFile:
         return await ChromeFile.create(path, run, self._layout, note)

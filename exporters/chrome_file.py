@@ -37,6 +37,8 @@ _COUNTER = re.compile(
 _CLOSING: Mapping[Form, str] = {"array": "\n]\n", "object": "\n]}\n"}
 
 
+_TIME = re.compile(rb'^(\{.*?"ts": ?)(-?[\d.]+)', re.MULTILINE)
+"""The time of an event, in its line: before its arguments, and a name has no quote that is not escaped."""
 _LAST_ROW = 536_870_912
 """Place of the row of torch's own span: viewers draw it below all others."""
 
@@ -51,6 +53,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Largest size in bytes."""
     closed: bool = False
     """Whether it is complete after every piece."""
+    unix_times: bool = False
+    """Whether times are Unix time, as text."""
     ends_as_torch: bool = False
     """Whether the last events are those of torch's own traces, which say when the recording began and ended."""
 
@@ -78,7 +82,7 @@ class ChromeFile(TraceFile):
         self._layout = layout
         self._rows = Rows(run)
         self._pending = b""  # names of rows that no piece has carried to the file yet
-        self._base = base_of(run)
+        self._base = run.anchor.monotonic_ns - run.anchor.wall_ns if layout.unix_times else base_of(run)
         self._refused = 0
         self._first = int(FOREVER)
 
@@ -112,9 +116,10 @@ class ChromeFile(TraceFile):
 
     def _encode(self, events: Block, args: bytes) -> bytes:
         dialect = self._layout.dialect
-        if dialect != "mxnet":
-            return _core.encode_chrome(events, args, self._base, dialect)
-        return _COUNTER.sub(rb"\1\2:", _core.encode_chrome(events, args, self._base, "kineto"))
+        if dialect == "mxnet":
+            return _COUNTER.sub(rb"\1\2:", _core.encode_chrome(events, args, self._base, "kineto"))
+        lines = _core.encode_chrome(events, args, self._base, dialect)
+        return _TIME.sub(rb'\1"\2"', lines) if self._layout.unix_times else lines
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
         return (self._event(name, at, args) + ",\n").encode()
@@ -158,7 +163,8 @@ class ChromeFile(TraceFile):
         head = dumps_records({"ph": "i", "s": "t", "cat": "stepscope", "name": name, **row})
         # The program's own values may be of any type.
         text = dumps(args) if args.get("metadata") else dumps_records(args)
-        return f'{head[:-1]}, "ts": {us}.{ns:03}, "args": {text}}}'
+        time = f'"{us}.{ns:03}"' if self._layout.unix_times else f"{us}.{ns:03}"
+        return f'{head[:-1]}, "ts": {time}, "args": {text}}}'
 
     def _opening(self, at: int) -> bytes:
         if self._layout.form == "object":

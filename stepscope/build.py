@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.base import Backend, Streaming
+from stepscope.backends.parallel_layout import with_layout
 from stepscope.backends.torch import loader as torch_loader
 from stepscope.backends.torch import training_outputs
 from stepscope.exporters.base import Exporter
@@ -99,7 +100,8 @@ def trace(
         name: of the run, in reports and outputs.
         output_dir: directory of the run; a rank gets a directory of its own in it. Default: a new one under
             `stepscope_runs`, which ranks share where torchrun has all of them on one machine, or their job has an id.
-        metadata: facts for every output.
+        metadata: facts for every output. `parallel_layout`, such as `{"data": 2, "tensor": 4}`, says how the job is divided among its
+            ranks; without it that is found out, where torch.distributed or MindSpore knows it by then.
         rank: of this process in a distributed job. Default: what the environment says (RANK, SLURM_PROCID, ...).
         world_size: how many ranks the job has. Default: likewise.
         start: False to call `start()` yourself; entering the context does not start it then.
@@ -199,7 +201,7 @@ def trace(
         backends=backends,
         exporters=consumers,
         output=output,
-        metadata=Metadata(metadata),
+        metadata=Metadata(with_layout(metadata or {})),
         rank=rank,
         world_size=said_size if world_size is None else world_size,
         start=start,

@@ -15,10 +15,12 @@ import numpy as np
 
 from stepscope.analysis.findings import Answer, DeviceAnswer, RankAnswer
 from stepscope.analysis.page.icicle import icicle_of
+from stepscope.analysis.parallel_layout import layout_of
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.recording import Rank, Recording
 from stepscope.analysis.terminal import shown_rank
 from stepscope.analysis.thresholds import SLOW_STEP
+from stepscope.backends.parallel_layout import DECLARED
 from stepscope.runtime.display.text_table import human_count, human_number, human_time, percents, printable
 from stepscope.runtime.windows.open_window import RECORDER, STEPS
 from stepscope.runtime.windows.step_facts import Facts, Phase
@@ -423,6 +425,12 @@ def _facts(recording: Recording, summaries: Sequence[RankSummary]) -> Iterable[t
     for rank in recording.ranks:
         for key, value in rank.metadata.items():
             shown.setdefault(key, value)
+    if any(layout_of(rank.metadata) for rank in recording.ranks):
+        shown.pop(DECLARED, None)
+        for rank in recording.ranks[:MOST_PROCESSES]:
+            layout = layout_of(rank.metadata)
+            if layout is not None:
+                yield f"layout, {label_of(rank)}" if several else "layout", shortened(str(layout), MOST_TEXT)
     for key, value in list(shown.items())[:MOST_METADATA]:
         yield shortened(key, 100), shortened(_value(key, value), MOST_TEXT)
 

@@ -6,6 +6,7 @@ from stepscope.analysis.job import Rule
 from stepscope.analysis.rules import (
     communication_exposed,
     copies_exposed,
+    data_pipeline,
     device_idle,
     forced_writes,
     garbage_collection,
@@ -30,6 +31,7 @@ from stepscope.analysis.rules import (
 
 RULES: tuple[Rule, ...] = (
     input_bound.RULE,
+    data_pipeline.RULE,
     slow_item.RULE,
     slow_rank.RULE,
     uneven_work.RULE,

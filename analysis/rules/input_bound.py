@@ -13,6 +13,7 @@ from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.processors import children_run, demand
 from stepscope.analysis.rank_summary import RankSummary, durations, hottest
+from stepscope.analysis.rules.data_pipeline import is_other_loader
 from stepscope.analysis.sampled_stacks import in_collate, in_loader
 from stepscope.analysis.thresholds import (
     FEWEST_SAMPLES,
@@ -80,7 +81,7 @@ def check(job: Job) -> list[Finding]:
     usual = step <= np.quantile(step, USUAL_STEPS)
     whole, cost = float(step[usual].mean()), float(data[usual].mean())
     share = cost / whole
-    if share < FINDING:
+    if share < FINDING or is_other_loader(rank):
         return []
     facts = rank.loaders[-1] if rank.loaders else {}
     workers = facts.get("workers")

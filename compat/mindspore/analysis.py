@@ -16,6 +16,7 @@ from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.products.base import Holding, Product, is_collective
 from stepscope.compat.mindspore.products.communication import Communication
+from stepscope.compat.mindspore.products.data_pipeline import DataPipelineFiles
 from stepscope.compat.mindspore.products.flops import Flops
 from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
@@ -25,7 +26,9 @@ from stepscope.compat.mindspore.products.operator_files import OperatorFiles
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.products.report_page import ReportPage
 from stepscope.compat.mindspore.products.step_memory import StepMemory
+from stepscope.compat.mindspore.products.step_phases import StepPhases
 from stepscope.compat.mindspore.products.step_times import StepTimes
+from stepscope.compat.mindspore.products.timeline_summary import TimelineSummary
 from stepscope.compat.mindspore.products.trace_view import TraceView
 from stepscope.compat.mindspore.step_list import not_recorded
 from stepscope.compat.mindspore.target import Target
@@ -263,11 +266,14 @@ def _new_directory(directory: Path) -> Path:
 
 def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     options, target = request.options, request.target
-    operators, times = OperatorFiles(place, target.device_id), StepTimes(place)
+    operators, times, phases = OperatorFiles(place, target.device_id), StepTimes(place), StepPhases(place)
     memory = MemoryRecord(place, target.device)
     flops = Flops(place, target.rank, options.peak_flops)
     stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory, flops]
     usage = MemoryUsage(place, target.rank, target.memory, memory)
+    stages += [phases, TimelineSummary(place, target.device, target.device_id, operators.table)]
+    if options.data_process:
+        stages.append(DataPipelineFiles(place, target.device_id))
     if options.memory:
         stages += [StepMemory(place), usage]
     if options.profile_communication:
@@ -276,7 +282,8 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:
         stages.append(FoldedStacks(place, target.rank))
-    return [*stages, ReportPage(place, operators.table, times, memory, usage, flops, request.limits)]
+    page = ReportPage(place, operators.table, times, phases, memory, usage, flops, request.limits)
+    return [*stages, page]
 
 
 class _Maker:

@@ -85,13 +85,13 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
         "GPU": Capability(True, f"{_COLLECTIVES}: torch.distributed's only; bytes where shapes are recorded, waiting if all ranks are analysed together", ("torch",)),
         "Ascend": Capability(False, "collectives of HCCL are read by CANN's msprof, which stepscope does not drive"),
     },
-    "parallel_strategy": _same(Capability(True, "ranks, launcher and MindSpore's parallel context, as JSON")),
+    "parallel_strategy": _same(Capability(True, "ranks, launcher, and sizes and groups of the parallel layout, as JSON: as declared, of torch.distributed, and MindSpore's parallel context")),
     "profile_framework": _same(Capability(True, "every span of the host as a table in host_info")),
     "data_process": _same(
         Capability(
             True,
             "waiting for the next batch: of MindSpore's datasets, of torch's DataLoader, in callbacks, and around "
-            "`watch_data(loader)`",
+            "`watch_data(loader)`; queues and workers of MindSpore's data pipeline and of a DataLoader",
             ("mindspore", "torch"),
             "callbacks and `watch_data(loader)` record it all the same",
         )

@@ -40,6 +40,31 @@ FIELDS: Final[Mapping[str, Any]] = {
 }
 """Fields of the file, in the order of MindSpore's wire format, with their defaults."""
 
+DEFAULT_FILE: Final[Mapping[str, Any]] = {
+    "start_step": -1,
+    "stop_step": -1,
+    "aic_metrics": "AiCoreNone",
+    "profiler_level": "Level0",
+    "analyse_mode": -1,
+    "activities": ["CPU", "NPU"],
+    "export_type": ["text"],
+    "profile_memory": False,
+    "mstx": False,
+    "parallel_strategy": False,
+    "with_stack": False,
+    "data_simplification": True,
+    "l2_cache": False,
+    "analyse": False,
+    "record_shapes": False,
+    "prof_path": "./",
+    "mstx_domain_include": [],
+    "mstx_domain_exclude": [],
+    "host_sys": [],
+    "sys_io": False,
+    "sys_interconnection": False,
+}
+"""The file that is made where there is none: fields, order and values are those of MindSpore 2.10."""
+
 COMMANDS: Final = ("", "extend", "abort")
 """What may be asked of a window that runs: to go on until the `stop_step` that the file has now, or to end at once."""
 
@@ -365,4 +390,4 @@ def _ranks(value: Any) -> tuple[int, ...] | None:
 
 
 def _number(value: Any, numbers: Mapping[int, Any]) -> int | str:
-    return next((number for number, each in numbers.items() if each is value), str(value.value))
+    return next((number for number, each in numbers.items() if each is value), str(value.name))

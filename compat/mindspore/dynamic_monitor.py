@@ -13,7 +13,7 @@ from stepscope.compat.mindspore import target as targets
 from stepscope.compat.mindspore.agreed_windows import AgreedWindows
 from stepscope.compat.mindspore.asked_steps import Asked, Ended, Late, Planned
 from stepscope.compat.mindspore.callback_class import as_callback, is_callback
-from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
+from stepscope.compat.mindspore.dynamic_args import DEFAULT_FILE, DynamicProfilerArgs
 from stepscope.compat.mindspore.monitor_arguments import (
     DEFAULT_OUTPUT,
     DEFAULT_POLL,
@@ -118,7 +118,7 @@ class DynamicProfilerMonitor:
         self._file = WatchedFile(
             self.config_path,
             DynamicProfilerArgs.from_json,
-            default=json.dumps(DynamicProfilerArgs().vars, indent=4).encode() + b"\n",
+            default=json.dumps(DEFAULT_FILE, indent=4).encode() + b"\n",
             create=self.rank == 0,
             poll=poll,
             on_change=self._changed,

@@ -38,7 +38,6 @@ class ProfilerActivity(Enum):
 class AicoreMetrics(Enum):
     """A group of hardware counters of an Ascend core."""
 
-    AiCoreNone = "AiCoreNone"
     PipeUtilization = "PipeUtilization"
     ArithmeticUtilization = "ArithmeticUtilization"
     Memory = "Memory"
@@ -47,6 +46,7 @@ class AicoreMetrics(Enum):
     ResourceConflictRatio = "ResourceConflictRatio"
     L2Cache = "L2Cache"
     MemoryAccess = "MemoryAccess"
+    AiCoreNone = "None"
 
 
 class ExportType(Enum):

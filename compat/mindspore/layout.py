@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stepscope.backends.parallel_layout import DECLARED, layout_now, of_mindspore
 from stepscope.compat.mindspore.errors import ProfilerIOException
-from stepscope.compat.mindspore.options import DEFAULT_PATH
+from stepscope.compat.mindspore.options import DEFAULT_PATH, ProfilerOptions
 from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.plainjson import plain
 from stepscope.runtime.files.paths import can_create_in, temporary_directory, user_directory
@@ -39,6 +40,11 @@ def default_or_other(output_path: str) -> str:
         return output_path
     log.warning("%s cannot be written, so output goes to %s; output_path names another place", output_path, other)
     return str(other)
+
+
+def named_device(options: ProfilerOptions, device: str) -> str:
+    """The device that names of directories have."""
+    return "Ascend" if options.ascend_names else device
 
 
 def new_directory(output_path: str | os.PathLike[str], worker: str | None, device: str) -> Path:
@@ -101,7 +107,7 @@ def write_facts(
     if metadata:
         _write(directory / "profiler_metadata.json", metadata)
     if strategy:
-        _write(directory / f"parallel_strategy_{target.rank}.json", parallel_strategy(target))
+        _write(directory / f"parallel_strategy_{target.rank}.json", parallel_strategy(target, metadata.get(DECLARED)))
 
 
 def windows_in(journal: Path) -> set[int]:
@@ -124,24 +130,25 @@ def windows_in(journal: Path) -> set[int]:
     return found
 
 
-def parallel_strategy(target: Target) -> dict[str, Any]:
-    """The place of this process in the job, and the layout that MindSpore's parallel context tells."""
-    layout: dict[str, Any] = {
+def parallel_strategy(target: Target, declared: Any = None) -> dict[str, Any]:
+    """The place of this process in the job, and the layout: what is declared, what torch.distributed and what MindSpore knows.
+
+    Args:
+        target: where the process runs.
+        declared: the program's own statement, by `add_metadata("parallel_layout", {"data": 2, "tensor": 4})`.
+    """
+    mindspore: Any = sys.modules.get("mindspore") if "mindspore" in target.frameworks else None
+    context: dict[str, Any] = {} if mindspore is None else of_mindspore(mindspore)["sharding"]
+    return {
         "rank_id": target.rank,
         "rank_size": target.rank_size,
         "job": job_from_environment(),
         "host": this_host(),
         "device_target": target.device,
         "device_id": target.device_id,
+        **context,
+        "layout": layout_now(declared),
     }
-    mindspore: Any = sys.modules.get("mindspore") if "mindspore" in target.frameworks else None
-    if mindspore is not None:
-        for name in ("parallel_mode", "device_num", "gradients_mean", "pipeline_stages", "strategy_ckpt_save_file"):
-            try:
-                layout[name] = mindspore.context.get_auto_parallel_context(name)
-            except (ValueError, RuntimeError, KeyError) as error:
-                layout[name] = f"not known: {error}"
-    return layout
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from stepscope.compat.mindspore.errors import (
     ProfilerDirNotFoundException,
     ProfilerRawFileException,
 )
-from stepscope.compat.mindspore.layout import RAW, new_directory
+from stepscope.compat.mindspore.layout import RAW, named_device, new_directory
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.target import Target
 from stepscope.compat.mindspore.window_names import named_after
@@ -254,7 +254,11 @@ def _analyse_run(
     )
     done: list[WindowAnalysis] = []
     for index, window in windows.items():
-        place = directory if index == min(windows) else _sibling(directory, index, target.device)
+        place = (
+            directory
+            if index == min(windows)
+            else _sibling(directory, index, named_device(request.options, target.device))
+        )
         done.append(analyse_window(journal, index if window is None else window, place, request)[0])
     whole = all(each.complete for each in done) and _has_end(journal)
     if options.data_simplification and whole and directory != recorded.raw:

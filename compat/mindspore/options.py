@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, cast
@@ -21,8 +22,9 @@ from stepscope.compat.mindspore.enums import (
     member,
 )
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
-from stepscope.runtime.display.warning import warn
 from stepscope.runtime.settings.validation import did_you_mean
+
+log = logging.getLogger("stepscope")
 
 NEED_OP_TIME: Final = (
     "profile_memory",
@@ -85,6 +87,9 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     peak_flops: float | None = None
     """Floating-point operations in a second that the device can do at most. torch's operators then have theirs; no option of
     MindSpore."""
+    ascend_names: bool = False
+    """Whether directories of windows end with `_ascend_ms` on every device, as scripts and tools for MindSpore's look for them; no option
+    of MindSpore."""
 
     def asked(self) -> tuple[str, ...]:
         """Names of the options that ask for something, also by the level."""
@@ -136,6 +141,7 @@ _NO_REQUEST = frozenset(
     + (
         "overhead_budget",
         "peak_flops",
+        "ascend_names",
         "data_simplification",
         "analyse_only",
         "rank_id",
@@ -150,7 +156,7 @@ def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, Ai
     """Reads arguments by name.
 
     Args:
-        given: the arguments. Unknown ones are warned of, with the nearest known name, and left out.
+        given: the arguments. The log names unknown ones, with the nearest known name, and they are left out.
         who: what the caller is, for messages.
         metrics: what numbers mean as `aicore_metrics`; default: as in `Profiler`.
 
@@ -168,7 +174,7 @@ def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, Ai
         name = _ALIASES.get(name, name)
         if name not in known:
             meant = "; it is an argument of analyse()" if name in _OF_ANALYSE else did_you_mean(name, known)
-            warn(f"{who}: {name!r} is no option and has no effect{meant}")
+            log.warning("%s: %r is no option and has no effect%s", who, name, meant)
             continue
         try:
             values[name] = _read(name, value, metrics or PROFILER_METRICS)

@@ -31,20 +31,21 @@ class _ExperimentalConfig:
         sys_interconnection: bool = False,
         host_sys: Any = None,
     ) -> None:
-        self.options: dict[str, Any] = {
-            "profiler_level": profiler_level,
-            "aicore_metrics": aic_metrics,
-            "l2_cache": l2_cache,
-            "mstx": mstx,
-            "data_simplification": data_simplification,
-            "mstx_domain_include": mstx_domain_include,
-            "mstx_domain_exclude": mstx_domain_exclude,
-            "sys_io": sys_io,
-            "sys_interconnection": sys_interconnection,
-            "host_sys": host_sys,
-        }
-        if export_type is not None:
-            self.options["export_type"] = export_type
+        self.profiler_level = profiler_level
+        self.aic_metrics = aic_metrics
+        self.l2_cache = l2_cache
+        self.mstx = mstx
+        self.data_simplification = data_simplification
+        self.export_type = export_type
+        self.mstx_domain_include = mstx_domain_include
+        self.mstx_domain_exclude = mstx_domain_exclude
+        self.sys_io = sys_io
+        self.sys_interconnection = sys_interconnection
+        self.host_sys = host_sys
+
+    def options(self) -> dict[str, Any]:
+        """Its attributes by name, as `profile` reads them; one that may be left out has no `None`."""
+        return {name: value for name, value in vars(self).items() if name != "export_type" or value is not None}
 
 
 class profile(Recording):
@@ -102,7 +103,7 @@ class profile(Recording):
             "record_shapes": record_shapes,
             "output_path": None,
         }
-        given |= {} if experimental_config is None else experimental_config.options
+        given |= {} if experimental_config is None else experimental_config.options()
         options = read_options(given, "profile")
         super().__init__(options, schedule, on_trace_ready, who="profile", strict_start=False, control=control)
         if options.start_profile:

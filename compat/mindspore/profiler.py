@@ -47,7 +47,7 @@ class Profiler(Recording):
             on_trace_ready: what happens with each window; default: nothing, until `analyse()`.
             control: ours: by which ways windows can be asked of the running profiler, as for `stepscope.trace`. Without
                 a schedule nothing is recorded then but what is asked for.
-            options: see `ProfilerOptions`. An unknown one is warned of, with the nearest that there is.
+            options: see `ProfilerOptions`. The log names an unknown one, with the nearest that there is.
         """
         if options.get("output_path") is None:
             options["output_path"] = None  # the environment says, or the default

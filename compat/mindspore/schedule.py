@@ -8,18 +8,9 @@ from stepscope.runtime.schedule import schedule as ours
 
 
 class Schedule(ours.Schedule, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which steps are recorded; called with a step's number, 0 for the first. Made by `schedule`."""
+    """Which steps are recorded; called with a step's number, 0 for the first.
 
-    def to_dict(self) -> dict[str, int]:
-        """The arguments by name, as in MindSpore's `profiler_info`."""
-        fields = msgspec.structs.asdict(self)
-        return {name: int(fields[name]) for name in ("wait", "active", "warmup", "repeat", "skip_first")}
-
-
-def schedule(*, wait: int, active: int, warmup: int = 0, repeat: int = 0, skip_first: int = 0) -> Schedule:
-    """Makes a schedule with the arguments of `mindspore.profiler.schedule`.
-
-    Wrong values raise; MindSpore replaces them by others.
+    It has the arguments of `mindspore.profiler.schedule`. Wrong values raise; MindSpore replaces them by others.
 
     Args:
         wait: steps at the beginning of each cycle that do nothing.
@@ -32,4 +23,14 @@ def schedule(*, wait: int, active: int, warmup: int = 0, repeat: int = 0, skip_f
         TypeError: if a value is no whole number.
         ScheduleError: if a value is out of its range. A `ValueError`.
     """
-    return Schedule(wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first)
+
+    warmup: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """The arguments by name, as in MindSpore's `profiler_info`."""
+        fields = msgspec.structs.asdict(self)
+        return {name: int(fields[name]) for name in ("wait", "active", "warmup", "repeat", "skip_first")}
+
+
+schedule = Schedule
+"""MindSpore's name of the class."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepscope.backends.base import Backend
 from stepscope.backends.counters.process_memory import ProcessMemoryBackend
 from stepscope.backends.mindspore.backend import MindSporeBackend
+from stepscope.backends.mindspore.data_pipeline import MindDataBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.compat.mindspore.counters import counter_backends
@@ -24,6 +25,8 @@ def choose(options: ProfilerOptions, target: Target) -> list[Backend]:
         chosen.append(
             MindSporeBackend(operators=options.operators, shapes=options.shapes, profile_memory=options.memory)
         )
+    if "mindspore" in target.frameworks and options.data_process:
+        chosen.append(MindDataBackend())
     if "torch" in target.frameworks and options.operators:
         chosen.append(
             TorchBackend(

@@ -26,7 +26,7 @@ from stepscope.compat.mindspore.analysis import AnalysisRequest, WindowAnalysis,
 from stepscope.compat.mindspore.cost import costs
 from stepscope.compat.mindspore.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.handlers import TraceHandler
-from stepscope.compat.mindspore.layout import RAW, new_directory, windows_in, write_facts
+from stepscope.compat.mindspore.layout import RAW, named_device, new_directory, windows_in, write_facts
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
@@ -37,7 +37,7 @@ from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ControlError, FormatError
 from stepscope.runtime.journal import segments
-from stepscope.runtime.options import Options
+from stepscope.runtime.options import Options, Signal
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import ScheduleFunction
 from stepscope.runtime.windows.window import Window
@@ -149,7 +149,8 @@ class Take:
         self._plan, self._owner = plan, owner
         handler = plan.handler
         self._worker = None if handler is None else handler.worker_name
-        self.directory = new_directory(plan.base, self._worker, plan.target.device)
+        self._named_device = named_device(plan.options, plan.target.device)
+        self.directory = new_directory(plan.base, self._worker, self._named_device)
         self.windows: list[TakenWindow] = []
         self._failed: dict[int, str] = {}
         """Windows whose directory could not be written, and why."""
@@ -163,7 +164,9 @@ class Take:
         self.profiler = self._make(step)
 
     def _make(self, step: int) -> Profiler:
-        plan, options = self._plan, Options(close_timeout=CLOSE_SECONDS, signals=())
+        plan = self._plan
+        loader: tuple[Signal, ...] = ("loader",) if plan.options.data_process else ()
+        options = Options(close_timeout=CLOSE_SECONDS, signals=loader)
         known: dict[str, Any] = {} if plan.options.peak_flops is None else {PEAK: plan.options.peak_flops}
         known |= {CAPACITY: capacities()} if plan.options.memory else {}
         try:
@@ -346,7 +349,7 @@ class Take:
         """Makes its directory, and writes its facts and, where raw data stay, its journal."""
         plan = self._plan
         first = not self.windows
-        directory = self.directory if first else new_directory(plan.base, self._worker, plan.target.device)
+        directory = self.directory if first else new_directory(plan.base, self._worker, self._named_device)
         about = {
             **self._about(window.index),
             "profiling_start_time": window.wall_start_ns,

@@ -132,6 +132,13 @@ _COLLECTIVE = re.compile(
 )
 """How the names of spans begin in which a rank waits for others: as torch names them, and as people do."""
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
+_WAITS = frozenset({"data", "dataloader"})
+"""Categories of spans in which the program waits for a batch."""
+_OPTIMIZER = re.compile(r"Optimizer\.|Default/(?:.*/)?(?:optimizer-|Apply)")
+"""How names of an optimizer's work begin: torch's `Optimizer.step#SGD.step`, MindSpore's `Default/optimizer-Momentum/...` and
+`Default/ApplyMomentum-op3`."""
+_BACKWARD = ("autograd::engine::", "Gradients/")
+"""The same for backward: of torch's engine, and the scope of MindSpore's operators of gradients."""
 
 
 _BY_CATEGORY = {
@@ -152,11 +159,11 @@ def class_of(name: str, category: str) -> int:
         return _BY_CATEGORY[category]
     if _COLLECTIVE.match(name):
         return Phase.COMMUNICATION
-    if name.startswith("enumerate(DataLoader)") or category == "data":
+    if name.startswith("enumerate(DataLoader)") or category in _WAITS:
         return Phase.DATA
-    if name.startswith("Optimizer."):
+    if _OPTIMIZER.match(name):
         return Phase.OPTIMIZER
-    if name.startswith("autograd::engine::"):
+    if name.startswith(_BACKWARD):
         return Phase.BACKWARD
     if category in {"cuda_runtime", "cuda_driver", "runtime"}:
         return Phase.COPY if "memcpy" in name.lower() or "memset" in name.lower() else Phase.FORWARD

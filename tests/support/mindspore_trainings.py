@@ -12,6 +12,7 @@ import os
 import queue
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -195,6 +196,45 @@ def data(directory: Path) -> dict[str, Any]:
     return found
 
 
+def doubled(column: Any) -> Any:
+    """What `map` runs for each item; it takes 3 ms."""
+    time.sleep(0.003)
+    return column * 2
+
+
+def pipeline(directory: Path) -> dict[str, Any]:
+    """A data set whose items take long, in a loop of two windows; and what another recording says afterwards."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
+    dataset.config.set_monitor_sampling_interval(20)
+
+    def samples() -> Iterator[tuple[Any, ...]]:
+        for number in range(160):
+            yield (numpy.full([16], number, numpy.float32),)
+
+    plan = front.schedule(wait=0, active=40, repeat=2)
+    profiler = front.Profiler(
+        output_path=directory, start_profile=False, data_process=True, schedule=plan, data_simplification=False
+    )
+    profiler.start()
+    batches = dataset.GeneratorDataset(samples, ["data"]).map(doubled, ["data"], num_parallel_workers=1).batch(2)
+    for _ in batches.create_tuple_iterator():
+        profiler.step()
+    profiler.analyse()
+    again = front.Profiler(output_path=directory / "again", start_profile=False, data_process=True)
+    again.start()
+    for _ in batches.create_tuple_iterator():
+        again.step()
+    again.stop()
+    journal = profiler.directories[0] / "FRAMEWORK" / "journal"
+    finding = stepscope.explain(journal).findings[0]
+    return {
+        "directories": [str(each) for each in profiler.directories],
+        "report": str(profiler.trust_report()),
+        "again": str(again.trust_report()),
+        "finding": [finding.id, *finding.evidence, finding.action],
+    }
+
+
 def collective(directory: Path) -> dict[str, Any]:
     """A rank of a job on the CPU that adds up a tensor over all ranks in each step."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
@@ -278,6 +318,7 @@ TRAININGS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "loop": loop,
     "graph": graph,
     "data": data,
+    "pipeline": pipeline,
     "collective": collective,
     "two": two,
     "environment": environment,

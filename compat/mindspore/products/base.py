@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -86,4 +87,12 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) ->
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(head)
         writer.writerows(rows)
+    return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Writes a value as JSON, over several lines; every name is legal in it."""
+    text = json.dumps(value, indent=4, ensure_ascii=False)
+    with whole_file(path) as place:
+        place.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     return path

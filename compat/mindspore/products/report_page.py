@@ -13,6 +13,7 @@ from stepscope.compat.mindspore.products.flops import Flops
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
 from stepscope.compat.mindspore.products.memory_usage import MemoryUsage
 from stepscope.compat.mindspore.products.operator_table import OperatorTable, by_type
+from stepscope.compat.mindspore.products.step_phases import StepPhases
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.exporters.output import whole_file
 from stepscope.runtime.events.record import EventBatch
@@ -31,7 +32,7 @@ class ReportPage:
 
     Args:
         directory: for the file.
-        operators, steps, memory, usage, flops: the products.
+        operators, steps, phases, memory, usage, flops: the products.
         limits: what could not be recorded here, sentence by sentence.
     """
 
@@ -42,6 +43,7 @@ class ReportPage:
         directory: Path,
         operators: OperatorTable,
         steps: StepTimes,
+        phases: StepPhases,
         memory: MemoryRecord,
         usage: MemoryUsage,
         flops: Flops,
@@ -49,7 +51,7 @@ class ReportPage:
     ) -> None:
         self._path = directory / "report.html"
         self._operators, self._steps, self._memory, self._limits = operators, steps, memory, limits
-        self._flops, self._usage = flops, usage
+        self._phases, self._flops, self._usage = phases, flops, usage
         self._run: Run | None = None
 
     async def open(self, run: Run) -> None:
@@ -74,6 +76,7 @@ class ReportPage:
                     for row in self._steps.rows[:ROWS]
                 ),
             ),
+            _table(("Phase", "Average of a step (ms)", "Share"), self._phases.table.shares()),
             _table(
                 ("Kind of operator", "Count", "Total (ms)", "Share"),
                 (

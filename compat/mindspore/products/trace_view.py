@@ -15,7 +15,7 @@ from stepscope.runtime.windows.window import Window
 class TraceView:
     """Writes `trace_view.json`, for Perfetto and whatever else reads Chrome's format.
 
-    Where it reaches the size limit the file ends there, with an event that says so, and what was left out is counted.
+    Times are Unix time, as in every product, and text, as in MindSpore's. Where it reaches the size limit the file ends there, with an event that says so, and what was left out is counted.
 
     Args:
         directory: for the file.
@@ -27,7 +27,7 @@ class TraceView:
 
     def __init__(self, directory: Path, limit: int, pretty: bool) -> None:
         self.path = directory / "trace_view.json"
-        self._exporter = ChromeTraceExporter(self.path, max_bytes=limit << 20, on_full="stop")
+        self._exporter = ChromeTraceExporter(self.path, unix_times=True, max_bytes=limit << 20, on_full="stop")
         self._pretty = pretty
 
     @property

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,13 @@ def span(name: str, seconds: float) -> None:
         time.sleep(seconds)
 
 
+OPERATORS: list[dict[str, Any]] = [
+    {"id": 1, "type": "Map", "workers": 3, "children": [2], "capacity": 16},
+    {"id": 2, "type": "Generator", "workers": 1, "children": [], "capacity": 16},
+]
+"""Of a pipeline of MindSpore."""
+
+
 def test_data_that_is_waited_for(tmp_path: Path) -> None:
     """It is the first finding, with what it costs; the parts of the step add up."""
 
@@ -55,6 +63,34 @@ def test_data_that_is_waited_for(tmp_path: Path) -> None:
     shares = answer.ranks[0].shares
     assert sum(share.share for share in shares) == pytest.approx(1, abs=1e-6)
     assert shares[0].name == "data" and "none dropped" in answer.trust
+
+
+@pytest.mark.checklist("D13")
+@pytest.mark.parametrize("sampled", [True, False])
+def test_data_of_another_loader(tmp_path: Path, sampled: bool) -> None:
+    """A data set of MindSpore is no DataLoader: the operator of its pipeline that is too slow is named where it was sampled, and what to
+    record where it was not."""
+
+    def step(number: int) -> None:
+        with sc.span("TupleIterator.__next__", category="dataloader"):
+            time.sleep(0.004)
+        span("work", 0.001)
+        if sampled and number == 0:
+            sc.instant(
+                "data pipeline", category="data pipeline", source="MindSpore", interval_ms=20, operators=OPERATORS
+            )
+        if sampled:
+            for name, value in (("Map(id=1) queue", 0), ("Generator(id=2) queue", 16)):
+                sc.counter(name, value, category="data pipeline")
+
+    (first, *_) = explain(record(tmp_path / "run", step)).findings
+    assert first.id == "input-bound-pipeline" and "waits for data" in first.title and (first.cost or 0) > 0.5
+    assert "TupleIterator.__next__ takes" in first.evidence[0]
+    if sampled:
+        assert "its output to 0%: it is slower than Generator(id=2)" in first.evidence[1]
+        assert first.action == "num_parallel_workers above 3 for Map"
+    else:
+        assert "data_process=True" in first.evidence[1] and "cheaper" in first.action
 
 
 def test_a_stall_with_a_period(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ import pytest
 
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.compat.mindspore.dynamic_args import DEFAULT_FILE
 from stepscope.compat.mindspore.layout import RAW
+from stepscope.compat.mindspore.options import read_options
 from stepscope.mindspore import DynamicProfilerArgs, DynamicProfilerMonitor, Profiler
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT, children, missing
@@ -38,9 +40,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 
 @pytest.mark.checklist("A15", "A18", "B18")
 def test_the_default_file(job: Job) -> None:
-    """It is there from the beginning, with MindSpore's fields; one that exists is never touched."""
+    """It is there from the beginning, with the 21 fields of MindSpore 2.10, which ask for nothing; one that exists is never touched."""
     monitor = job.monitor()
-    assert json.loads(job.config.read_text()) == DynamicProfilerArgs().vars
+    fields = json.loads(job.config.read_text())
+    assert len(fields) == 21 and (fields["aic_metrics"], fields["prof_path"]) == ("AiCoreNone", "./")
+    made = DynamicProfilerArgs.from_json(job.config.read_bytes())
+    assert made.diagnostics == () and made.analyse_mode is None
+    assert {name: made.vars[name] for name in DynamicProfilerArgs().vars} == DynamicProfilerArgs().vars
+    assert read_options(made.args, "file") == read_options(DynamicProfilerArgs().args, "file")
     assert job.config.read_text().startswith('{\n    "start_step": -1,')
     assert monitor.config_path == job.config.resolve()
     job.write(start_step=2, stop_step=3)
@@ -305,7 +312,7 @@ def test_nothing_is_shared(job: Job) -> None:
     assert {thread.name for thread in threading.enumerate() if thread.name == "stepscope control"}
     job.change(start_step=2, stop_step=2)
     assert first.config == second.config
-    assert unrelated.config == DynamicProfilerArgs(is_valid=True)
+    assert unrelated.config == DynamicProfilerArgs(**DEFAULT_FILE, is_valid=True)
     assert (mapped(), children(os.getpid())) == before
     for monitor in (*job.monitors, unrelated):
         monitor.close()

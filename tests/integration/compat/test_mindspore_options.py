@@ -62,11 +62,16 @@ def test_a_bool_must_be_one(name: str, value: Any) -> None:
 
 
 @pytest.mark.checklist("D6", "A11")
-def test_unknown_options_are_warned_of() -> None:
-    """An option that does not exist has no effect, and the nearest that does is named."""
-    with pytest.warns(UserWarning) as caught:
-        assert read(profile_memry=True) == read()
-    said(caught, "'profile_memry'", "'profile_memory'")
+def test_unknown_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """An option that does not exist has no effect, and the log names the nearest that does; warnings may be errors."""
+    assert read(profile_memry=True) == read()
+    said(caplog.records, "'profile_memry'", "'profile_memory'")
+
+
+@pytest.mark.checklist("A3")
+def test_values_of_metrics() -> None:
+    """They are MindSpore's, also of the one for none."""
+    assert AicoreMetrics("None") is AicoreMetrics.AiCoreNone and read(aicore_metrics="none") == read()
 
 
 @pytest.mark.checklist("B9", "C4", "C5", "C12", "C13", "C14")

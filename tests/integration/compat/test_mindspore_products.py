@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope.analysis.explain import explain
+from stepscope.analysis.recording import load
 from stepscope.backends.counters.process_memory import COUNTER
 from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.cost import costs
@@ -20,6 +23,7 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.router import RECORDER
+from stepscope.runtime.windows.step_parts import parts_of
 from tests.support import mindspore_output as output
 from tests.support.basics import require
 from tests.support.messages import refused
@@ -109,6 +113,42 @@ def test_tables(tmp_path: Path) -> None:
         )
         assert times["Communication"] > 0
         assert times["Overlapped"] == 0
+
+
+@pytest.mark.checklist("D14")
+def test_a_summary_of_the_timeline(tmp_path: Path) -> None:
+    """The numbers of all operators, with MindSpore's keys."""
+    profiler = output.recorded(tmp_path, steps=4)
+    profiler.analyse()
+    (directory,) = profiler.directories
+    found = json.loads((directory / PRODUCTS / "cpu_timeline_summary_0.json").read_text())
+    detail = output.rows(directory, "cpu_op_detail_info_0.csv")
+    assert found["total_time"] == pytest.approx(sum(float(row["op_total_time(ms)"]) for row in detail), abs=1e-5)
+    assert {name: value for name, value in found.items() if name != "total_time"} == {
+        "num_of_streams": 1,
+        "num_of_ops": 4,
+        "op_exe_times": 16,
+        "max_scope_name_num": 2,
+    }
+
+
+@pytest.mark.checklist("D14", "C25")
+def test_one_clock_for_all_products(tmp_path: Path) -> None:
+    """Times are Unix time in every file, those of the timeline as text, as MindSpore writes them."""
+    before = time.time_ns() // 1000
+    profiler = output.recorded(tmp_path, profile_framework="all", profile_memory=True)
+    profiler.analyse()
+    after = time.time_ns() // 1000
+    (directory,) = profiler.directories
+    host = output.rows(directory, "host_info/host_info_0.csv")
+    timeline = [event for event in output.events(directory) if event.get("ph") == "X" and "-op" in event["name"]]
+    assert sorted(event["ts"] for event in timeline) == sorted(
+        row["start_time(us)"] for row in host if "-op" in row["name"]
+    )
+    memory = [row["Timestamp(us)"] for row in output.rows(directory, "memory_record.csv")]
+    times = [event["ts"] for event in output.events(directory) if "ts" in event]
+    assert len(times) > 12 and memory
+    assert all(before - 1000 <= float(at) <= after + 1000 for at in (*times, *memory))
 
 
 def test_names_of_any_kind(tmp_path: Path) -> None:
@@ -208,6 +248,37 @@ def test_parallel_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     layout = json.loads((profiler.directories[0] / "parallel_strategy_3.json").read_text())
     assert (layout["rank_id"], layout["rank_size"], layout["device_target"]) == (3, 8, "CPU")
     assert output.info(profiler.directories[0])["rank_id"] == "3"
+
+
+@pytest.mark.checklist("A7", "B15", "C6", "D18")
+@pytest.mark.parametrize("declared", [False, True])
+def test_the_layout_of_a_device_mesh(tmp_path: Path, declared: bool) -> None:
+    """Sizes and groups are in the JSON, and `explain` and the report show them; what the program declares goes before."""
+    torch = require("torch")
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    torch.distributed.init_process_group("fake", rank=3, world_size=8, store=fake.FakeStore())
+    try:
+        torch.distributed.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+        profiler = Profiler(
+            output_path=tmp_path, start_profile=False, parallel_strategy=True, data_simplification=False
+        )
+        if declared:
+            profiler.add_metadata("parallel_layout", {"data": 4, "tensor": 2})
+        profiler.start()
+        output.loop(3, lambda _: None, lambda _: profiler.step())
+        profiler.stop()
+        profiler.analyse()
+    finally:
+        torch.distributed.destroy_process_group()
+    (directory,) = profiler.directories
+    found = json.loads((directory / "parallel_strategy_3.json").read_text())["layout"]
+    sizes = {"data": 4, "tensor": 2} if declared else {"pipeline": 2, "data": 2, "tensor": 2}
+    assert found["sizes"] == sizes and found["from"] == (["declared", "torch"] if declared else ["torch"])
+    groups = {group["kind"]: group["ranks"] for group in found["groups"]}
+    assert groups == {"all": list(range(8)), "pipeline": [3, 7], "data": [1, 3], "tensor": [2, 3]}
+    answer = explain(directory / RAW)
+    assert answer.layout is not None and answer.layout.sizes == sizes
+    assert f"Layout  {' × '.join(f'{kind} {size}' for kind, size in sizes.items())}" in str(answer)
 
 
 def test_communication_in_the_times_of_steps(tmp_path: Path) -> None:
@@ -400,6 +471,135 @@ def read_by_loop(journal: Path) -> Counter[int]:
             if isinstance(item, EventBatch) and item.source == RECORDER:
                 found[item.window] += int((item.events["name"] == strings.intern(COUNTER)).sum())
     return +found
+
+
+class SlowItems:
+    """A data set of which each item takes 5 ms."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> float:
+        time.sleep(0.005)
+        return float(index)
+
+
+@pytest.mark.checklist("D12", "D13", "B14", "C11")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_pipeline_of_a_torch_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """With `data_process` a DataLoader and its workers are a pipeline: how many batches are ready, and advice; the loop's waiting for
+    batches is in the phases."""
+    torch = require("torch")
+    monkeypatch.delenv("STEPSCOPE_SIGNALS")
+    profiler = Profiler(output_path=tmp_path, start_profile=False, data_process=True)
+    profiler.start()
+    for _ in torch.utils.data.DataLoader(SlowItems(), batch_size=2, num_workers=workers):
+        profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    (directory,) = profiler.directories
+    raw = output.rows(directory, "minddata_pipeline_raw_0.csv")
+    summary = json.loads((directory / PRODUCTS / "minddata_pipeline_summary_0.json").read_text())
+    assert summary["per_pipeline_time"][0] >= (3 if workers else 10)
+    if workers:
+        assert [row["op_type"] for row in raw] == ["DataLoader", f"{__name__}.SlowItems"]
+        assert len(json.loads(raw[1]["output_queue_size"])) == 13  # twelve batches, and the end
+        assert summary["queue_utilization_pct"][1] < 50
+        assert summary["bottleneck_warning"] == [f"{__name__}.SlowItems(id=1)"]
+        assert "num_workers above 1" in summary["bottleneck_suggestion"][0]
+    else:
+        assert [row["op_type"] for row in raw] == ["DataLoader"] and "bottleneck_warning" not in summary
+    table = (directory / PRODUCTS / "minddata_pipeline_summary_0.csv").read_text().splitlines()
+    assert table[0] == f"op_ids,{','.join(map(str, summary['op_ids']))}"
+    (wait,) = output.rows(directory, "dataset.csv")
+    assert wait["Operation"].startswith("enumerate(DataLoader)") and wait["Stage"] == "wait"
+    assert int(wait["Occurrences"]) == 13
+    assert phases_of(directory)["percent"]["data"] > 20
+
+
+def test_no_pipeline_without_data_process(tmp_path: Path) -> None:
+    """Nothing of loaders is written then."""
+    profiler = output.recorded(tmp_path)
+    profiler.analyse()
+    products = profiler.directories[0] / PRODUCTS
+    assert not list(products.glob("minddata*")) and not (products / "dataset.csv").exists()
+
+
+def phases_of(directory: Path) -> dict[str, Any]:
+    """The JSON of the phases."""
+    found: dict[str, Any] = json.loads((directory / PRODUCTS / "step_phases.json").read_text())
+    return found
+
+
+def slept(name: str, category: str = "") -> None:
+    """A span that takes 2 ms."""
+    with span(name, category=category):
+        time.sleep(0.002)
+
+
+@pytest.mark.checklist("D8", "D9")
+def test_phases_of_steps(tmp_path: Path) -> None:
+    """Each step has the time of each phase, also of those that the program names; they add up, and the last rows are the average
+    and percent."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)
+    profiler.start()
+    for number in range(3):
+        for _ in range(number + 1):
+            slept("data_wait", "dataloader")
+        with span("my phase"):
+            slept("aten::mm", "cpu_op")
+            slept("Gradients/Default/MatMul-op1", "cpu_op")
+        slept("gloo:all_reduce")
+        slept("Default/optimizer-Momentum/ApplyMomentum-op3", "cpu_op")
+        profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    (directory,) = profiler.directories
+    found = phases_of(directory)
+    assert [step["step"] for step in found["steps"]] == [0, 1, 2]
+    for number, step in enumerate(found["steps"]):
+        assert sum(step["phases"].values()) == pytest.approx(step["total"], abs=0.01)
+        assert all(step["phases"][name] >= 2000 for name in ("forward", "backward", "communication", "optimizer"))
+        assert step["phases"]["data"] >= 2000 * (number + 1)
+        assert step["spans"]["my phase"] >= 4000  # with what is in it, which is of other phases
+    rows = output.rows(directory, "step_phases.csv")
+    assert [row["step"] for row in rows] == ["0", "1", "2", "average", "percent"]
+    assert list(rows[0])[:2] == ["step", "total(us)"]
+    average, percent = ({name: float(text) for name, text in row.items() if name != "step"} for row in rows[-2:])
+    for name, mean in average.items():
+        assert mean == pytest.approx(sum(float(row[name]) for row in rows[:3]) / 3, abs=0.002)
+        assert percent[name] == pytest.approx(100 * mean / average["total(us)"], abs=0.01)
+    assert percent["total(us)"] == 100
+    assert sum(value for name, value in percent.items() if "span: " not in name) == pytest.approx(200, abs=0.1)
+    assert "my phase" in (directory / PRODUCTS / "report.html").read_text()
+    some = profiler.analyse(step_list=[0, 2])
+    assert some is not None
+    (window,) = some.windows
+    again = json.loads((window.directory / "step_phases.json").read_text())
+    assert again["steps"] == [found["steps"][0], found["steps"][2]]
+
+
+@pytest.mark.checklist("D9")
+def test_phases_are_those_of_explain(tmp_path: Path) -> None:
+    """One computation: the table has the numbers of the steps that `stepscope.load` reads."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)
+    profiler.start()
+    for _ in range(4):
+        slept("data_wait", "dataloader")
+        slept("evaluate")
+        profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    (directory,) = profiler.directories
+    (rank,) = load(directory / RAW / "journal").ranks
+    parts = parts_of(rank.steps)
+    steps = {step["step"]: step["phases"] for step in phases_of(directory)["steps"]}
+    numbers = rank.steps["step"].tolist()
+    assert len(numbers) >= 3
+    for at, number in enumerate(numbers):
+        assert steps[number]["data"] == parts["data"][at] / 1000
+        assert steps[number]["your spans"] == parts["your spans"][at] / 1000
+        assert steps[number]["rest"] == parts["not covered"][at] / 1000
 
 
 @pytest.mark.checklist("D8")

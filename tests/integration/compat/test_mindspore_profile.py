@@ -53,6 +53,19 @@ def test_schedule(arguments: tuple[int, ...], steps: str) -> None:
     }  # fmt: skip
 
 
+def test_schedule_is_a_class() -> None:
+    """As in MindSpore."""
+    assert isinstance(ms.schedule(wait=1, active=2), ms.schedule) and ms.schedule(wait=1, active=2).warmup == 0
+
+
+def test_attributes_of_the_configuration() -> None:
+    """They can be read and set, as in MindSpore."""
+    config = ms._ExperimentalConfig(profiler_level=ms.ProfilerLevel.Level1, l2_cache=True)  # pyright: ignore[reportPrivateUsage]
+    assert (config.profiler_level, config.l2_cache, config.export_type) == (ms.ProfilerLevel.Level1, True, None)
+    config.mstx = True
+    assert config.options()["mstx"] is True and "export_type" not in config.options()
+
+
 def test_a_wrong_schedule_raises() -> None:
     """Values that MindSpore replaces by others are errors; defaults are MindSpore's."""
     assert ms.schedule(wait=1, active=2) == ms.Schedule(wait=1, warmup=0, active=2)

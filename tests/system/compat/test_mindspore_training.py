@@ -143,6 +143,34 @@ def test_waiting_for_a_dataset(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.checklist("D12", "D13", "B14", "C11")
+def test_a_slow_operator_of_a_pipeline(tmp_path: Path) -> None:
+    """MindSpore's own samples of its pipeline are in each window, with the calls of the function that prepares data; the bottleneck is
+    named, in the products and by `explain`. A second recording says why it has none."""
+    found = run("pipeline", tmp_path)
+    for directory in map(Path, found["directories"]):
+        raw = output.rows(directory, "minddata_pipeline_raw_0.csv")
+        assert [(row["op_type"], row["children_id"]) for row in raw] == [
+            ("EpochCtrl", "[1]"), ("Batch", "[2]"), ("Map", "[3]"), ("Generator", ""),
+        ]  # fmt: skip
+        summary = json.loads((directory / PRODUCTS / "minddata_pipeline_summary_0.json").read_text())
+        assert summary["bottleneck_warning"] == ["Map(id=2)"]
+        assert summary["queue_utilization_pct"][3] > 60 and summary["queue_utilization_pct"][2] < 10
+        assert summary["per_pipeline_time"][0] > 4
+        stages = {row["Operation"]: row for row in output.rows(directory, "dataset.csv")}
+        assert stages["TupleIterator.__next__"]["Stage"] == "wait"
+        assert stages["__main__.doubled"]["Stage"] == "map"
+        assert float(stages["__main__.doubled"]["Avg. time (us)"]) >= 3000
+        assert any(event["name"] == "__main__.doubled" and event["cat"] == "preprocess" for event in spans(directory))
+        (average,) = [row for row in output.rows(directory, "step_phases.csv") if row["step"] == "average"]
+        assert float(average["data(us)"]) > 4000
+    kind, *sentences, action = found["finding"]
+    assert kind == "input-bound-pipeline"
+    assert any("Map(id=2)" in text and "slower than Generator(id=3)" in text for text in sentences)
+    assert action == "num_parallel_workers above 1 for Map"
+    assert "data pipelines of MindSpore are recorded once in a process" in found["again"]
+
+
 @pytest.mark.checklist("B4", "B11", "C4")
 def test_collectives_of_two_ranks(tmp_path: Path) -> None:
     """Each rank has its own collective in each step, with its time, in a directory of its own."""

@@ -1,0 +1,309 @@
+"""Data pipelines: the operators that prepare batches, their queues and workers, and which of them is too slow.
+
+MindSpore's pipelines are as `MindDataBackend` recorded them. A DataLoader of torch is a pipeline of two: the loader in the training process,
+and its workers. The thresholds are those of MindSpore 2.10 (`BottleneckAnalyzer` in mindspore/profiler/analysis/viewer/ms_minddata_viewer.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.analysis.event_arguments import arguments
+from stepscope.backends.pipeline_events import CATEGORY, HANDED_ON, WAITED, label
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, EventBatch, Kind
+
+BUSY_PERCENT = 75.0
+"""A worker that uses more of a processor than this is busy: more workers help."""
+IDLE_PERCENT = 20.0
+"""A worker that uses less than this is idle."""
+LEAF_QUEUE_PERCENT = 50.0
+"""An operator that reads the data itself is slow if its queue is filled to this or less on average."""
+DEVICE_EMPTY_PERCENT = 60.0
+"""The device waits for the host if the queue to it is empty in more of the samples than this."""
+QUEUE_DIFFERENCE_PERCENT = 50.0
+"""By how much more an operator's input is filled than its output, if it is slower than the one before."""
+STARVED_PERCENT = 10.0
+"""The input of an operator is as good as empty if it is filled to less than this."""
+MOST_SAMPLES = 200_000
+"""Samples of an operator that are kept."""
+ONE_THREAD = frozenset(
+    ("Barrier", "Concat", "DataLoader", "EpochCtrl", "Rename", "Repeat", "Shuffle", "Skip", "Take", "Zip")
+)
+"""Types of operators that have no workers which can be more."""
+TORCH_WAITS = "enumerate(DataLoader)"
+"""How the names of torch's spans begin in which the loop waits for a batch."""
+TORCH, MINDSPORE = "torch", "MindSpore"
+_WORKERS = {TORCH: "num_workers", MINDSPORE: "num_parallel_workers"}
+_PREFETCH = {TORCH: "prefetch_factor", MINDSPORE: "mindspore.dataset.config.set_prefetch_size"}
+
+
+class PipelineOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator, with what was sampled of it."""
+
+    id: int
+    type: str
+    workers: int
+    children: tuple[int, ...] = ()
+    """Numbers of those that it takes its input from."""
+    parent: int = -1
+    """Number of the one that takes its output; -1: the training loop does."""
+    capacity: int = 0
+    """Batches or items that its output queue holds; 0 if it has none."""
+    lengths: tuple[int, ...] = ()
+    """Of the output queue, at each sample."""
+    processor: tuple[float, ...] = ()
+    """Percent of a processor that all its workers used, at each sample."""
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return label(self.type, self.id)
+
+    @property
+    def average(self) -> float | None:
+        """The mean length of the queue; `None` without samples."""
+        return sum(self.lengths) / len(self.lengths) if self.lengths else None
+
+    @property
+    def filled(self) -> float | None:
+        """How far the queue is filled on average, in percent."""
+        return None if self.average is None or not self.capacity else 100 * self.average / self.capacity
+
+    @property
+    def empty(self) -> float | None:
+        """Percent of the samples in which the queue is empty."""
+        return 100 * self.lengths.count(0) / len(self.lengths) if self.lengths else None
+
+    @property
+    def used(self) -> float | None:
+        """Percent of a processor that its workers used on average."""
+        return sum(self.processor) / len(self.processor) if self.processor else None
+
+    @property
+    def used_per_worker(self) -> float | None:
+        """The same for one worker."""
+        return None if self.used is None or not self.workers else self.used / self.workers
+
+
+class DataPipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline. Its operators are in the order of their numbers, that nearest to the training loop first."""
+
+    source: str
+    operators: tuple[PipelineOperator, ...]
+    interval_ms: float = 0.0
+    """Time between two samples; 0: one for each batch."""
+    waited_ms: tuple[float, ...] = ()
+    """How long each batch was waited for."""
+    handed_on_ms: tuple[float, ...] = ()
+    """How long it took to hand each batch on."""
+
+    def operator(self, number: int) -> PipelineOperator | None:
+        """The operator of a number."""
+        return next((each for each in self.operators if each.id == number), None)
+
+    def queued_children(self, operator: PipelineOperator) -> tuple[int, ...]:
+        """Numbers of the operators whose queues it takes its input from; those between that have no queue are passed over."""
+        found: list[int] = []
+        for child in map(self.operator, operator.children):
+            if child is not None:
+                found += [child.id] if child.capacity else self.queued_children(child)
+        return tuple(found)
+
+    def input_of(self, operator: PipelineOperator) -> PipelineOperator | None:
+        """The first operator whose queue it takes its input from."""
+        return next((self.operator(number) for number in self.queued_children(operator)), None)
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """A remark on an operator."""
+
+    kind: str
+    """`workers` are busy, `slower` than the one before, `reading` is slow, `device` waits, `starved`, or `idle` workers."""
+    operator: PipelineOperator
+    text: str
+    """A sentence with numbers."""
+    action: str
+    """The change to try; empty if there is none."""
+
+
+_BOTTLENECKS = ("workers", "slower", "reading", "device", "starved")
+"""Kinds of advice that tell of a bottleneck, the surest first."""
+
+
+def advice_on(pipeline: DataPipeline) -> tuple[Advice, ...]:
+    """Remarks on a pipeline: on the use of processors, then on queues."""
+    operators = [operator for operator in pipeline.operators if operator.type not in ONE_THREAD]
+    return (
+        *(advice for operator in operators for advice in _on_processors(pipeline, operator)),
+        *(advice for operator in operators for advice in _on_queues(pipeline, operator)),
+    )
+
+
+def bottleneck_of(advice: Iterable[Advice]) -> Advice | None:
+    """The remark that tells of the bottleneck; `None` if none does."""
+    found = [each for each in advice if each.kind in _BOTTLENECKS]
+    return min(found, key=lambda each: _BOTTLENECKS.index(each.kind), default=None)
+
+
+def _on_processors(pipeline: DataPipeline, operator: PipelineOperator) -> Iterator[Advice]:
+    used, name, workers = operator.used_per_worker, operator.label, operator.workers
+    if used is None:
+        return
+    if used > BUSY_PERCENT:
+        text = f"each worker of {name} uses {used:.0f}% of a processor"
+        yield Advice("workers", operator, text, f"{_more(pipeline, operator)}, or make its work cheaper")
+    elif used < IDLE_PERCENT and workers > 1:
+        text = f"each of the {workers} workers of {name} uses {used:.0f}% of a processor: fewer may do as well"
+        yield Advice("idle", operator, text, "")
+
+
+def _on_queues(pipeline: DataPipeline, operator: PipelineOperator) -> Iterator[Advice]:
+    before, filled, name = pipeline.input_of(operator), operator.filled, operator.label
+    if operator.type == "DeviceQueue":
+        if before is not None and before.empty is not None and before.empty > DEVICE_EMPTY_PERCENT:
+            text = f"the queue from {before.label} to the device is empty in {before.empty:.0f}% of the samples"
+            yield Advice("device", before, text, _more(pipeline, before))
+        return
+    if before is None:
+        if filled is not None and filled <= LEAF_QUEUE_PERCENT:
+            text = f"{name} reads the data, and its queue is filled to {filled:.0f}%"
+            yield Advice("reading", operator, text, f"{_more(pipeline, operator)}, or read from a quicker storage")
+        return
+    if filled is None or before.filled is None:
+        return
+    if before.filled - filled > QUEUE_DIFFERENCE_PERCENT:
+        text = f"the input of {name} is filled to {before.filled:.0f}%, its output to {filled:.0f}%: it is slower than {before.label}"
+        yield Advice("slower", operator, text, _more(pipeline, operator))
+    used = operator.used_per_worker
+    starved = before.filled < STARVED_PERCENT or filled - before.filled > QUEUE_DIFFERENCE_PERCENT
+    if starved and used is not None and used < IDLE_PERCENT:
+        text = f"{name} waits for {before.label}: its input is filled to {before.filled:.0f}%, and its workers use {used:.0f}% of a processor"
+        yield Advice("starved", before, text, f"{_more(pipeline, before)}, or raise {_PREFETCH[pipeline.source]}")
+
+
+def _more(pipeline: DataPipeline, operator: PipelineOperator) -> str:
+    return f"{_WORKERS[pipeline.source]} above {operator.workers} for {operator.type}"
+
+
+class PipelineBuilder:
+    """Gathers pipelines from the events of a process.
+
+    A reading of a DataLoader belongs to the loader whose iteration began last.
+    """
+
+    def __init__(self) -> None:
+        self._described: list[dict[str, Any]] = []
+        self._series: defaultdict[str, list[float]] = defaultdict(list)
+        self._loaders: list[dict[str, Any]] = []
+        self._queues: list[list[int]] = []
+        self._fetches: list[list[list[int]]] = []
+        self._waits: list[list[float]] = []
+        self._pipeline, self._loader = strings.category(CATEGORY), strings.category("loader")
+
+    def update(self, batch: EventBatch) -> None:
+        """Takes events; all but those of pipelines are ignored."""
+        events = batch.events
+        self._add(_in_order(events[events["category"] == self._pipeline]), batch)
+        self._add_of_loaders(_in_order(events[events["category"] == self._loader]), batch)
+        if self._loaders:
+            spans = events[events["kind"] == int(Kind.SPAN)]
+            names = np.unique(spans["name"]).tolist()
+            waiting = [name for name in names if strings.text(name).startswith(TORCH_WAITS)]
+            _keep(self._waits[-1], spans["dur"][np.isin(spans["name"], waiting)] / 1e6)
+
+    def _add(self, events: Block, batch: EventBatch) -> None:
+        self._described += [arguments(batch, event) for event in events[events["kind"] == int(Kind.INSTANT)]]
+        counters = events[events["kind"] == int(Kind.COUNTER)]
+        for name in np.unique(counters["name"]).tolist():
+            _keep(self._series[strings.text(name)], counters["value"][counters["name"] == name])
+
+    def _add_of_loaders(self, events: Block, batch: EventBatch) -> None:
+        begun = np.flatnonzero(events["kind"] == int(Kind.INSTANT)).tolist()
+        for first, last in zip([0, *begun], [*begun, len(events)], strict=True):
+            some = events[first:last]
+            if len(some) and int(some["kind"][0]) == Kind.INSTANT:
+                self._begin(arguments(batch, some[0]))
+            if self._loaders:
+                _keep(self._queues[-1], some["value"][some["kind"] == int(Kind.COUNTER)].astype(np.int64))
+                fetches: Any = some[some["kind"] == int(Kind.SPAN)]
+                _keep(self._fetches[-1], np.stack((fetches["ts"], fetches["dur"]), axis=1))
+
+    def _begin(self, facts: dict[str, Any]) -> None:
+        """A loader is iterated over: the same one again in each epoch."""
+        if facts in self._loaders:
+            at = self._loaders.index(facts)
+            self._loaders.append(self._loaders.pop(at))
+            self._queues.append(self._queues.pop(at))
+            self._fetches.append(self._fetches.pop(at))
+            self._waits.append(self._waits.pop(at))
+        else:
+            self._loaders.append(facts)
+            self._queues.append([])
+            self._fetches.append([])
+            self._waits.append([])
+
+    def pipelines(self) -> tuple[DataPipeline, ...]:
+        """Those that were found: MindSpore's, then those of DataLoaders."""
+        loaders = map(_of_loader, self._loaders, self._queues, self._fetches, self._waits)
+        return (*([self._of_mindspore()] if self._described else []), *loaders)
+
+    def _of_mindspore(self) -> DataPipeline:
+        facts = self._described[-1]
+        operators: list[dict[str, Any]] = facts["operators"]
+        parents = {child: int(each["id"]) for each in operators for child in each["children"]}
+        return DataPipeline(
+            source=str(facts["source"]),
+            interval_ms=float(facts["interval_ms"]),
+            operators=tuple(
+                PipelineOperator(
+                    id=each["id"],
+                    type=each["type"],
+                    workers=each["workers"],
+                    children=tuple(each["children"]),
+                    parent=parents.get(each["id"], -1),
+                    capacity=each["capacity"],
+                    lengths=tuple(map(int, self._series[f"{label(each['type'], each['id'])} queue"])),
+                    processor=tuple(self._series[f"{label(each['type'], each['id'])} processor"]),
+                )
+                for each in sorted(operators, key=lambda each: int(each["id"]))
+            ),
+            waited_ms=tuple(self._series[WAITED]),
+            handed_on_ms=tuple(self._series[HANDED_ON]),
+        )
+
+
+def _of_loader(facts: dict[str, Any], queue: list[int], fetches: list[list[int]], waits: list[float]) -> DataPipeline:
+    """A DataLoader and, if it has any, its workers. Their use of processors is taken from how long they make batches."""
+    workers = int(facts.get("workers") or 0)
+    begin = min((ts for ts, _ in fetches), default=0)
+    whole = max((ts + dur for ts, dur in fetches), default=0) - begin
+    busy = sum(dur for _, dur in fetches)
+    loader = PipelineOperator(id=0, type="DataLoader", workers=1, children=(1,) if workers else ())
+    if not workers:
+        return DataPipeline(source=TORCH, operators=(loader,), waited_ms=tuple(waits))
+    name = str(facts.get("dataset", "")).removeprefix("__main__.") or "workers"
+    made = PipelineOperator(
+        id=1,
+        type=name,
+        workers=workers,
+        parent=0,
+        capacity=workers * int(facts.get("prefetch") or 2),
+        lengths=tuple(queue),
+        processor=(100 * busy / whole,) if whole > 0 else (),
+    )
+    return DataPipeline(source=TORCH, operators=(loader, made), waited_ms=tuple(waits))
+
+
+def _in_order(events: Block) -> Block:
+    return events[np.argsort(events["ts"], kind="stable")]  # type: ignore[no-any-return]
+
+
+def _keep(to: list[Any], values: NDArray[Any]) -> None:
+    to += values[: MOST_SAMPLES - len(to)].tolist()

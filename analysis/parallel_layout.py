@@ -1,0 +1,35 @@
+"""The layout of a job in an answer, from the metadata of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stepscope.analysis.findings import ParallelGroup, ParallelLayout
+from stepscope.backends.parallel_layout import DECLARED, of_torch
+
+
+def layout_of(metadata: Mapping[str, Any]) -> ParallelLayout | None:
+    """The layout that a recording's metadata have, also those of a trace of torch; `None` where they have none that says how the job is
+    divided, or something else under its name."""
+    try:
+        found = msgspec.convert(metadata.get(DECLARED) or of_torch(metadata), _Recorded, strict=False)
+    except (msgspec.ValidationError, TypeError, ValueError):
+        return None
+    if not found.sizes and all(group.kind == "all" for group in found.groups):
+        return None
+    return ParallelLayout(
+        sizes=found.sizes, groups=found.groups, rank=found.rank, source=", ".join(found.source), problem=found.problem
+    )
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """The metadata, as `stepscope.backends.parallel_layout` makes them."""
+
+    sizes: dict[str, int] = {}
+    groups: tuple[ParallelGroup, ...] = ()
+    source: tuple[str, ...] = msgspec.field(default=(), name="from")
+    rank: int | None = None
+    problem: str = ""

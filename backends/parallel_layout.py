@@ -1,0 +1,148 @@
+"""How a job is divided among its ranks: data, tensor and pipeline parallelism, and the groups of ranks.
+
+The facts are what torch.distributed knows of its process groups, of which a `DeviceMesh` makes one for each of its dimensions, named
+`mesh_<dimension>`; what MindSpore's parallel context says; and what the program declares.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, Final, cast
+
+from stepscope.backends.torch_groups import groups
+
+DECLARED: Final = "parallel_layout"
+"""Key of the run's metadata with the layout: what the program declares there goes before what is found."""
+KINDS: Final[Mapping[str, frozenset[str]]] = {
+    "data": frozenset(("data", "dp", "ddp", "fsdp", "hsdp", "replicate", "shard", "zero")),
+    "tensor": frozenset(("tensor", "tp", "mp", "model", "col", "row")),
+    "pipeline": frozenset(("pipeline", "pp", "pipe", "stage", "stages")),
+    "context": frozenset(("context", "cp", "sp", "sequence", "seq")),
+    "expert": frozenset(("expert", "ep", "moe")),
+}
+"""Kinds of parallelism, with the words by which programs name their dimensions."""
+MESH: Final = "mesh_"
+"""How torch begins the descriptions of the groups of a `DeviceMesh`."""
+CONTEXT: Final = (
+    "parallel_mode",
+    "device_num",
+    "pipeline_stages",
+    "gradients_mean",
+    "full_batch",
+    "dataset_strategy",
+    "enable_parallel_optimizer",
+    "search_mode",
+    "strategy_ckpt_load_file",
+    "strategy_ckpt_save_file",
+)
+"""Values of MindSpore's parallel context that are recorded."""
+
+
+def kind_of(name: str) -> str:
+    """The kind of parallelism of a dimension or group by its name; the name itself if it is no word that is known."""
+    words = re.split(r"[^a-z]+", name.lower().removeprefix(MESH))
+    return next((kind for kind, known in KINDS.items() if known & set(words)), name.removeprefix(MESH))
+
+
+def of_torch(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The layout by torch's process groups; empty without any.
+
+    Args:
+        facts: as `GroupReadings.read` returns them.
+    """
+    info: Mapping[str, Any] = facts.get("distributedInfo") or {}
+    if not info:
+        return {}
+    found: list[dict[str, Any]] = []
+    sizes: dict[str, int] = {}
+    world = int(info.get("world_size", 1))
+    for each in cast(Iterable[Mapping[str, Any]], info.get("pg_config") or ()):
+        name = str(each.get("pg_desc") or each.get("pg_name"))
+        ranks = list(each.get("ranks") or range(int(each.get("group_size", world))))
+        found.append({"name": name, "kind": "all" if len(ranks) == world else kind_of(name), "ranks": ranks})
+        if name.startswith(MESH):
+            kind = kind_of(name)
+            sizes[kind] = sizes.get(kind, 1) * len(ranks)
+    return {"from": ["torch"], "rank": info.get("rank"), "world_size": world, "sizes": sizes, "groups": found}
+
+
+def of_mindspore(mindspore: Any) -> dict[str, Any]:
+    """The layout by MindSpore's parallel context."""
+    sharding: dict[str, Any] = {}
+    for name in CONTEXT:
+        try:
+            sharding[name] = mindspore.context.get_auto_parallel_context(name)
+        except (AttributeError, KeyError, RuntimeError, ValueError) as error:
+            sharding[name] = f"not known: {error}"
+    devices, stages = (sharding[name] for name in ("device_num", "pipeline_stages"))
+    sizes: dict[str, int] = {}
+    alone = sharding["parallel_mode"] == "stand_alone"
+    if isinstance(devices, int) and isinstance(stages, int) and stages > 0 and devices > 1 and not alone:
+        sizes = {"pipeline": stages} if stages > 1 else {}
+        each = devices // stages
+        if sharding["parallel_mode"] == "data_parallel":
+            sizes["data"] = each
+        elif each > 1:
+            sizes["data and tensor"] = each  # which of both an operator has, MindSpore decides for each
+    return {"from": ["MindSpore"], "sizes": sizes, "groups": [], "sharding": sharding}
+
+
+def layout_now(declared: Any = None) -> dict[str, Any]:
+    """The layout of this process as far as it is known: what is declared goes before what torch knows, and that before MindSpore.
+
+    Args:
+        declared: sizes by kind or by any name, such as `{"data": 2, "tensor": 4}`; or an object with `sizes`, `groups`, `sharding`.
+
+    Returns:
+        `from`: who says it; `sizes` by kind; `groups`, each with `name`, `kind` and `ranks`; `sharding`; and, where it is so, `problem`.
+        Empty if nothing is known.
+    """
+    mindspore: Any = sys.modules.get("mindspore")
+    parts = [of_declared(declared), of_torch(groups.read())]
+    if mindspore is not None and hasattr(mindspore, "context"):
+        parts.append(of_mindspore(mindspore))
+    parts = [part for part in parts if part.get("sizes") or part.get("groups") or part.get("sharding")]
+    if not parts:
+        return {}
+    whole: dict[str, Any] = {"from": [], "sizes": {}, "groups": [], "sharding": {}}
+    for part in parts:
+        whole["from"] += part["from"]
+        for name in ("sizes", "groups", "sharding"):
+            whole[name] = whole[name] or part.get(name) or whole[name]
+        for name in ("rank", "world_size"):
+            if part.get(name) is not None:
+                whole.setdefault(name, part[name])
+    product = prod(whole["sizes"].values())
+    if whole["sizes"] and whole.get("world_size", product) != product:
+        whole["problem"] = f"the sizes make {product} ranks, and the job has {whole['world_size']}"
+    return whole
+
+
+def with_layout(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Metadata of a run, with the layout if anything is known of it and the job has several ranks."""
+    layout = layout_now(metadata.get(DECLARED))
+    return {**metadata, DECLARED: layout} if layout.get("sizes") or len(layout.get("groups", ())) > 1 else metadata
+
+
+def of_declared(declared: Any) -> dict[str, Any]:
+    """What a program declares, in the form of the others; empty if that is nothing."""
+    if not isinstance(declared, Mapping):
+        return {}
+    given = cast(Mapping[str, Any], declared)
+    sizes: Any = given.get("sizes", {name: size for name, size in given.items() if name not in ("groups", "sharding")})
+    if not isinstance(sizes, Mapping):
+        sizes = {}
+    whole = {
+        kind_of(str(name)): size
+        for name, size in cast(Mapping[str, Any], sizes).items()
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0
+    }
+    return {
+        "from": ["declared"],
+        "sizes": whole,
+        "groups": list(given.get("groups") or ()),
+        "sharding": dict(given.get("sharding") or {}),
+    }

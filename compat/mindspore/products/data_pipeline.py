@@ -1,0 +1,151 @@
+"""Data pipelines: queues, waits and workers of each operator, the bottleneck, and how long functions that prepare data take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.analysis.data_pipeline import (
+    Advice,
+    DataPipeline,
+    PipelineBuilder,
+    PipelineOperator,
+    advice_on,
+    bottleneck_of,
+)
+from stepscope.compat.mindspore.products.base import spans, write_csv, write_json
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.step_facts import Phase, class_of
+from stepscope.runtime.windows.window import Window
+
+RAW = ("op_id", "op_type", "num_workers", "output_queue_size", "output_queue_average_size", "output_queue_length",
+       "output_queue_usage_rate", "sample_interval", "parent_id", "children_id")  # fmt: skip
+PREPARATION = ("Operation", "Stage", "Occurrences", "Avg. time (us)", "Custom Info")
+"""Headers of MindSpore 2.10. `sample_interval` is ms, and `output_queue_usage_rate` a share of 1."""
+STAGES = {"preprocess": "map", "loader": "worker"}
+"""By category of spans, what they do: a function prepares data, a worker makes a batch."""
+WAIT = "wait"
+"""Stage of the spans in which the loop waits for a batch."""
+UNKNOWN = -1
+"""Stands for a number that was not recorded, as in MindSpore's summary."""
+
+
+class DataPipelineFiles:
+    """Writes `minddata_pipeline_raw_<n>.csv`, `minddata_pipeline_summary_<n>.csv` and `.json`, and `dataset.csv`, with MindSpore's keys.
+
+    A DataLoader of torch has the same files; where there are several pipelines, those after the first have a number at the end.
+
+    Args:
+        directory: for the files.
+        device: number in their names.
+    """
+
+    name = "data pipeline"
+
+    def __init__(self, directory: Path, device: int) -> None:
+        self._directory, self._device = directory, device
+        self._builder = PipelineBuilder()
+        self._times: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        self._stages: dict[tuple[int, int], str] = {}
+        """Of each name and category of spans; empty for those that do not load data."""
+
+    async def open(self, run: Run) -> None:
+        pass
+
+    async def add(self, batch: EventBatch) -> None:
+        self._builder.update(batch)
+        events = spans(batch.events)
+        columns = (events[field].tolist() for field in ("name", "category", "dur"))
+        for name, category, dur in zip(*columns, strict=True):
+            if stage := self._stage(name, category):
+                times = self._times[strings.text(name), stage]
+                times[0] += 1
+                times[1] += dur
+
+    def _stage(self, name: int, category: int) -> str:
+        if (name, category) not in self._stages:
+            text = strings.text(category)
+            waits = class_of(strings.text(name), text) == Phase.DATA
+            self._stages[name, category] = WAIT if waits else STAGES.get(text, "")
+        return self._stages[name, category]
+
+    async def finish(self, window: Window) -> tuple[Path, ...]:
+        files: list[Path] = []
+        for number, pipeline in enumerate(self._builder.pipelines(), 1):
+            name = f"{self._device}" if number == 1 else f"{self._device}-{number}"
+            raw = self._directory / f"minddata_pipeline_raw_{name}.csv"
+            files.append(write_csv(raw, RAW, (_raw(pipeline, operator) for operator in pipeline.operators)))
+            summary = summary_of(pipeline)
+            table = self._directory / f"minddata_pipeline_summary_{name}"
+            files.append(write_json(table.with_suffix(".json"), summary))
+            first, *others = ([key, *value] for key, value in summary.items())
+            files.append(write_csv(table.with_suffix(".csv"), first, others))
+        if self._times:
+            rows = (
+                (name, stage, count, f"{total / count / 1000:.2f}", "")
+                for (name, stage), (count, total) in sorted(self._times.items())
+            )
+            files.append(write_csv(self._directory / "dataset.csv", PREPARATION, rows))
+        return tuple(files)
+
+
+def _raw(pipeline: DataPipeline, operator: PipelineOperator) -> tuple[Any, ...]:
+    children = list(pipeline.queued_children(operator))
+    filled = operator.filled
+    return (
+        operator.id,
+        operator.type,
+        operator.workers,
+        list(operator.lengths) if operator.lengths else None,
+        operator.average,
+        operator.capacity or None,
+        None if filled is None else filled / 100,
+        pipeline.interval_ms,
+        None if operator.parent < 0 else operator.parent,
+        children or None,
+    )
+
+
+def summary_of(pipeline: DataPipeline) -> dict[str, list[Any]]:
+    """The summary, with MindSpore's keys, each with a value for each operator, or one value."""
+    operators = pipeline.operators
+    advice = advice_on(pipeline)
+    found: dict[str, list[Any]] = {
+        "op_ids": [operator.id for operator in operators],
+        "op_names": [operator.type for operator in operators],
+        "pipeline_ops": [operator.label for operator in operators],
+        "num_workers": [operator.workers for operator in operators],
+        "queue_average_size": [_number(operator.average) for operator in operators],
+        "queue_utilization_pct": [_number(operator.filled) for operator in operators],
+        "queue_empty_freq_pct": [_number(operator.empty) for operator in operators],
+        "children_ids": [list(operator.children) for operator in operators],
+        "parent_id": [operator.parent for operator in operators],
+        "avg_cpu_pct": [_number(operator.used) for operator in operators],
+        "avg_cpu_pct_per_worker": [_number(operator.used_per_worker) for operator in operators],
+        "per_pipeline_time": [_mean(pipeline.waited_ms)],
+        "per_push_queue_time": [_mean(pipeline.handed_on_ms)],
+        "cpu_analysis_details": [_sentence(each) for each in advice if each.kind in ("workers", "idle")],
+        "queue_analysis_details": [_sentence(each) for each in advice if each.kind not in ("workers", "idle")],
+    }
+    bottleneck = bottleneck_of(advice)
+    if bottleneck is not None:
+        found["bottleneck_warning"] = [bottleneck.operator.label]
+        found["bottleneck_suggestion"] = [_sentence(bottleneck)]
+    return {key: value for key, value in found.items() if value or not key.endswith("_details")}
+
+
+def _number(value: float | None) -> float:
+    return UNKNOWN if value is None else round(value, 2)
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return round(float(np.mean(values)), 3) if values else UNKNOWN
+
+
+def _sentence(advice: Advice) -> str:
+    return f"{advice.text}. Try {advice.action}." if advice.action else f"{advice.text}."

@@ -1,0 +1,73 @@
+"""Advice on data pipelines: busy and idle workers, operators that are slower than the one before, slow reading, a device that waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.analysis.data_pipeline import DataPipeline, PipelineOperator, advice_on, bottleneck_of
+
+
+def operator(number: int, kind: str, filled: float, used: float = 50.0, workers: int = 2) -> PipelineOperator:
+    """An operator whose queue is filled to so many percent, and whose workers use so many percent of a processor each."""
+    lengths = (int(filled),)
+    return PipelineOperator(
+        id=number,
+        type=kind,
+        workers=workers,
+        children=(number + 1,),
+        parent=number - 1,
+        capacity=100,
+        lengths=lengths,
+        processor=(used * workers,),
+    )
+
+
+def pipeline(*operators: PipelineOperator) -> DataPipeline:
+    """A pipeline of MindSpore."""
+    control = PipelineOperator(id=0, type="EpochCtrl", workers=1, children=(1,))
+    return DataPipeline(source="MindSpore", operators=(control, *operators))
+
+
+@pytest.mark.checklist("D13")
+@pytest.mark.parametrize(
+    ("operators", "kind", "label", "action"),
+    [
+        ((operator(1, "Batch", 90), operator(2, "Map", 90, 80), operator(3, "TFReader", 90)),
+         "workers", "Map(id=2)", "num_parallel_workers above 2 for Map, or make its work cheaper"),
+        ((operator(1, "Map", 5), operator(2, "TFReader", 60)),
+         "slower", "Map(id=1)", "num_parallel_workers above 2 for Map"),
+        ((operator(1, "Batch", 5), operator(2, "TFReader", 50)),
+         "reading", "TFReader(id=2)", "num_parallel_workers above 2 for TFReader, or read from a quicker storage"),
+        ((operator(1, "DeviceQueue", 0), operator(2, "TFReader", 0)),
+         "reading", "TFReader(id=2)", "num_parallel_workers above 2 for TFReader, or read from a quicker storage"),
+        ((operator(1, "Batch", 5, 19), operator(2, "Shuffle", 9)),
+         "starved", "Shuffle(id=2)",
+         "num_parallel_workers above 2 for Shuffle, or raise mindspore.dataset.config.set_prefetch_size"),
+    ],
+)  # fmt: skip
+def test_bottlenecks(operators: tuple[PipelineOperator, ...], kind: str, label: str, action: str) -> None:
+    """Each kind has its operator and what to do about it; the surest is taken."""
+    found = bottleneck_of(advice_on(pipeline(*operators)))
+    assert found is not None
+    assert (found.kind, found.operator.label, found.action) == (kind, label, action)
+
+
+def test_a_device_that_waits() -> None:
+    """The queue to it is empty in most samples."""
+    found = advice_on(pipeline(operator(1, "DeviceQueue", 50), operator(2, "Batch", 0), operator(3, "TFReader", 90)))
+    assert "the queue from Batch(id=2) to the device is empty in 100% of the samples" in [each.text for each in found]
+
+
+def test_a_pipeline_that_keeps_up() -> None:
+    """Full queues and workers that are neither busy nor idle are no remark, and what has no samples is none either."""
+    quick = pipeline(operator(1, "Batch", 90), operator(2, "TFReader", 95))
+    assert advice_on(quick) == () and bottleneck_of(()) is None
+    unknown = PipelineOperator(id=1, type="Batch", workers=2, capacity=16)
+    assert advice_on(pipeline(unknown)) == ()
+
+
+def test_idle_workers_are_no_bottleneck() -> None:
+    """They are a remark without anything to try."""
+    idle = pipeline(operator(1, "Batch", 90, 5), operator(2, "TFReader", 95))
+    (advice,) = advice_on(idle)
+    assert (advice.kind, advice.action) == ("idle", "") and bottleneck_of([advice]) is None
