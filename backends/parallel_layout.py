@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, Final, cast
 
-from stepscope.backends.torch_groups import groups
+from stepscope.backends.torch.groups import groups
 
 DECLARED: Final = "parallel_layout"
 """Key of the run's metadata with the layout: what the program declares there goes before what is found."""
