@@ -281,8 +281,7 @@ def test_plan_of_a_run_that_goes_on() -> None:
     assert "ended before step 100" in ours.plan(4, first=100).diagnostics[0]
     (sentence,) = schedule(skip_first=20, wait=0, warmup=1, active=1).plan(4, first=10).diagnostics
     assert sentence == (
-        "no step records: the loop of 4 steps from step 10 on ends before step 21 "
-        "is recorded; run 12 steps or more"
+        "no step records: the loop of 4 steps from step 10 on ends before step 21 is recorded; run 12 steps or more"
     )
 
 
@@ -309,9 +308,7 @@ def test_plan_of_a_callable_that_leaves_a_window_open() -> None:
     assert plan.line == "-R-R-"
     assert plan.windows == [(1, 1), (3, 3)]
     (sentence,) = plan.diagnostics
-    assert sentence.startswith(
-        "window incomplete: 2 windows without RECORD_AND_SAVE, the first one step 1"
-    )
+    assert sentence.startswith("window incomplete: 2 windows without RECORD_AND_SAVE, the first one step 1")
     assert "odd_steps" in str(plan)
 
 
