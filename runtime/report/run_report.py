@@ -96,8 +96,9 @@ class RunReport(Documented, frozen=True, kw_only=True):
             yield f"cost      the program's threads: {stats.transitions}"
             shares = [("sorting events", pipeline.loop_ns), *((each.name, each.busy_ns) for each in pipeline.exporters)]
             yield f"          in the background: {', '.join(f'{name} {ns / 1e6:.2f} ms' for name, ns in shares)}"
-        if verbose or pipeline.overhead.recorded_ns >= MIN_RECORDED_NS:
-            yield f"overhead  {pipeline.overhead}"
+        cost = pipeline.overhead
+        if verbose or cost.recorded_ns >= MIN_RECORDED_NS or cost.budget is not None:
+            yield f"overhead  {cost}"
         yield from (f"why       {note}" for note in self.diagnostics)
 
     def _losses(self, pipeline: PipelineStatistics, recorder: RecorderStatistics) -> Iterator[str]:
