@@ -37,6 +37,11 @@ def page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def help_of(command: str) -> str:
+    """What `--help` of a command prints."""
+    return _parsers()[command][0].format_help()
+
+
 def _parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
     """Each command's parser, and what the list of commands says of it."""
     top = argparse.ArgumentParser(prog="stepscope", formatter_class=_formatter())
@@ -49,13 +54,13 @@ def _parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
     return {name: (parser, short[name]) for name, parser in parsers.items()}
 
 
-def _formatter() -> functools.partial[argparse.HelpFormatter]:
+def _formatter() -> functools.partial[argparse.RawDescriptionHelpFormatter]:
     return functools.partial(argparse.RawDescriptionHelpFormatter, width=WIDTH, max_help_position=HELP_COLUMN)
 
 
 def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
     """What a command does, how it is called, a table for each group of arguments, and examples."""
-    parser.formatter_class = _formatter()  # type: ignore[assignment]
+    parser.formatter_class = _formatter()
     description, epilog = (parser.description or "").strip(), (parser.epilog or "").strip()
     text = parser.format_help().strip().removesuffix(epilog)
     usage, _, rest = text.partition(description)

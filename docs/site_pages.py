@@ -6,7 +6,6 @@ mkdocs calls the functions `on_...` at their events (<https://www.mkdocs.org/use
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
 from mkdocs.config.defaults import MkDocsConfig

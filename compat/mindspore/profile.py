@@ -79,7 +79,7 @@ class profile(Recording):
     ) -> None:
         """
         Args:
-            activities: see `ProfilerOptions`, and for the others up to `schedule` likewise.
+            activities: see `ProfilerOptions`, which also has the others up to `record_shapes`.
             schedule: which steps are recorded; default: all, in one window.
             on_trace_ready: `tensorboard_trace_handler(...)`, which makes the products, or any callable.
             experimental_config: further options.
