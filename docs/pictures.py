@@ -79,7 +79,15 @@ def report(directory: Path) -> None:
 
 def collector() -> None:
     """Four ranks and a collector, before anything is killed."""
-    command = [sys.executable, "-m", "stepscope.demo.cluster", "--steps", "1500", "--picture", str(HERE / "collector.png")]
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope.demo.cluster",
+        "--steps",
+        "1500",
+        "--picture",
+        str(HERE / "collector.png"),
+    ]
     subprocess.run(command, check=True)
 
 

@@ -190,7 +190,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="where to leave everything; default: nothing stays if all goes well"
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="pictures of the page in light and dark, taken in Chromium: this one, and one that ends in -dark")
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="pictures of the page in light and dark, taken in Chromium: this one, and one that ends in -dark",
+    )
     parser.add_argument("--steps", type=int, metavar="N", default=STEPS, help=f"steps of each rank; default: {STEPS}")
     given = parser.parse_args(arguments)
     with place_for(given.dir, "cluster") as place:
