@@ -46,6 +46,7 @@ def perfetto(trace: Path) -> None:
         page.goto(f"{address}/#!/?url={address}/the-trace&{shown}", wait_until="domcontentloaded")
         page.wait_for_function("() => window.app && window.app.trace && window.app.trace.engine", timeout=60_000)
         page.wait_for_timeout(RENDERING)
+        page.wait_for_function("() => !document.body.innerText.includes('Loading...')", timeout=60_000)
         page.screenshot(path=HERE / "perfetto.png")
 
 
@@ -95,7 +96,7 @@ def demo() -> None:
     """The demo's training."""
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory) / "demo"
-        stepscope(["demo", "--mode", "stream", "--out", str(made)])
+        stepscope(["demo", "--mode", "stream", "--epochs", "2", "--out", str(made)])
         perfetto(made / "stream" / "trace.json")
 
 

@@ -28,7 +28,9 @@ def follow(page: str, directory: Path) -> dict[str, tuple[Finding, ...]]:
     """
     search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
-    environment = {**inherited, "PATH": search_path, SIGNALS_VARIABLE: "all"}
+    # Threads of torch wait for each other, so long as no processor is free for all of them.
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    environment = {**inherited, **one_thread, "PATH": search_path, SIGNALS_VARIABLE: "all"}
     found: dict[str, tuple[Finding, ...]] = {}
     for block in BLOCK.finditer(text_of(page)):
         if block["kind"] == "python":
@@ -37,7 +39,7 @@ def follow(page: str, directory: Path) -> dict[str, tuple[Finding, ...]]:
             apply(block["text"], directory / block["file"])
         elif block["kind"] == "":
             script = f"set -e\n{block['text']}"
-            subprocess.run(["bash", "-c", script], cwd=directory, env=environment, timeout=120, check=True)
+            subprocess.run(["bash", "-c", script], cwd=directory, env=environment, timeout=250, check=True)
             for name in re.findall(r"--out (\w+)", script):
                 answer = stepscope("explain", name, "--json", cwd=directory).stdout
                 found[name] = msgspec.json.decode(answer, type=Answer).findings
