@@ -15,7 +15,8 @@
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make chance    breaks the runtime as chance has it, CHANCE_MINUTES=10
 # make endurance 100 million spans and 10,000 starts, about sixteen minutes, for docs/reliability.md
-# make docs      docs/settings.md, of what the settings say of themselves, the types of the live page, and tests/checklist.json
+# make docs      docs/settings.md and docs/commands.md, of what settings and commands say of themselves, the types of the live page, and tests/checklist.json
+# make site      the documentation as a site, build/site/index.html
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
 
@@ -60,7 +61,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-all test-newest test-lowest coverage slow-tests messages planted nightly check lint types bench torture chance endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all test-newest test-lowest coverage slow-tests messages planted nightly check lint types bench torture chance endurance docs site wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -197,8 +198,14 @@ endurance: install
 
 docs: install
 	@$(BIN)/python -m docs.settings
+	@$(BIN)/python -m docs.commands
 	@$(BIN)/python -m tools.page_types
 	@$(BIN)/python -m tools.checklist
+
+# Every warning is an error: a link or anchor that leads nowhere, a page that no menu has, a docstring that cannot be shown.
+site: install
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 # Through the source distribution, which shows that it is complete; for each Python at hand. auditwheel gives them the manylinux tag.
 wheel: install

@@ -1,4 +1,8 @@
-"""Makes pictures: the answer of README.md, and a training step of the demo in Perfetto. `python -m docs.pictures [answer]`."""
+"""Makes the pictures of the documentation: `python -m docs.pictures [answer | collector | perfetto]`.
+
+`answer` is a job of which one rank is slow, in the terminal and as a report; `collector` the live page of the demo's cluster;
+`perfetto` a training step of the demo. Pages that have light and dark colours are taken in both.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ PLANTED = HERE.parent / "tests" / "planted" / "programs" / "speech_commands_ddp.
 WIDTH = 88
 """Columns of the terminal in the picture."""
 SIZE = (1280, 450)
+REPORT_HEIGHT = 1000
 RENDERING = 5000
 """Milliseconds until the viewer has drawn."""
 
@@ -41,11 +46,12 @@ def perfetto(trace: Path) -> None:
         page.goto(f"{address}/#!/?url={address}/the-trace&{shown}", wait_until="domcontentloaded")
         page.wait_for_function("() => window.app && window.app.trace && window.app.trace.engine", timeout=60_000)
         page.wait_for_timeout(RENDERING)
+        page.wait_for_function("() => !document.body.innerText.includes('Loading...')", timeout=60_000)
         page.screenshot(path=HERE / "perfetto.png")
 
 
 def answer() -> None:
-    """A job of three ranks of which one is slow, and what `explain` says of it."""
+    """A job of three ranks of which one is slow: what `explain` says of it, and the report."""
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         script = shutil.copy(PLANTED, directory)
         run = [sys.executable, "-m", "stepscope", "run", "--quiet", "--out", "runs/ddp", Path(script).name]
@@ -53,21 +59,54 @@ def answer() -> None:
         subprocess.run([sys.executable, *launch, *run], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
         show(explain("runs/ddp"), console)
+        stepscope(["report", "runs/ddp", "-o", "report.html"])
+        report(Path(directory))
     text = console.export_svg(title="stepscope explain runs/ddp", theme=SVG_EXPORT_THEME)
     # A picture that loads nothing: its fonts are the reader's.
     text = re.sub(r"@font-face \{.*?\}\s*", "", text, flags=re.DOTALL)
     (HERE / "answer.svg").write_text(text, encoding="utf-8")
 
 
-def main() -> None:
-    """Runs the programs and takes the pictures."""
-    answer()
-    if sys.argv[1:] == ["answer"]:
-        return
+def report(directory: Path) -> None:
+    """The beginning of a report."""
+    with served(directory) as address, open_page() as page:
+        page.set_viewport_size({"width": SIZE[0], "height": REPORT_HEIGHT})
+        page.goto(f"{address}/report.html")
+        page.emulate_media(color_scheme="light")
+        page.screenshot(path=HERE / "report.png")
+        page.emulate_media(color_scheme="dark")
+        page.screenshot(path=HERE / "report-dark.png")
+
+
+def collector() -> None:
+    """Four ranks and a collector, before anything is killed."""
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope.demo.cluster",
+        "--steps",
+        "1500",
+        "--picture",
+        str(HERE / "collector.png"),
+    ]
+    subprocess.run(command, check=True)
+
+
+def demo() -> None:
+    """The demo's training."""
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory) / "demo"
-        stepscope(["demo", "--mode", "stream", "--out", str(made)])
+        stepscope(["demo", "--mode", "stream", "--epochs", "2", "--out", str(made)])
         perfetto(made / "stream" / "trace.json")
+
+
+PICTURES = {"answer": answer, "collector": collector, "perfetto": demo}
+
+
+def main() -> None:
+    """Runs the programs and takes the pictures."""
+    for name in sys.argv[1:] or PICTURES:
+        PICTURES[name]()
 
 
 if __name__ == "__main__":

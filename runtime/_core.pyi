@@ -254,6 +254,20 @@ def decode_arguments(heap: bytes, at: int, length: int, /) -> dict[str, Any]: ..
 
 # user events
 class span:
+    """A stretch of work, as context manager or as decorator of a function, coroutine function or generator function.
+
+    Args:
+        name: what the trace shows; 1024 bytes of UTF-8 are kept.
+        category: groups spans in tables and filters.
+        arguments: numbers, strings, booleans, None, and lists or dicts of them; paths, UUIDs, times, decimals, enums and
+            torch's types as their text; other objects are shown by type.
+
+    Raises:
+        TypeError: if the name or category is no str. Entering and leaving never raise.
+
+    Costs next to nothing while no profiler records. May be used from any thread or task.
+    """
+
     def __init__(self, name: str, /, *, category: str = ..., **arguments: object) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc: object) -> None: ...
@@ -263,9 +277,20 @@ class span:
     def name(self) -> str: ...
 
 def copy_span(span: span, /) -> span: ...
-def instant(name: str, /, *, category: str = ..., **arguments: object) -> None: ...
-def counter(name: str, value: float, /, *, category: str = ...) -> None: ...
-def flow(name: str, id: int, phase: str, /, *, category: str = ...) -> None: ...
+def instant(name: str, /, *, category: str = ..., **arguments: object) -> None:
+    """Something that happened at this moment."""
+
+def counter(name: str, value: float, /, *, category: str = ...) -> None:
+    """The value of something at this moment; any number, also NaN."""
+
+def flow(name: str, id: int, phase: str, /, *, category: str = ...) -> None:
+    """An arrow between the spans that enclose its calls.
+
+    Args:
+        id: links the calls of one arrow.
+        phase: 'start', 'step' or 'end'.
+    """
+
 def collection(phase: str, info: dict[str, int], /) -> None:
     """For `gc.callbacks`: records collections, but for those of generation 0 that take less than 20 µs."""
 

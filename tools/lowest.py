@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-DEVELOPMENT = {"bench", "dev"}
+DEVELOPMENT = {"bench", "dev", "docs"}
 """Extras that only development needs."""
 _NEED = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?>=(?P<version>[\w.]+)(?:,<[\w.]+)?(?P<marker>;.*)?")
 _PIN = re.compile(r"(?P<name>[\w.-]+)==")

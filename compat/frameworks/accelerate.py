@@ -42,7 +42,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
     `export_chrome_trace`, `export_stacks` and so on as torch's has them, or is an exporter. Without `schedule_option`
     everything in the `with` is one window.
 
-    Args:
+    Attributes:
         activities: such as `["cpu", "cuda"]`, for torch's operators; as in Accelerate, default: what there is.
         schedule_option: `wait`, `warmup`, `active`, `repeat`, `skip_first`, and `skip_first_wait`.
         settings: more of `stepscope.compat.frameworks.loop_settings.LoopSettings`, such as `{"exporters": [...]}`. `output_dir`

@@ -98,7 +98,9 @@ class DynamicProfilerArgs:
         analyse_mode: 0 makes the products when the window ends, 1 does so in the background, -1 leaves them to
             `Profiler.offline_analyse`.
         activities: 0 for CPU and NPU, 1 for CPU, 2 for NPU, or names.
-        parallel_strategy, with_stack, data_simplification: see `ProfilerOptions`.
+        parallel_strategy: see `ProfilerOptions`.
+        with_stack: see `ProfilerOptions`.
+        data_simplification: see `ProfilerOptions`.
         is_valid: whether this was read from a file that could be read.
         further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`;
             `steps`, how many are recorded, in place of `stop_step`; `ranks`, those that record, as `"0,3-5"` or a list;

@@ -80,8 +80,7 @@ class profile(Recording):
     ) -> None:
         """
         Args:
-            activities, with_stack, profile_memory, data_process, parallel_strategy, start_profile, hbm_ddr, pcie,
-                sync_enable, record_shapes: see `ProfilerOptions`.
+            activities: see `ProfilerOptions`, which also has the others up to `record_shapes`.
             schedule: which steps are recorded; default: all, in one window.
             on_trace_ready: `tensorboard_trace_handler(...)`, which makes the products, or any callable.
             experimental_config: further options.

@@ -132,7 +132,8 @@ class Profiler(Recording):
 
         Args:
             path: the directory of a window, or one above, such as the `output_path`.
-            pretty, step_list: as for `analyse`.
+            pretty: as for `analyse`.
+            step_list: as for `analyse`.
             data_simplification: delete raw data when the products are complete.
 
         Returns:

@@ -29,6 +29,8 @@ from stepscope.runtime.events.record import EventBatch, Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
 
 RANKS, STEPS, SLOW, KILLED = 4, 200, 2, 3
+DRAWING_MS = 500
+"""Until the page has drawn its charts in other colours."""
 SPAN = "forward and backward"
 
 
@@ -100,7 +102,8 @@ def collected(directory: Path) -> Counter[tuple[int, int]]:
 
 @contextmanager
 def watching(url: str, path: Path | None) -> Generator[Callable[[], None]]:
-    """The page in a browser inside, so that it sees what happens; what is given takes a picture of it, if there is a path."""
+    """The page in a browser inside, so that it sees what happens. What is given takes pictures of it, if there is a path: this one
+    in light colours, one whose name ends in `-dark` in dark ones."""
     if path is None:
         yield lambda: None
         return
@@ -115,7 +118,11 @@ def watching(url: str, path: Path | None) -> Generator[Callable[[], None]]:
 
         def take() -> None:
             page.locator("#verdict").get_by_text("is slow").wait_for()
+            page.emulate_media(color_scheme="light")
             page.screenshot(path=str(path))
+            page.emulate_media(color_scheme="dark")
+            page.wait_for_timeout(DRAWING_MS)
+            page.screenshot(path=str(path.with_stem(f"{path.stem}-dark")))
             print(f"the page's picture: {path}", flush=True)
 
         yield take
@@ -183,7 +190,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="where to leave everything; default: nothing stays if all goes well"
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="a picture of the page, taken in Chromium")
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="pictures of the page in light and dark, taken in Chromium: this one, and one that ends in -dark",
+    )
     parser.add_argument("--steps", type=int, metavar="N", default=STEPS, help=f"steps of each rank; default: {STEPS}")
     given = parser.parse_args(arguments)
     with place_for(given.dir, "cluster") as place:

@@ -65,9 +65,11 @@ def test_nothing_is_lost_and_the_slow_rank_is_named(demo: Done) -> None:
 @pytest.mark.timeout(500)
 def test_the_page_has_a_picture(demo: Done) -> None:
     """Taken when it named the slow rank, before anything was killed."""
-    picture = (demo.place / "page.png").read_bytes()
-    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture[16:24] == struct.pack(">II", 1280, 900)
-    assert len(set(picture)) > 200 and len(picture) > 30_000
+    light, dark = ((demo.place / name).read_bytes() for name in ("page.png", "page-dark.png"))
+    for picture in (light, dark):
+        assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture[16:24] == struct.pack(">II", 1280, 900)
+        assert len(set(picture)) > 200 and len(picture) > 30_000
+    assert light != dark
     assert demo.said.index("the page's picture") < demo.said.index("the collector is killed")
 
 

@@ -87,7 +87,7 @@ def test_examples_stay_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 50
 
 
-USAGE = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+USAGE = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("usage", "record-some-steps"))
 PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README + USAGE, re.DOTALL)
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```", README + USAGE, re.DOTALL | re.MULTILINE)
 
@@ -123,7 +123,7 @@ def test_readme_names_every_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     table = USAGE.partition("| extra | for |")[2].partition("\n\n")[0]
     named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    assert named == set(extras) - {"dev", "bench"}
+    assert named == set(extras) - {"bench", "dev", "docs"}
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["first", "threads", "tasks", "torch", "keep_last"])
@@ -164,7 +164,10 @@ def test_links_of_the_documents_lead_somewhere() -> None:
         *ROOT.glob("*.md"),
     ]
     for page in pages:
-        for target, place in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        for picture in re.findall(r'(?:src|srcset)="([^"]*)"', text):
+            assert (page.parent / picture).is_file(), f"{page.name} shows {picture}"
+        for target, place in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", text):
             led = page.parent / target if target else page
             assert led.exists(), f"{page.name} leads to {target}"
             if place:

@@ -1,0 +1,99 @@
+"""Makes commands.md of what the command line says of itself in `--help`. `python -m docs.commands`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from stepscope.cli.main import COMMANDS, EPILOG
+
+PAGE = Path(__file__).with_name("commands.md")
+BEGINNING = """\
+# Commands
+
+`stepscope COMMAND --help` says the same in a terminal. This page is made of those texts: `make docs` writes it, and a test
+compares them. An option that every command has: `--traceback` shows the traceback of an error.
+"""
+WIDTH = 10_000
+"""Columns of the help that is read here, so that no text is wrapped."""
+HELP_COLUMN = 80
+"""Column at which the text of an option begins, right of the longest option."""
+_ROW = re.compile(r"^ +(\S.*?)(?: {2,}(\S.*))?$", re.MULTILINE)
+_TWICE = re.compile(r"^(-\w) (\S+), (--[\w-]+) \2$")
+"""An option with two names; from Python 3.13 on argparse names its value once."""
+
+
+def page() -> str:
+    """The page as it should be."""
+    parsers = _parsers()
+    lines = [BEGINNING, "| command | does |", "| --- | --- |"]
+    lines += [f"| [`{name}`](#stepscope-{name}) | {short} |" for name, (_, short) in parsers.items()]
+    lines += ["", "```text", EPILOG.partition("\n\n")[0].strip(), "```", ""]
+    for name, (parser, _) in parsers.items():
+        lines += [f"## stepscope {name}", "", *_command(parser)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def help_of(command: str) -> str:
+    """What `--help` of a command prints."""
+    return _parsers()[command][0].format_help()
+
+
+def _parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
+    """Each command's parser, and what the list of commands says of it."""
+    top = argparse.ArgumentParser(prog="stepscope", formatter_class=_formatter())
+    commands = top.add_subparsers()
+    common = argparse.ArgumentParser(add_help=False)
+    for command in COMMANDS:
+        command.add(commands, common)
+    short = dict(_ROW.findall(top.format_help()))
+    parsers: dict[str, argparse.ArgumentParser] = dict(commands.choices)
+    return {name: (parser, short[name]) for name, parser in parsers.items()}
+
+
+def _formatter() -> functools.partial[argparse.RawDescriptionHelpFormatter]:
+    return functools.partial(argparse.RawDescriptionHelpFormatter, width=WIDTH, max_help_position=HELP_COLUMN)
+
+
+def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """What a command does, how it is called, a table for each group of arguments, and examples."""
+    parser.formatter_class = _formatter()
+    description, epilog = (parser.description or "").strip(), (parser.epilog or "").strip()
+    text = parser.format_help().strip().removesuffix(epilog)
+    usage, _, rest = text.partition(description)
+    usage = usage.removeprefix("usage: ").replace("[-h] ", "")
+    yield from ("```text", *(line.strip() for line in usage.strip().splitlines()), "```", "")
+    for paragraph in description.split("\n\n"):
+        is_list = "\n  " in paragraph
+        yield from ("```text", paragraph, "```", "") if is_list else (_escaped(paragraph), "")
+    _, *groups = re.split(r"^(\S.*):$", rest, flags=re.MULTILINE)
+    for title, body in zip(groups[::2], groups[1::2], strict=True):
+        rows: list[tuple[str, str]] = _ROW.findall(body)
+        about = "".join(f" ({name})" for name, text in rows if not text)
+        rows = [row for row in rows if row[1] and not row[0].startswith("-h, --help")]
+        if rows:
+            yield from (f"| {title}{about} | |", "| --- | --- |")
+            yield from (f"| `{_option(name)}` | {_cell(text)} |" for name, text in rows)
+            yield ""
+    if epilog:
+        yield from ("```text", epilog, "```", "")
+
+
+def _option(names: str) -> str:
+    """An option and its value as newer Pythons write them, whatever this one is."""
+    return _TWICE.sub(r"\1, \3 \2", names).replace("|", r"\|")
+
+
+def _cell(text: str) -> str:
+    return _escaped(text).replace("|", r"\|")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("*", r"\*").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
