@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepscope.cli.main import COMMANDS, EPILOG
+from stepscope.cli.main import EPILOG, parser
 
 PAGE = Path(__file__).with_name("commands.md")
 BEGINNING = """\
@@ -44,11 +44,9 @@ def help_of(command: str) -> str:
 
 def _parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
     """Each command's parser, and what the list of commands says of it."""
-    top = argparse.ArgumentParser(prog="stepscope", formatter_class=_formatter())
-    commands = top.add_subparsers()
-    common = argparse.ArgumentParser(add_help=False)
-    for command in COMMANDS:
-        command.add(commands, common)
+    top = parser()
+    top.formatter_class = _formatter()
+    (commands,) = (action for action in top._actions if isinstance(action.choices, dict))
     short = dict(_ROW.findall(top.format_help()))
     parsers: dict[str, argparse.ArgumentParser] = dict(commands.choices)
     return {name: (parser, short[name]) for name, parser in parsers.items()}
