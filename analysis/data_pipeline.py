@@ -302,7 +302,7 @@ def _of_loader(facts: dict[str, Any], queue: list[int], fetches: list[list[int]]
 
 
 def _in_order(events: Block) -> Block:
-    return events[np.argsort(events["ts"], kind="stable")]  # type: ignore[no-any-return]
+    return events[np.argsort(events["ts"], kind="stable")]
 
 
 def _keep(to: list[Any], values: NDArray[Any]) -> None:

@@ -62,14 +62,16 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
     description, epilog = (parser.description or "").strip(), (parser.epilog or "").strip()
     text = parser.format_help().strip().removesuffix(epilog)
     usage, _, rest = text.partition(description)
-    usage = usage.removeprefix("usage: ").replace("[-h] ", "")
+    usage = usage.removeprefix("usage: ").replace("[-h] ", "").replace("[--traceback] ", "")
     yield from ("```text", *(line.strip() for line in usage.strip().splitlines()), "```", "")
     for paragraph in description.split("\n\n"):
         is_list = "\n  " in paragraph
         yield from ("```text", paragraph, "```", "") if is_list else (_escaped(paragraph), "")
     _, *groups = re.split(r"^(\S.*):$", rest, flags=re.MULTILINE)
     for title, body in zip(groups[::2], groups[1::2], strict=True):
-        rows: list[tuple[str, str]] = _ROW.findall(body)
+        rows: list[tuple[str, str]] = [row for row in _ROW.findall(body) if row[0] != "--traceback"]
+        if not rows:
+            continue
         about = "".join(f" ({name})" for name, text in rows if not text)
         rows = [row for row in rows if row[1] and not row[0].startswith("-h, --help")]
         if rows:

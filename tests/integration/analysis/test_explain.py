@@ -93,6 +93,19 @@ def test_data_of_another_loader(tmp_path: Path, sampled: bool) -> None:
         assert "data_process=True" in first.evidence[1] and "cheaper" in first.action
 
 
+@pytest.mark.checklist("D18")
+def test_a_layout_that_is_declared(tmp_path: Path) -> None:
+    """As metadata of a run; the answer has it also where there is too little to judge."""
+    with sc.trace(output_dir=tmp_path / "run", metadata={"parallel_layout": {"dp": 2, "pipeline": 4}}) as profiler:
+        profiler.step()
+    answer = explain(tmp_path / "run")
+    assert answer.refused and answer.layout is not None and answer.layout.sizes == {"data": 2, "pipeline": 4}
+    assert "Layout  data 2 × pipeline 4 (declared)" in str(answer)
+    with sc.trace(output_dir=tmp_path / "other") as profiler:
+        profiler.step()
+    assert explain(tmp_path / "other").layout is None
+
+
 def test_a_stall_with_a_period(tmp_path: Path) -> None:
     """Every tenth step."""
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.explain import explain
+from stepscope.analysis.page.content import content_of
+from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import load
 from stepscope.backends.counters.process_memory import COUNTER
 from stepscope.compat.mindspore.analysis import PRODUCTS
@@ -278,7 +280,11 @@ def test_the_layout_of_a_device_mesh(tmp_path: Path, declared: bool) -> None:
     assert groups == {"all": list(range(8)), "pipeline": [3, 7], "data": [1, 3], "tensor": [2, 3]}
     answer = explain(directory / RAW)
     assert answer.layout is not None and answer.layout.sizes == sizes
-    assert f"Layout  {' × '.join(f'{kind} {size}' for kind, size in sizes.items())}" in str(answer)
+    shown = " × ".join(f"{kind} {size}" for kind, size in sizes.items())
+    assert f"Layout  {shown}" in str(answer)
+    recording = load(directory / RAW)
+    page = content_of(recording, [RankSummary(rank) for rank in recording.ranks], answer)
+    assert dict(page.facts)["layout"].startswith(shown)
 
 
 def test_communication_in_the_times_of_steps(tmp_path: Path) -> None:
