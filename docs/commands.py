@@ -32,8 +32,8 @@ def page() -> str:
     lines = [BEGINNING, "| command | does |", "| --- | --- |"]
     lines += [f"| [`{name}`](#stepscope-{name}) | {short} |" for name, (_, short) in parsers.items()]
     lines += ["", "```text", EPILOG.partition("\n\n")[0].strip(), "```", ""]
-    for name, (parser, _) in parsers.items():
-        lines += [f"## stepscope {name}", "", *_command(parser)]
+    for name, (one, _) in parsers.items():
+        lines += [f"## stepscope {name}", "", *_command(one)]
     return "\n".join(lines).rstrip() + "\n"
 
 
