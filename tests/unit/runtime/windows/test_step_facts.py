@@ -248,3 +248,19 @@ def test_names_of_collectives(name: str) -> None:
     """As torch names them, for each library of process groups, and as programs do."""
     assert class_of(name, "user_annotation") == Phase.COMMUNICATION
     assert class_of(f"my_{name}", "user_annotation") != Phase.COMMUNICATION
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "phase"),
+    [
+        ("TupleIterator.__next__", "dataloader", Phase.DATA),
+        ("Default/network-Net/fc-Dense/MatMul-op3", "cpu_op", Phase.FORWARD),
+        ("Gradients/Default/Grad_MatMul/MatMul-op2", "cpu_op", Phase.BACKWARD),
+        ("Default/optimizer-Momentum/AssignAdd-op4", "cpu_op", Phase.OPTIMIZER),
+        ("Default/ApplyMomentum-op1", "cpu_op", Phase.OPTIMIZER),
+        ("apply Default/ApplyMomentum-op1", "", Phase.SPAN),
+    ],
+)
+def test_phases_of_mindspore(name: str, category: str, phase: Phase) -> None:
+    """By the scopes of its operators, and the waiting of its data sets."""
+    assert class_of(name, category) == phase
