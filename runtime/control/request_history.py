@@ -15,6 +15,10 @@ MOST = 1000
 """Limit of remembered requests, the latest of all files."""
 
 
+_Place = tuple[str, int]
+"""A file and a rank."""
+
+
 class _Accepted(NamedTuple):
     owner: object
     answer: Armed
@@ -23,9 +27,9 @@ class _Accepted(NamedTuple):
 class RequestHistory:
     """The requests of one file for one profiler. Requests are equal if all fields are, including `run_id`."""
 
-    def __init__(self, path: Path) -> None:
-        """Args: the watched file."""
-        self._path = str(path)
+    def __init__(self, path: Path, rank: int | None = None) -> None:
+        """Args: the watched file; rank of the profiler."""
+        self._path = str(path), rank or 0
         self._shown: dict[WindowRequest, int] = {}
         self._asked: set[WindowRequest] = set()
         self._refused: set[WindowRequest] = set()
@@ -80,7 +84,7 @@ class RequestHistory:
             return [(request, each.answer) for (_, request), each in _accepted.items() if each.owner is self]
 
 
-_accepted: dict[tuple[str, WindowRequest], _Accepted] = {}
+_accepted: dict[tuple[_Place, WindowRequest], _Accepted] = {}
 _lock = locks.reentrant()
 
 

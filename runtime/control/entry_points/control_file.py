@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from stepscope.runtime.control.entry_points.decoding import decode_json
+from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.end_change import EndRequest
 from stepscope.runtime.requests.window_detail import WindowDetail, detail_from
 from stepscope.runtime.requests.window_request import (
@@ -75,6 +76,10 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.command == "abort":
             return EndRequest(command="abort", run_id=self.run_id, reason="the control file says so")
         return None
+
+    def key(self) -> str:
+        """Returns the content as text."""
+        return json_bytes(self).decode()
 
     def request(self) -> WindowRequest | None:
         """Returns the requested window; `None` if there is none.

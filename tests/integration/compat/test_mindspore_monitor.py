@@ -112,7 +112,7 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         "dynamic profiler: start": (10, 10),
         "dynamic profiler: stop": (10, 10),
     }
-    wait(lambda: has_answered(job, "recording steps 10-10"))
+    wait(lambda: has_answered(job, "recording step 10"))
     status = job.config.with_name(f"{job.config.name}.status.json")
     wait(lambda: [window["state"] for window in json.loads(status.read_text())["windows"]] == ["recorded"])
 
