@@ -120,7 +120,8 @@ class DynamicProfilerMonitor:
             "dynamic profiler",
             rank=self.rank,
             step=1 if several and goes_on else 0,
-            settings=lambda: self._control.read(),
+            # Another rank may have read the file before this one.
+            settings=lambda: self._control.read() if several else self._control.content,
         )
         self._control = Controller(
             Control(path=str(self.config_path), poll=poll_seconds(poll_interval), create=False, agree=several),

@@ -111,12 +111,16 @@ class Controller:
         """The watched file."""
         return None if self._file is None else self._file.path
 
+    @property
+    def content(self) -> FileContent | None:
+        """The latest valid content of the file."""
+        return None if self._file is None else self._file.current
+
     def read(self) -> FileContent | None:
         """Reads the file now, on this thread. Returns its latest valid content."""
-        if self._file is None:
-            return None
-        self._file.look(patient=True)
-        return self._file.current
+        if self._file is not None:
+            self._file.look(patient=True)
+        return self.content
 
     def start(self, session: Path | None = None) -> None:
         """Opens the entry points of the settings. A second call has no effect. If one cannot be opened, `notes` has the reason.
@@ -175,15 +179,10 @@ class Controller:
         return partial(self._commands.handle, trigger="collector") if self.settings.collector else None
 
     def _changed(self, found: FileContent) -> None:
-        """Called when the content of the watched file has changed."""
-        if self._task.running:
-            self._task.call_soon(partial(self._follow, found))
-        else:  # in `start()`: the request may be for the first step
-            self._follow(found)
-
-    def _follow(self, found: FileContent) -> None:
+        """Called on the control thread, or by `start()`, when the content of the watched file has changed."""
         self._requests.follow(found)
         self.followed = found
+        self._task.look_soon()
 
     def _signalled(self) -> None:
         """Called by the handler of SIGUSR2."""
