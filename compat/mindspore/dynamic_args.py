@@ -247,8 +247,11 @@ class DynamicProfilerArgs:
 
     def to_block(self) -> bytes:
         """All of it as a versioned block with a checksum, see `wire`."""
+        return wire.pack(self._content())
+
+    def _content(self) -> dict[str, Any]:
         fields = {**self.vars, "run_id": self.run_id, "command": self.command, "is_valid": self.is_valid}
-        return wire.pack({name: _plain(value) for name, value in fields.items()})
+        return {name: _plain(value) for name, value in fields.items()}
 
     @classmethod
     def from_block(cls, block: bytes) -> DynamicProfilerArgs:
@@ -277,7 +280,7 @@ class DynamicProfilerArgs:
         return cls(is_valid=True, **found)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DynamicProfilerArgs) and self.to_block() == other.to_block()
+        return isinstance(other, DynamicProfilerArgs) and self._content() == other._content()
 
     __hash__ = None  # type: ignore[assignment]
 

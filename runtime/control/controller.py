@@ -63,7 +63,9 @@ class Controller:
             world_size: number of ranks.
             decode: decodes the content of the watched file.
             refused: called with the answer to each refused request; default: it is logged as a warning.
-            forgets: see `FileRequests`.
+            forgets: whether the file says how things are to be, and is no list of requests: without agreement of ranks, a
+                window that has yet to begin is withdrawn when the file asks for something else, and another profiler of
+                the process records the same request as well.
         """
         self.settings = settings
         self._profiler, self._rank = profiler, rank
@@ -74,14 +76,15 @@ class Controller:
         self._router = RequestRouter(profiler, rank)
         if settings.path is not None:
             self._file = self._watched(file_of(Path(settings.path)), settings, first=not rank)
-            history = RequestHistory(self._file.path, rank)
+            agrees = settings.agree and rank is not None and (world_size or 1) > 1
+            history = RequestHistory(self._file.path, shared=agrees or not forgets)
             self._router = RequestRouter(profiler, rank, self._file.status, history, refused)
             self._requests = FileRequests(profiler, self._router, history, forgets=forgets)
-            if settings.agree and rank is not None and (world_size or 1) > 1:
+            if agrees:
                 self._router.agreement = Agreement(
                     JobDirectory(self._file.path, settings.job or job_from_environment()),
                     profiler,
-                    rank=rank,
+                    rank=rank or 0,
                     world_size=world_size or 1,
                     patience=settings.patience,
                     idle=settings.poll,

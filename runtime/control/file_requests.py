@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from stepscope.runtime.control.agreement.participant import PlannedGate
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.display.text_table import human_count
@@ -50,7 +51,7 @@ class FileRequests:
                 agreement of ranks.
         """
         self._profiler, self._router, self._history = profiler, router, history
-        self._gate = FileGate() if forgets else None
+        self._gate = PlannedGate() if forgets else None
 
     def follow(self, found: FileContent) -> None:
         """Handles new content of the file."""
@@ -106,10 +107,3 @@ class FileRequests:
             ]
             if states and all(state in ("missed", "withdrawn", *more) for state in states):
                 self._history.release(request)
-
-
-class FileGate:
-    """The gate of a window that the file asks for: it may begin, and can be withdrawn before."""
-
-    def __call__(self, step: int) -> str:
-        return ""

@@ -53,6 +53,8 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Steps in which backends warm up."""
     granularity: Count = 1
     """Windows are made of groups of so many steps."""
+    group_start: StepNumber = 0
+    """Number of the first step of a group."""
     past: Literal["refuse", "clip"] = "refuse"
     """If the first step is past: refuse, or record the rest of the window."""
     overlap: Literal["refuse", "queue"] = "refuse"
@@ -98,6 +100,7 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
             run_id=self.run_id,
             warmup=self.warmup,
             granularity=self.granularity,
+            group_start=self.group_start,
             past=self.past,
             overlap=self.overlap,
             stage=self.stage,

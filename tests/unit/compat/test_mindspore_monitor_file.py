@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +16,8 @@ from stepscope.runtime.control.file_requests import FileRequests
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.steps.window_follower import WindowFollower
-from tests.support.messages import said as logged
+from tests.support.messages import said
 
-numbers = itertools.count()
 Windows = list[tuple[int, int, str]]
 
 
@@ -37,10 +35,10 @@ class Loop:
     """A loop of one rank that records what a file asks for."""
 
     def __init__(self, late: Late = "refuse", granularity: int = 1) -> None:
-        self.said: list[str] = []
+        self.refusals: list[str] = []
         self.windows = WindowFollower("dynamic profiler", rank=0)
-        history = RequestHistory(Path(f"/file {next(numbers)}"), 0)
-        router = RequestRouter(self.windows.arming, 0, None, history, self.said.append)
+        history = RequestHistory(Path("file"), shared=False)
+        router = RequestRouter(self.windows.arming, 0, None, history, self.refusals.append)
         self._requests = FileRequests(self.windows.arming, router, history, forgets=True)
         self._late: Late = late
         self.group = granularity
@@ -74,7 +72,7 @@ def run(
     left = loop.windows.cut(steps, "training ended")
     if left is not None:
         found.append((left.first, left.last, left.reason))
-    return found, loop.said
+    return found, loop.refusals
 
 
 @pytest.mark.checklist("A1", "A2", "A28", "A32", "A36", "B18")
@@ -97,9 +95,9 @@ def test_several_windows() -> None:
 @pytest.mark.checklist("F6", "A28")
 def test_the_same_steps_again() -> None:
     """The same numbers are the same window, however often they are written; another run id is another one."""
-    found, said = run({1: asked(2, 3), 3: asked(2, 3), 5: asked(2, 3)}, late="clip")
-    assert (found, said) == ([(2, 3, "")], [])
-    found, said = run({1: asked(2, 9), 4: OFF, 10: asked(2, 12, "again")}, late="clip")
+    found, refusals = run({1: asked(2, 3), 3: asked(2, 3), 5: asked(2, 3)}, late="clip")
+    assert (found, refusals) == ([(2, 3, "")], [])
+    found, refusals = run({1: asked(2, 9), 4: OFF, 10: asked(2, 12, "again")}, late="clip")
     assert [steps[:2] for steps in found] == [(2, 9), (10, 12)]
     assert found[1][2] == "clipped: the loop is at step 9 already, step 2 is past"
 
@@ -127,16 +125,16 @@ def test_what_cannot_be(config: DynamicProfilerArgs, text: str) -> None:
 @pytest.mark.checklist("A29", "A40", "F3")
 def test_late() -> None:
     """A start in the past is refused, or what is left is recorded, under the name of what it was."""
-    found, said = run({3: asked(2, 6)})
+    found, refusals = run({3: asked(2, 6)})
     assert found == []
     past = "start_step 2 is in the past: the loop is at step 2; the nearest that can be recorded is"
-    assert said == [f"refused: {past} 3"]
-    (said,) = run({5: asked(2, 6)}, granularity=4)[1:]
-    assert said[0].endswith("the nearest that can be recorded is 5")
+    assert refusals == [f"refused: {past} 3"]
+    (refusals,) = run({5: asked(2, 6)}, granularity=4)[1:]
+    assert refusals[0].endswith("the nearest that can be recorded is 5")
     assert run({3: asked(2, 6)}, late="clip")[0][0][:2] == (3, 6)
-    found, said = run({9: asked(2, 6)}, late="clip")
+    found, refusals = run({9: asked(2, 6)}, late="clip")
     assert found == []
-    assert said[0].endswith("the nearest that can be recorded is 9; nothing of the window is left")
+    assert refusals[0].endswith("the nearest that can be recorded is 9; nothing of the window is left")
 
 
 @pytest.mark.checklist("A30", "A34", "F5")
@@ -145,11 +143,11 @@ def test_edits_while_a_window_runs() -> None:
     assert run({1: asked(2, 6), 3: OFF})[0] == [(2, 6, "")]
     assert run({1: asked(2, 6), 3: asked(2, 4)})[0] == [(2, 6, "")]
     assert run({1: asked(2, 6), 3: asked(8, 9)}) == ([(2, 6, ""), (8, 9, "")], [])
-    found, said = run({1: asked(2, 6), 3: asked(5, 8)})
+    found, refusals = run({1: asked(2, 6), 3: asked(5, 8)})
     assert found == [(2, 6, "")]
-    assert said == ["refused: steps 5-8 overlap the window of steps 2-6; ask with overlap='queue' to wait"]
-    found, said = run({1: asked(2, 6), 3: asked(5, 8, overlap="queue")})
-    assert (found[1], said) == ((7, 10, "queued behind the window of steps 2-6"), [])
+    assert refusals == ["refused: steps 5-8 overlap the window of steps 2-6; ask with overlap='queue' to wait"]
+    found, refusals = run({1: asked(2, 6), 3: asked(5, 8, overlap="queue")})
+    assert (found[1], refusals) == ((7, 10, "queued behind the window of steps 2-6"), [])
 
 
 @pytest.mark.checklist("A34", "F5")
@@ -157,9 +155,9 @@ def test_commands() -> None:
     """A window that runs is extended or aborted by a command, and by nothing else."""
     assert run({1: asked(2, 6), 4: asked(2, 9, "", "extend")})[0] == [(2, 9, "extended to step 9")]
     assert run({1: asked(2, 6), 5: asked(2, 6, "", "abort")})[0] == [(2, 5, "aborted after step 5: it was aborted")]
-    found, said = run({1: asked(2, 6), 5: asked(2, 3, "", "extend")})
+    found, refusals = run({1: asked(2, 6), 5: asked(2, 3, "", "extend")})
     assert found == [(2, 6, "")]
-    assert said == ["refused: the window ends with step 6; only abort makes it shorter"]
+    assert refusals == ["refused: the window ends with step 6; only abort makes it shorter"]
     assert run({1: asked(2, 6, "", "abort")}) == ([], [])
     assert run({1: asked(2, 6, "", "extend")}) == ([], ["refused: no armed window runs"])
 
@@ -170,8 +168,8 @@ def test_how_many_steps() -> None:
     assert run({1: asked(3, -1, steps=2)}) == ([(3, 4, "")], [])
     assert run({5: asked("next", -1, steps=2)}) == ([(5, 6, "")], [])
     assert run({6: asked("next", -1, steps=2)}, granularity=4)[0] == [(5, 8, "")]
-    found, said = run({2: asked("next", -1, steps=2), 3: asked(-1, -1, "", "extend", steps=3)})
-    assert ([steps[:2] for steps in found], said) == ([(2, 6)], [])
+    found, refusals = run({2: asked("next", -1, steps=2), 3: asked(-1, -1, "", "extend", steps=3)})
+    assert ([steps[:2] for steps in found], refusals) == ([(2, 6)], [])
 
 
 def test_a_window_that_has_yet_to_begin() -> None:
@@ -188,7 +186,7 @@ def test_steps_that_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     loop.follow(asked(6, 9))
     assert loop.windows.begin(5) is None
     assert loop.windows.begin(9) is None
-    logged(caplog.records, "steps 6-9: missed: the loop went to step 9 without passing step 6")
+    said(caplog.records, "steps 6-9: missed: the loop went to step 9 without passing step 6")
     assert loop.windows.begin(10) is None
     clipping = Loop("clip")
     clipping.follow(asked(6, 9))
@@ -220,11 +218,11 @@ def test_granularity() -> None:
     """Windows are widened to whole groups, of which the first begins with step 1; one that is late begins with a group."""
     assert run({1: asked(6, 9)}, granularity=4)[0] == [(5, 12, "rounded to groups of 4 steps")]
     assert run({1: asked(5, 8)}, granularity=4)[0] == [(5, 8, "")]
-    found, said = run({9: asked(5, 16)}, late="clip", granularity=4)
-    assert ([steps[:2] for steps in found], said) == ([(9, 16)], [])
+    found, refusals = run({9: asked(5, 16)}, late="clip", granularity=4)
+    assert ([steps[:2] for steps in found], refusals) == ([(9, 16)], [])
     for more in (asked(5, 14, "", "extend"), asked(-1, -1, "", "extend", 1)):
-        found, said = run({1: asked(5, 12), 9: more}, granularity=4)
-        assert (found, said) == ([(5, 16, "extended to step 16")], [])
+        found, refusals = run({1: asked(5, 12), 9: more}, granularity=4)
+        assert (found, refusals) == ([(5, 16, "extended to step 16")], [])
 
 
 asked_for = st.builds(
@@ -244,7 +242,7 @@ asked_for = st.builds(
 def test_whatever_is_asked_for(configurations: dict[int, DynamicProfilerArgs], late: Late, granularity: int) -> None:
     """Windows follow each other, lie in the training, begin with a group, and each configuration is recorded once; a
     window begins late only if that is allowed."""
-    found, said = run(configurations, late=late, granularity=granularity)
+    found, refusals = run(configurations, late=late, granularity=granularity)
     end = 0
     for first, last, _ in found:
         assert end < first <= last <= 20
@@ -255,4 +253,4 @@ def test_whatever_is_asked_for(configurations: dict[int, DynamicProfilerArgs], l
     if late == "refuse":
         starts = {(int(each.config.start_step) - 1) // granularity * granularity + 1 for each in requests}
         assert {first for first, _, _ in found} <= starts
-    assert len(said) <= len(configurations)
+    assert len(refusals) <= len(configurations)
