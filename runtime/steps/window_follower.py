@@ -53,6 +53,8 @@ class WindowFollower:
         with self._windows.lock:
             before, waiting = self._windows.running, self._windows.waiting
             self.next_change = NEVER
+            if before is None:
+                self._armed.end_before(step, ProfilerAction.NONE)  # windows that wait may have been withdrawn
             self._armed.action(step, ProfilerAction.NONE, _action(before))
             for each in waiting:
                 if each.state == "missed":

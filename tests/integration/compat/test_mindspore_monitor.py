@@ -467,6 +467,38 @@ def test_a_window_that_cannot_begin(job: Job, caplog: pytest.LogCaptureFixture) 
     assert monitor.profilers == []
 
 
+@pytest.mark.checklist("A30", "A34", "F5")
+def test_a_window_that_has_yet_to_begin(job: Job) -> None:
+    """It is forgotten when the file asks for something else; one that would overlap another one waits if the file says so."""
+    monitor = job.monitor()
+    job.change(start_step=4, stop_step=5)
+    job.callbacks(monitor, 2)
+    job.change(start_step=-1, stop_step=-1)
+    job.callbacks(monitor, 4, first=3)
+    job.change(start_step=8, stop_step=10)
+    job.callbacks(monitor, 2, first=7)
+    job.change(start_step=10, stop_step=11, overlap="queue")
+    job.callbacks(monitor, 5, first=9)
+    found = {name: output.steps_of(each) for name, each in job.windows().items()}
+    assert found == {"rank0_start8_stop10": [8, 9, 10], "rank0_start11_stop12": [11, 12]}
+
+
+@pytest.mark.checklist("A33", "F6")
+def test_each_monitor_begins_anew(job: Job) -> None:
+    """One records the same steps once; the next one of the process follows the file from the beginning."""
+    for _ in range(2):
+        monitor = job.monitor(late="clip")
+        job.change(start_step=2, stop_step=2)
+        job.callbacks(monitor, 3)
+        job.change(start_step=-1, stop_step=-1)
+        job.change(start_step=2, stop_step=2)
+        job.callbacks(monitor, 2, first=4)
+        assert len(monitor.profilers) == 1
+        monitor.close()
+        job.monitors.remove(monitor)
+    assert [each.parent.name for each in output.windows_below(job.output)] == ["rank0_start2_stop2"] * 2
+
+
 def test_the_next_steps(job: Job) -> None:
     """As many as are asked for, from the next step on; a command for the window that runs needs no more than its name."""
     monitor = job.monitor()

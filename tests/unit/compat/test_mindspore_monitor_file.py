@@ -148,6 +148,10 @@ def test_edits_while_a_window_runs() -> None:
     assert refusals == ["refused: steps 5-8 overlap the window of steps 2-6; ask with overlap='queue' to wait"]
     found, refusals = run({1: asked(2, 6), 3: asked(5, 8, overlap="queue")})
     assert (found[1], refusals) == ((7, 10, "queued behind the window of steps 2-6"), [])
+    wrong = asked(5, 8, overlap="later")
+    assert "overlap is 'later'" in wrong.diagnostics[0]
+    assert (wrong.overlap, wrong.vars.get("overlap")) == ("refuse", None)
+    assert asked(5, 8, overlap="queue").vars["overlap"] == "queue"
 
 
 @pytest.mark.checklist("A34", "F5")
