@@ -69,7 +69,7 @@ COMMANDS: Final = ("", "extend", "abort")
 """What may be asked of a window that runs: to go on until the `stop_step` that the file has now, or to end at once."""
 
 _FURTHER = frozenset(ProfilerOptions.__struct_fields__) - set(FIELDS) - {"start_profile", "output_path"}
-_OWN = ("run_id", "command", "steps", "ranks", "prof_path", "analyse", "aic_metrics")
+_OWN = ("run_id", "command", "steps", "ranks", "prof_path", "analyse", "aic_metrics", "overlap")
 """Further fields that are no options of `Profiler`."""
 
 _MODES = {-1: None, 0: "sync", 1: "async"}
@@ -105,6 +105,7 @@ class DynamicProfilerArgs:
         further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`;
             `steps`, how many are recorded, in place of `stop_step`; `ranks`, those that record, as `"0,3-5"` or a list;
             `prof_path`, a directory that takes the place of the monitor's `output_path`, unless it is `UNSET_PATH`;
+            `overlap`, which is `queue` for a window that begins when the one that it overlaps has ended;
             `analyse`, which makes products whatever `analyse_mode` says, or none; and options of `Profiler`.
     """
 
@@ -155,6 +156,10 @@ class DynamicProfilerArgs:
         """How many steps are recorded; 0: `stop_step` says where they end."""
         self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), _ranks, ())
         """Those that record; `None` for all, none if it could not be read."""
+        self.overlap: Literal["refuse", "queue"] = self._read(
+            "overlap", further.pop("overlap", "refuse"), _overlap, "refuse"
+        )
+        """What becomes of a window that overlaps another one."""
         self._further = self._read_further(further)
         for text in self._warnings:
             log.warning("dynamic profiler: %s", text)
@@ -206,6 +211,7 @@ class DynamicProfilerArgs:
         own: dict[str, Any] = {} if self.prof_path == UNSET_PATH else {"prof_path": self.prof_path}
         own |= {"steps": self.steps} if self.steps else {}
         own |= {} if self.ranks is None else {"ranks": list(self.ranks)}
+        own |= {} if self.overlap == "refuse" else {"overlap": self.overlap}
         own |= {} if self._analyse is None else {"analyse": self._analyse}
         return {**self._fields(), **own, **self._further}
 
@@ -268,8 +274,11 @@ class DynamicProfilerArgs:
 
     def to_block(self) -> bytes:
         """All of it as a versioned block with a checksum, see `wire`."""
+        return wire.pack(self._content())
+
+    def _content(self) -> dict[str, Any]:
         fields = {**self.vars, "run_id": self.run_id, "command": self.command, "is_valid": self.is_valid}
-        return wire.pack({name: _plain(value) for name, value in fields.items()})
+        return {name: _plain(value) for name, value in fields.items()}
 
     @classmethod
     def from_block(cls, block: bytes) -> DynamicProfilerArgs:
@@ -298,7 +307,7 @@ class DynamicProfilerArgs:
         return cls(is_valid=True, **found)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DynamicProfilerArgs) and self.to_block() == other.to_block()
+        return isinstance(other, DynamicProfilerArgs) and self._content() == other._content()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -360,6 +369,12 @@ def _run_id(value: Any) -> str:
 def _command(value: Any) -> str:
     if value not in COMMANDS:
         raise ValueError(f"there is no such command{did_you_mean(str(value), COMMANDS[1:])}")
+    return str(value)
+
+
+def _overlap(value: Any) -> str:
+    if value not in ("refuse", "queue"):
+        raise ValueError("it must be 'refuse' or 'queue'")
     return str(value)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from functools import partial
+from collections import deque
 from pathlib import Path
 from typing import Any, Final, Self
 
 from stepscope.compat.mindspore import target as targets
-from stepscope.compat.mindspore.agreed_windows import AgreedWindows
-from stepscope.compat.mindspore.asked_steps import Asked, Ended, Late, Planned
 from stepscope.compat.mindspore.callback_class import as_callback, is_callback
 from stepscope.compat.mindspore.dynamic_args import DEFAULT_FILE, DynamicProfilerArgs
 from stepscope.compat.mindspore.monitor_arguments import (
@@ -23,15 +21,17 @@ from stepscope.compat.mindspore.monitor_arguments import (
     poll_seconds,
     warn_of_unknown,
 )
+from stepscope.compat.mindspore.monitor_file import Late, MonitorFile
 from stepscope.compat.mindspore.open_monitors import open_monitors
 from stepscope.compat.mindspore.profiler import Profiler
-from stepscope.compat.mindspore.step_windows import StepWindows
 from stepscope.compat.mindspore.window_recorder import WindowRecorder
-from stepscope.runtime.control import control_loop
+from stepscope.runtime.control.controller import Controller
 from stepscope.runtime.control.entry_points.environment import directory_from_environment
-from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-from stepscope.runtime.control.file_requests import TRIGGER
+from stepscope.runtime.control.settings import Control
+from stepscope.runtime.files.file_reading import create_once
+from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.session.job import rank_from_environment
+from stepscope.runtime.steps.window_follower import WindowFollower
 
 log = logging.getLogger("stepscope")
 
@@ -105,58 +105,47 @@ class DynamicProfilerMonitor:
         several = agree and target.size_known and target.rank_size > 1
         if agree and not target.size_known and rank_from_environment()[0] is not None:
             log.warning(ALONE, self.rank)
-        self._windows = StepWindows(late, granularity, rank=self.rank, agreed=several)
         self._group, self._position, self._strict = granularity, step_position, strict
         self._recorder = WindowRecorder(self.rank, self.output_path)
         self._step_num = 0
         self._ended = 0
         """Number of the last step that has ended."""
-        self._unraised: list[str] = []
+        self._unraised: deque[str] = deque()
         self._early = False
         """Whether the window was begun where this was made, before anybody said that this is a callback."""
-        poll = poll_seconds(poll_interval)
-        self._file = WatchedFile(
-            self.config_path,
-            DynamicProfilerArgs.from_json,
-            default=json.dumps(DEFAULT_FILE, indent=4).encode() + b"\n",
-            create=self.rank == 0,
-            poll=poll,
-            on_change=self._changed,
-            status=self.rank == 0,
-        )
-        self._config: DynamicProfilerArgs | None = None
-        self._latest: Asked | None = None
-        """What that says of steps."""
-        self._agreed: AgreedWindows | None = None
-        if several:
-            self._windows.configuration = self._read_now
-            self._agreed = AgreedWindows(
-                self._windows,
-                self.config_path,
-                self._file.status,
-                rank=self.rank,
-                world_size=target.rank_size,
-                poll=poll,
-            )
-        self._loop: control_loop.ControlLoop | None = control_loop.acquire()
-        try:
-            self._file.start()
-            if self._agreed is not None:
-                self._agreed.start()
-        except BaseException:
-            self._let_go()
-            raise
-        self._say(f"config json file: {self.config_path}")
-        open_monitors.add(self)
         # The loop's first step goes on already, unless `step()` is called at its begin. A callback of MindSpore is told of
         # it: so rank 0 has until then to plan a window that begins with it.
-        if step_position == "end" and not (several and is_callback(type(self))):
+        goes_on = step_position == "end" and not (several and is_callback(type(self)))
+        self._windows = WindowFollower(
+            "dynamic profiler",
+            rank=self.rank,
+            step=1 if several and goes_on else 0,
+            # Another rank may have read the file before this one.
+            settings=lambda: self._control.read() if several else self._control.content,
+        )
+        self._control = Controller(
+            Control(path=str(self.config_path), poll=poll_seconds(poll_interval), create=False, agree=several),
+            self._windows.arming,
+            self.rank,
+            target.rank_size,
+            decode=lambda content: MonitorFile(DynamicProfilerArgs.from_json(content), late, granularity),
+            refused=self._refused,
+            forgets=True,
+        )
+        if self.rank == 0:
+            self.config_path.parent.mkdir(parents=True, exist_ok=True)
+            create_once(self.config_path, json.dumps(DEFAULT_FILE, indent=4).encode() + b"\n")
+        self._control.start()
+        log.info("[Dynamic Profiler] rank %d: config json file: %s", self.rank, self.config_path)
+        open_monitors.add(self)
+        if goes_on and self._windows.next_change <= 1:
             self._early = self._before(1)
 
     @property
     def config(self) -> DynamicProfilerArgs | None:
-        """The latest configuration that could be read; reading it costs what reading an attribute costs."""
-        return self._file.current
+        """The latest configuration that could be read and is followed."""
+        found = self._control.followed
+        return found.config if isinstance(found, MonitorFile) else None
 
     @property
     def profilers(self) -> list[Profiler]:
@@ -211,7 +200,7 @@ class DynamicProfilerMonitor:
             self._after(self._step_num)
             self._before(self._step_num + 1)
         if self._unraised:
-            said, self._unraised = self._unraised, []
+            said = [self._unraised.popleft() for _ in range(len(self._unraised))]
             raise RuntimeError(f"{self.config_path}: {'; '.join(said)}")
 
     def close(self) -> None:
@@ -226,101 +215,44 @@ class DynamicProfilerMonitor:
     def _close(self, reason: str) -> None:
         if self._recorder.recording:
             log.warning("[Dynamic Profiler] rank %d: %s inside of a window", self.rank, reason)
-            self._finish(self._windows.end(self._ended, reason))
-        self._let_go()
+            self._cut(self._ended, reason)
+        self._control.close()
         open_monitors.discard(self)
-
-    def _let_go(self) -> None:
-        if self._agreed is not None:
-            self._agreed.close()
-        self._file.close()
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            control_loop.release(loop)
 
     # both
 
-    def _changed(self, config: DynamicProfilerArgs) -> None:
-        """The file says something new; on the control thread, or where this is made."""
-        if self._agreed is not None:
-            self._agreed.ask(_asked_by(config))
-
-    def _asked(self) -> Asked | None:
-        """What the file says of steps, the same object until it changes; `None` where rank 0 plans that."""
-        config = self._file.current
-        if config is not self._config and self._agreed is None and config is not None:
-            self._config, self._latest = config, _asked_by(config)
-        return self._latest
-
-    def _read_now(self) -> DynamicProfilerArgs | None:
-        """What the file says now; on the control thread. Another rank may have read it before this one."""
-        self._file.look(patient=True)
-        return self._file.current
+    def _refused(self, answer: str) -> None:
+        """A request was refused; on the control thread, or where this is made."""
+        log.error("[Dynamic Profiler] rank %d: %s", self.rank, answer)
+        if self._strict:
+            self._unraised.append(answer)
 
     def _before(self, step: int) -> bool:
         """Begins a window if one has to begin with this step; whether one did."""
-        planned = self._windows.before(self._asked(), step)
-        begun = planned is not None and self._begin(planned)
-        if planned is not None and not begun:
-            self._windows.end(step, "it could not begin")
-        if self._windows.complains:
-            self._complain()
-        return begun
+        window = self._windows.begin(step)
+        return window is not None and self._begin(window)
 
     def _after(self, step: int) -> None:
         self._ended = step
-        if not self._recorder.recording:
-            return
-        ended = self._windows.after(self._asked(), step)
-        self._recorder.step(ended)
-        if ended is not None:
-            self._report("")
-        if self._windows.complains:
-            self._complain()
+        if self._recorder.recording:
+            self._recorder.step(self._windows.end(step))
 
-    def _begin(self, planned: Planned) -> bool:
-        config = self._file.current
-        assert config is not None
-        begun = self._recorder.begin(planned, config)
-        if begun:
-            self._report(f"recording steps {planned.first}-{planned.last}")
+    def _begin(self, window: ArmedWindow) -> bool:
+        found = window.settings
+        begun = self._recorder.begin(window, found.config if isinstance(found, MonitorFile) else DynamicProfilerArgs())
+        if not begun:
+            self._cut(window.first, "it could not begin")
         return begun
-
-    def _finish(self, ended: Ended | None) -> None:
-        if ended is not None:
-            self._recorder.finish(ended)
-            self._report("")
 
     def _begin_again(self) -> None:
         """The window was begun where this was made; what it recorded since is no part of the first step."""
         self._early = False
-        planned = self._windows.running
-        if planned is None or not self._recorder.recording:
-            return
-        self._recorder.discard()
-        if not self._begin(planned):
-            self._windows.end(planned.first)
+        window = self._windows.running
+        if window is not None and self._recorder.recording:
+            self._recorder.discard()
+            self._begin(window)
 
-    def _complain(self) -> None:
-        said = self._windows.take_complaints()
-        for text in said:
-            log.error("[Dynamic Profiler] rank %d: %s", self.rank, text)
-            self._report(text)
-        self._unraised += said if self._strict else []
-
-    def _report(self, answer: str) -> None:
-        """Has the control thread write to the status file how things stand; of several ranks, that is done by itself."""
-        loop, asked, windows, status = self._loop, self._latest, self._windows.armed(), self._file.status
-        if loop is None or asked is None or not status.enabled:
-            return
-        if answer:
-            put_answer = partial(status.put_answer, asked.text(), answer, trigger=TRIGGER, run_id=asked.run_id)
-            loop.call_soon(put_answer)
-        loop.call_soon(partial(status.put_windows, windows))
-
-    def _say(self, text: str) -> None:
-        log.info("[Dynamic Profiler] rank %d: %s", self.rank, text)
-
-
-def _asked_by(config: DynamicProfilerArgs) -> Asked:
-    return Asked(config.start_step, config.stop_step, config.run_id, config.command, config.steps, config.ranks)
+    def _cut(self, step: int, reason: str) -> None:
+        window = self._windows.cut(step, reason)
+        if window is not None:
+            self._recorder.finish(window)

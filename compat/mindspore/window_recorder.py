@@ -6,12 +6,11 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from stepscope.compat.mindspore.asked_steps import Ended, Planned
 from stepscope.compat.mindspore.dynamic_args import UNSET_PATH, DynamicProfilerArgs
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.compat.mindspore.window_names import METADATA, STEPS_PER_CALL
 from stepscope.runtime import _core
-from stepscope.runtime.requests.armed_window import recorded_name
+from stepscope.runtime.requests.armed_window import ArmedWindow, recorded_name
 
 log = logging.getLogger("stepscope")
 
@@ -39,19 +38,16 @@ class WindowRecorder:
         """True if a window runs."""
         return self._profiler is not None
 
-    def begin(self, planned: Planned, config: DynamicProfilerArgs) -> bool:
+    def begin(self, window: ArmedWindow, config: DynamicProfilerArgs) -> bool:
         """Begins a window; whether it could."""
-        if isinstance(planned.configuration, DynamicProfilerArgs):
-            config = planned.configuration
+        first, last = window.first, window.last
         self._into = self._output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
         try:
-            profiler = Profiler(
-                output_path=self._directory(planned.first, planned.last), start_profile=False, **config.args
-            )
+            profiler = Profiler(output_path=self._directory(first, last), start_profile=False, **config.args)
             profiler.decided = True
-            about = {"asked": planned.asked, "run_id": planned.asked.run_id, STEPS_PER_CALL: self.steps_per_call}
+            about = {**window.facts(), "run_id": window.request.run_id, STEPS_PER_CALL: self.steps_per_call}
             profiler.add_metadata(METADATA, about)
-            profiler.step_num = planned.first
+            profiler.step_num = first
             profiler.start()
         except Exception as error:  # training goes on without
             log.error("[Dynamic Profiler] rank %d: the window cannot begin: %s", self._rank, error)
@@ -59,17 +55,16 @@ class WindowRecorder:
         self._profiler, self._mode = profiler, config.analyse_mode
         self.profilers.append(profiler)
         del self.profilers[:-KEPT]
-        said = f"start at step {planned.first}, will stop at step {planned.last}"
-        self._mark("start", planned.first, planned.last)
-        self._tell("start", planned.first, planned.last, said)
+        self._mark("start", window)
+        self._tell("start", window, f"start at step {first}, will stop at step {last}")
         return True
 
-    def step(self, ended: Ended | None = None) -> None:
+    def step(self, ended: ArmedWindow | None = None) -> None:
         """A step of the window has ended, and with it the window, if that is given."""
         if self._profiler is None:
             return
         if ended is not None:
-            self._mark("stop", ended.first, ended.last)
+            self._mark("stop", ended)
         self._profiler.step()
         if ended is not None:
             self.finish(ended)
@@ -86,7 +81,7 @@ class WindowRecorder:
         if waiting is not None:
             waiting.__exit__(None, None, None)
 
-    def finish(self, ended: Ended) -> None:
+    def finish(self, ended: ArmedWindow) -> None:
         """Ends the window, which gets its name, and has it analysed."""
         profiler, self._profiler = self._profiler, None
         self.go_on()
@@ -99,8 +94,8 @@ class WindowRecorder:
                 profiler.analyse(mode=self._mode)
         except Exception as error:  # training goes on; raw data are kept
             log.error("[Dynamic Profiler] rank %d: the window did not end well: %s", self._rank, error)
-        said = f"stop at step {ended.last}{f': {ended.reason}' if ended.reason else ''}"
-        self._tell("stop", ended.first, ended.last, said)
+        why = f": {ended.reason}" if ended.state in ("aborted", "cut") else ""
+        self._tell("stop", ended, f"stop at step {ended.last}{why}")
 
     def discard(self) -> None:
         """Forgets the window that runs, and what it has recorded."""
@@ -116,11 +111,11 @@ class WindowRecorder:
     def _directory(self, first: int, last: int) -> Path:
         return self._into / recorded_name(self._rank, first, last)
 
-    def _mark(self, event: str, first: int, last: int) -> None:
+    def _mark(self, event: str, window: ArmedWindow) -> None:
         """In the trace, in the step that goes on."""
-        _core.instant(f"dynamic profiler: {event}", category="stepscope", first=first, last=last)
+        _core.instant(f"dynamic profiler: {event}", category="stepscope", first=window.first, last=window.last)
 
-    def _tell(self, event: str, first: int, last: int, said: str) -> None:
+    def _tell(self, event: str, window: ArmedWindow, said: str) -> None:
         """In the log, whose record has the facts as `stepscope`."""
-        facts = {"event": event, "rank": self._rank, "first": first, "last": last}
+        facts = {"event": event, "rank": self._rank, "first": window.first, "last": window.last}
         log.info("[Dynamic Profiler] rank %d: %s", self._rank, said, extra={"stepscope": facts})

@@ -9,7 +9,9 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
+
+import msgspec
 
 from stepscope.compat.mindspore.errors import WireError
 
@@ -44,9 +46,6 @@ def unpack(block: bytes) -> dict[str, Any]:
     if zlib.crc32(content) != checksum:
         raise WireError("the block is torn: its checksum is wrong")
     try:
-        fields: Any = json.loads(content)
+        return msgspec.json.decode(content, type=dict[str, Any])
     except ValueError as error:
-        raise WireError(f"the block holds no JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise WireError(f"the block holds no object but {type(fields).__name__}")
-    return cast(dict[str, Any], fields)
+        raise WireError(f"the block holds no JSON object: {error}") from error

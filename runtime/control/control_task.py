@@ -89,9 +89,10 @@ class ControlTask:
     def call_soon(self, call: Callable[[], object]) -> None:
         """Calls a function on the control thread. It acquires no lock, so that a signal handler may call it."""
         self._calls.append(call)
-        self._look()
+        self.look_soon()
 
-    def _look(self) -> None:
+    def look_soon(self) -> None:
+        """Has the control thread take a turn now. It acquires no lock."""
         loop, wake = self._loop, self._wake
         if loop is not None and wake is not None:
             loop.call_soon(wake.set)
@@ -109,7 +110,7 @@ class ControlTask:
                 if self._agreement is not None:
                     pause = min(self._agreement.turn(), pause)
                     if events is None and (directory := self._agreement.directory) is not None:
-                        events = FileEvents(directory, lambda name: name.startswith(SHARED), self._look)
+                        events = FileEvents(directory, lambda name: name.startswith(SHARED), self.look_soon)
                         events.start()
                 self._report_windows()
                 try:

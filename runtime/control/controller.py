@@ -15,14 +15,13 @@ from stepscope.runtime.control.command_handler import CommandHandler
 from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.entry_points import user_signal
 from stepscope.runtime.control.entry_points.control_file import (
-    ControlFile,
     decode_control_file,
     default_content,
     file_of,
 )
 from stepscope.runtime.control.entry_points.local_socket import LocalSocket
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-from stepscope.runtime.control.file_requests import FileRequests
+from stepscope.runtime.control.file_requests import FileContent, FileRequests
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.control.settings import Control
@@ -45,22 +44,47 @@ class Controller:
     In a forked child it does nothing.
     """
 
-    def __init__(self, settings: Control, profiler: Armable, rank: int | None, world_size: int | None) -> None:
-        """Args: the entry points to open; the profiler; rank and number of ranks."""
+    def __init__(
+        self,
+        settings: Control,
+        profiler: Armable,
+        rank: int | None,
+        world_size: int | None,
+        *,
+        decode: Callable[[bytes], FileContent] = decode_control_file,
+        refused: Callable[[str], object] | None = None,
+        forgets: bool = False,
+    ) -> None:
+        """
+        Args:
+            settings: the entry points to open.
+            profiler: that records the windows.
+            rank: of this process.
+            world_size: number of ranks.
+            decode: decodes the content of the watched file.
+            refused: called with the answer to each refused request; default: it is logged as a warning.
+            forgets: whether the file says how things are to be, and is no list of requests: without agreement of ranks, a
+                window that has yet to begin is withdrawn when the file asks for something else, and another profiler of
+                the process records the same request as well.
+        """
         self.settings = settings
         self._profiler, self._rank = profiler, rank
-        self._file: WatchedFile[ControlFile] | None = None
+        self._decode = decode
+        self._file: WatchedFile[FileContent] | None = None
+        self.followed: FileContent | None = None
+        """The latest valid content of the file whose request was handled, or handed to rank 0."""
         self._router = RequestRouter(profiler, rank)
         if settings.path is not None:
             self._file = self._watched(file_of(Path(settings.path)), settings, first=not rank)
-            history = RequestHistory(self._file.path)
-            self._router = RequestRouter(profiler, rank, self._file.status, history)
-            self._requests = FileRequests(profiler, self._router, history)
-            if settings.agree and rank is not None and (world_size or 1) > 1:
+            agrees = settings.agree and rank is not None and (world_size or 1) > 1
+            history = RequestHistory(self._file.path, shared=agrees or not forgets)
+            self._router = RequestRouter(profiler, rank, self._file.status, history, refused)
+            self._requests = FileRequests(profiler, self._router, history, forgets=forgets)
+            if agrees:
                 self._router.agreement = Agreement(
                     JobDirectory(self._file.path, settings.job or job_from_environment()),
                     profiler,
-                    rank=rank,
+                    rank=rank or 0,
                     world_size=world_size or 1,
                     patience=settings.patience,
                     idle=settings.poll,
@@ -74,10 +98,10 @@ class Controller:
         self._notes: list[str] = []
         self._size_unknown = settings.path is not None and settings.agree and world_size is None
 
-    def _watched(self, path: Path, settings: Control, *, first: bool) -> WatchedFile[ControlFile]:
+    def _watched(self, path: Path, settings: Control, *, first: bool) -> WatchedFile[FileContent]:
         return WatchedFile(
             path,
-            decode_control_file,
+            self._decode,
             default=default_content(),
             create=settings.create and first,
             poll=settings.poll,
@@ -90,18 +114,29 @@ class Controller:
         """The watched file."""
         return None if self._file is None else self._file.path
 
-    def start(self, session: Path) -> None:
+    @property
+    def content(self) -> FileContent | None:
+        """The latest valid content of the file."""
+        return None if self._file is None else self._file.current
+
+    def read(self) -> FileContent | None:
+        """Reads the file now, on this thread. Returns its latest valid content."""
+        if self._file is not None:
+            self._file.look(patient=True)
+        return self.content
+
+    def start(self, session: Path | None = None) -> None:
         """Opens the entry points of the settings. A second call has no effect. If one cannot be opened, `notes` has the reason.
 
         Args:
-            session: directory of the process's session.
+            session: directory of the process's session; without one there is no socket.
         """
         try:
             self._task.start(partial(self._open, session))
         except RuntimeError as error:
             self._note(f"nothing can be asked for: {error}")
 
-    def _open(self, session: Path) -> None:
+    def _open(self, session: Path | None) -> None:
         if self._file is not None:
             try:
                 self._file.start()
@@ -109,7 +144,7 @@ class Controller:
                 self._note(f"{self._file.path} is not watched: {error}")
         if self.settings.signal and (problem := user_signal.watch(self._signalled)):
             self._note(problem)
-        if self.settings.socket:
+        if self.settings.socket and session is not None:
             self._socket = LocalSocket.listen(session, self._commands.handle)
             if self._socket.problem:
                 self._note(self._socket.problem)
@@ -146,12 +181,11 @@ class Controller:
         """Executes commands of the collector's operators; `None` if the settings do not allow them."""
         return partial(self._commands.handle, trigger="collector") if self.settings.collector else None
 
-    def _changed(self, found: ControlFile) -> None:
-        """Called when the content of the watched file has changed."""
-        if self._task.running:
-            self._task.call_soon(partial(self._requests.follow, found))
-        else:  # in `start()`: the request may be for the first step
-            self._requests.follow(found)
+    def _changed(self, found: FileContent) -> None:
+        """Called on the control thread, or by `start()`, when the content of the watched file has changed."""
+        self._requests.follow(found)
+        self.followed = found
+        self._task.look_soon()
 
     def _signalled(self) -> None:
         """Called by the handler of SIGUSR2."""

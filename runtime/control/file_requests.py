@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
-from stepscope.runtime.control.entry_points.control_file import ControlFile
+from stepscope.runtime.control.agreement.participant import PlannedGate
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.end_change import EndRequest, choose_end
 from stepscope.runtime.requests.window_request import WindowRequest
 
 TRIGGER = "file"
@@ -17,27 +20,68 @@ PENDING = "rank 0 chooses the steps"
 """The answer until there is a decision."""
 
 
+class FileContent(Protocol):
+    """The content of a watched file; `ControlFile` is one."""
+
+    def request(self) -> WindowRequest | None:
+        """Returns the requested window; `None` if there is none. A `ValueError` says why no window can be like that."""
+        ...
+
+    def end_request(self) -> EndRequest | None:
+        """Returns the requested end of the running window; `None` without a command."""
+        ...
+
+    def key(self) -> str:
+        """Returns a text that is the same for the same content."""
+        ...
+
+
 class FileRequests:
     """The requests of the file for one profiler, on the control thread."""
 
-    def __init__(self, profiler: Armable, router: RequestRouter, history: RequestHistory) -> None:
+    def __init__(
+        self, profiler: Armable, router: RequestRouter, history: RequestHistory, *, forgets: bool = False
+    ) -> None:
+        """
+        Args:
+            profiler: that records the windows.
+            router: of its requests.
+            history: of the file.
+            forgets: whether a window that has yet to begin is withdrawn when the file asks for something else; without
+                agreement of ranks.
+        """
         self._profiler, self._router, self._history = profiler, router, history
+        self._gate = PlannedGate() if forgets else None
 
-    def follow(self, found: ControlFile) -> None:
+    def follow(self, found: FileContent) -> None:
         """Handles new content of the file."""
         end = found.end_request()
         if end is None:
-            request = found.request()
-            if request is not None:
-                self.window(request)
+            if self._gate is not None and self._router.agreement is None:
+                self._profiler.withdraw(self._gate, "the file asks for something else")
+            try:
+                request = found.request()
+            except ValueError as error:
+                self._router.refuse("the window of the file", TRIGGER, f"refused: {error}")
+            else:
+                if request is not None:
+                    self.window(request)
         elif self._router.agreement is not None:
-            self._router.all_ranks(end, TRIGGER, key=json_bytes(found).decode())
+            self._router.all_ranks(end, TRIGGER, key=found.key())
         elif end.command == "abort":
             ended = self._profiler.abort(end.run_id or None, reason=end.reason)
             answer = f"{human_count(len(ended), 'window')} ended" if ended else "no armed window runs or waits"
             self._router.report("abort", TRIGGER, answer)
         else:
-            self._router.report("extend", TRIGGER, str(self._profiler.extend(end.steps, seconds=end.seconds)))
+            self._router.decided(end, TRIGGER, self._extend(end))
+
+    def _extend(self, end: EndRequest) -> Armed:
+        if not end.stop_step:
+            return self._profiler.extend(end.steps, seconds=end.seconds)
+        chosen = choose_end(end, {0: self._profiler.armed()}, 0)
+        if chosen.change is None:
+            return Armed(False, reason=chosen.reason)
+        return self._profiler.change_end(chosen.change)
 
     def window(self, request: WindowRequest) -> None:
         """Requests a window, unless the same request was handled before and led to a recording."""
@@ -50,7 +94,7 @@ class FileRequests:
             text = json_bytes(request).decode()
             if self._router.agreement is not None:
                 self._router.report(request, TRIGGER, PENDING)
-            self._router.window(request, TRIGGER, key=f"{text} {times}" if times else text)
+            self._router.window(request, TRIGGER, key=f"{text} {times}" if times else text, gate=self._gate)
 
     def release_lost(self, *more: str) -> None:
         """Allows requests again that led to no recording. Args: further states that mean this."""

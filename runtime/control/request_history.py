@@ -23,9 +23,10 @@ class _Accepted(NamedTuple):
 class RequestHistory:
     """The requests of one file for one profiler. Requests are equal if all fields are, including `run_id`."""
 
-    def __init__(self, path: Path) -> None:
-        """Args: the watched file."""
+    def __init__(self, path: Path, *, shared: bool = True) -> None:
+        """Args: the watched file; whether the profilers of the process that follow it record each request once."""
         self._path = str(path)
+        self._accepted = _accepted if shared else {}
         self._shown: dict[WindowRequest, int] = {}
         self._asked: set[WindowRequest] = set()
         self._refused: set[WindowRequest] = set()
@@ -39,7 +40,7 @@ class RequestHistory:
         """
         times = self._shown[request] = self._shown.get(request, -1) + 1
         with _lock:
-            accepted = _accepted.get((self._path, request))
+            accepted = self._accepted.get((self._path, request))
         if accepted is not None:
             if accepted.owner is self and not times:
                 return ""
@@ -63,21 +64,21 @@ class RequestHistory:
             self._refused.add(request)
         if answer:
             with _lock:
-                _accepted[self._path, request] = _Accepted(self, answer)
-                while len(_accepted) > MOST:
-                    del _accepted[next(iter(_accepted))]
+                self._accepted[self._path, request] = _Accepted(self, answer)
+                while len(self._accepted) > MOST:
+                    del self._accepted[next(iter(self._accepted))]
 
     def release(self, request: WindowRequest) -> None:
         """Removes a request that led to no recording."""
         with _lock:
-            accepted = _accepted.get((self._path, request))
+            accepted = self._accepted.get((self._path, request))
             if accepted is not None and accepted.owner is self:
-                del _accepted[self._path, request]
+                del self._accepted[self._path, request]
 
     def own(self) -> list[tuple[WindowRequest, Armed]]:
         """Returns the requests that were accepted for this profiler, and their answers."""
         with _lock:
-            return [(request, each.answer) for (_, request), each in _accepted.items() if each.owner is self]
+            return [(request, each.answer) for (_, request), each in self._accepted.items() if each.owner is self]
 
 
 _accepted: dict[tuple[str, WindowRequest], _Accepted] = {}

@@ -11,6 +11,7 @@ from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.armed_window import Gate
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.ranks import ranks_text
 
@@ -28,7 +29,7 @@ class RequestRouter:
         rank: int | None,
         status: StatusFile | None = None,
         history: RequestHistory | None = None,
-        refused: Callable[[Asked, Armed], object] | None = None,
+        refused: Callable[[str], object] | None = None,
     ) -> None:
         """
         Args:
@@ -36,7 +37,7 @@ class RequestRouter:
             rank: of this process.
             status: the status file.
             history: of the requests of the watched file.
-            refused: called with refused requests; default: they are logged.
+            refused: called with the answer to each refused request; default: it is logged as a warning.
         """
         self.agreement: Agreement | None = None
         """With other ranks; without one each rank uses its own steps."""
@@ -44,13 +45,21 @@ class RequestRouter:
         self._status, self._history, self._refused = status, history, refused
         self._waiting: list[tuple[str, OnAnswer]] = []
 
-    def window(self, request: WindowRequest, trigger: str, on_answer: OnAnswer | None = None, key: str = "") -> None:
+    def window(
+        self,
+        request: WindowRequest,
+        trigger: str,
+        on_answer: OnAnswer | None = None,
+        key: str = "",
+        gate: Gate | None = None,
+    ) -> None:
         """Asks for a window.
 
         Args:
             trigger: what asks for it.
             on_answer: is given the answer; without one, a rank that is not among those asked for is no refusal.
             key: what makes equal requests of several ranks one; see `Agreement.ask`.
+            gate: of the window, where each rank uses its own steps.
         """
         if self.agreement is not None:
             self.all_ranks(request, trigger, on_answer, key)
@@ -59,7 +68,7 @@ class RequestRouter:
             where = f"asked of ranks {ranks}, not of rank {self._rank or 0}; each goes by its own steps"
             self.report(request, trigger, where)
         else:
-            armed = self._profiler.arm(request, trigger=trigger)
+            armed = self._profiler.arm(request, trigger=trigger, gate=gate)
             self.decided(request, trigger, armed)
             if on_answer is not None:
                 on_answer(armed)
@@ -75,13 +84,20 @@ class RequestRouter:
         """This came of it; also for what another rank has asked for."""
         if self._history is not None and trigger == "file" and isinstance(asked, WindowRequest):
             self._history.decided(asked, armed)
-        if not armed and self._refused is not None:
-            self._refused(asked, armed)
-        self.report(asked, trigger, str(armed), logging.INFO if armed or self._refused else logging.WARNING)
+        if armed:
+            self.report(asked, trigger, str(armed))
+        else:
+            self.refuse(asked, trigger, str(armed))
         name = _named(asked, trigger)
         for waiting in [waiting for waiting in self._waiting if waiting[0] == name]:
             self._waiting.remove(waiting)
             waiting[1](armed)
+
+    def refuse(self, asked: Asked | str, trigger: str, answer: str) -> None:
+        """Reports a refusal."""
+        if self._refused is not None:
+            self._refused(answer)
+        self.report(asked, trigger, answer, logging.INFO if self._refused else logging.WARNING)
 
     def report(self, asked: Asked | str, trigger: str, answer: str, level: int = logging.INFO) -> None:
         """Tells log and status file what was answered to a request, or to something of this name."""

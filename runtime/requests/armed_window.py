@@ -19,6 +19,8 @@ class ArmedWindow:
 
     def __init__(self, request: WindowRequest, trigger: str, first: int, last: int, gate: Gate | None = None) -> None:
         """Args: the request; its trigger; first and last step, `NEVER` if unknown; the gate of its begin."""
+        self.settings: object = None
+        """The program's settings at the time of the request, for a program that records the window itself."""
         self.request = request
         self.trigger = trigger
         self.first = first
@@ -61,7 +63,7 @@ class ArmedWindow:
     def move(self, step: int) -> None:
         """Moves it to begin with this step, or with the next one that begins a group, with the same length."""
         length = self.last - self.first
-        self.first = -(-step // self.request.granularity) * self.request.granularity
+        self.first = self.request.group_from(step)
         self.last = NEVER if self.last == NEVER else self.first + length
 
     def note(self, text: str) -> None:

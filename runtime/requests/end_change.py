@@ -27,6 +27,8 @@ class EndRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`extend`: number of further steps, rounded up to whole groups of the window."""
     seconds: Seconds = 0.0
     """`extend`: or further seconds."""
+    stop_step: StepNumber = 0
+    """`extend`: or the last step; 0: by `steps` or `seconds`."""
     run_id: RunId = ""
     """`abort`: only windows of this run id; empty for all."""
     reason: str = ""
@@ -36,6 +38,8 @@ class EndRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Returns the request as text: `extend by 5 steps`."""
         if self.command == "abort":
             return f"abort of {self.run_id!r}" if self.run_id else "abort"
+        if self.stop_step:
+            return f"extend to step {self.stop_step}"
         return f"extend by {self.seconds:g} s" if self.seconds else f"extend by {self.steps} steps"
 
 
@@ -167,7 +171,10 @@ def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], 
         return ChosenEnd(None, reason=OTHER_UNIT.format("seconds" if window.last is None else "steps"))
     if window.last is None:
         return ChosenEnd(EndChange(command="extend", first=first, seconds=asked.seconds), ranks)
-    more = -(-asked.steps // window.granularity) * window.granularity
+    steps = asked.stop_step - window.last if asked.stop_step else asked.steps
+    if steps <= 0:
+        return ChosenEnd(None, reason=f"the window ends with step {window.last}; only abort makes it shorter")
+    more = -(-steps // window.granularity) * window.granularity
     last = window.last + more
     if max(first, last) > MAX_STEP:
         return ChosenEnd(None, reason=BEYOND.format(last))

@@ -52,7 +52,7 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
     first, last = request.rounded(ahead)
     notes: list[str] = []
     if first < ahead:
-        clipped = -(-ahead // request.granularity) * request.granularity
+        clipped = request.group_from(ahead)
         if request.past == "refuse":
             return Placement(None, reason=_past(request, first, ahead), nearest=clipped)
         if clipped > last:
@@ -67,9 +67,7 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
         if occupied is None:
             return Placement(first, last, "; ".join(notes))
         what = occupied.what
-        moved = (
-            NEVER if occupied.last == NEVER else -(-(occupied.last + 1) // request.granularity) * request.granularity
-        )
+        moved = NEVER if occupied.last == NEVER else request.group_from(occupied.last + 1)
         if request.overlap == "refuse":
             why = f"{_steps(first, last)} overlap {occupied.what}; {ASK_TO_WAIT}"
             return Placement(None, reason=why, nearest=None if moved == NEVER else moved)
@@ -84,7 +82,7 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
 
 def _past(request: WindowRequest, first: int, ahead: int) -> str:
     name = "start_step" if first == request.start_step else f"start_step (rounded to groups of {request.granularity})"
-    nearest = -(-ahead // request.granularity) * request.granularity
+    nearest = request.group_from(ahead)
     return (
         f"{name} {first} is in the past: the loop is at step {ahead - 1}; the nearest that can be recorded is {nearest}"
     )

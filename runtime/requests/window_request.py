@@ -49,7 +49,9 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     warmup: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
     """Steps before the first in which backends warm up; fewer if the window begins sooner."""
     granularity: Count = 1
-    """The window is made of whole groups of so many steps: its start is rounded down to a multiple, its end up."""
+    """The window is made of whole groups of so many steps: it begins with the group of its start and ends with that of its end."""
+    group_start: StepNumber = 0
+    """Number of the first step of a group, such as 1 where steps count from 1."""
     past: Literal["refuse", "clip"] = "refuse"
     """If the first step has begun already: record nothing, or the rest of the window."""
     overlap: Literal["refuse", "queue"] = "refuse"
@@ -96,16 +98,18 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Args:
             ahead: the first step that can still be recorded.
         """
-        group = self.granularity
         if self.start_step == "next":
-            first = -(-ahead // group) * group
-            start = first
+            start = first = self.group_from(ahead)
         else:
             start = self.start_step
-            first = start // group * group
+            first = max(self.group_from(start - self.granularity + 1), 0)
         if self.length is None:
             return first, NEVER
-        return first, -(-(start + self.length) // group) * group - 1
+        return first, self.group_from(start + self.length) - 1
+
+    def group_from(self, step: int) -> int:
+        """Returns the first step, from this one on, that begins a group."""
+        return self.group_start - (self.group_start - step) // self.granularity * self.granularity
 
     def text(self) -> str:
         """Returns the request as text: `steps 10-12`."""

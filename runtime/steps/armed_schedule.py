@@ -142,9 +142,9 @@ class ArmedSchedule:
         """Lets the first window begin that waits for the end of another one."""
         for window in self._windows.open:
             if window.first == NEVER:
-                group, length = window.request.granularity, window.request.length
-                window.first = -(-step // group) * group
-                window.last = NEVER if length is None else window.first + -(-length // group) * group - 1
+                request, length = window.request, window.request.length
+                window.first = request.group_from(step)
+                window.last = NEVER if length is None else request.group_from(window.first + length) - 1
                 break
 
     def _with_armed(self, step: int, action: ProfilerAction, current: ProfilerAction) -> ProfilerAction:

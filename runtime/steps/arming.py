@@ -33,7 +33,7 @@ class Arming:
         *,
         rank: int | None,
         refusal: str = "",
-        first_free: Callable[[int], int] = lambda step: step,
+        settings: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Args:
@@ -42,7 +42,7 @@ class Arming:
             metadata: has the stage, and gets the number of missed windows.
             rank: of this process.
             refusal: why this profiler refuses all windows; empty if it does not.
-            first_free: the first step, from one on, with which a window can begin.
+            settings: called for each request, without the lock; its result is kept as `ArmedWindow.settings`.
         """
         self.name = windows.name
         self._windows, self._steps = windows, windows.steps
@@ -50,7 +50,7 @@ class Arming:
         self._metadata = metadata
         self._rank = rank
         self._refusal = refusal
-        self._first_free = first_free
+        self._settings = settings
         self._missed = 0
         """Windows of other ranks for which this one was too late."""
 
@@ -74,16 +74,18 @@ class Arming:
         windows, steps, run_id = self._windows, self._steps, request.run_id
         if refused := self._refused(request):
             return Armed(False, run_id=run_id, reason=refused)
+        settings = self._settings()
         with windows.lock:
             if len(windows.open) >= MAX_WAITING:
                 return Armed(False, run_id=run_id, reason=f"{MAX_WAITING} windows wait already")
             spare = 0
             while True:
-                ahead = self._first_free(steps.number + (1 if steps.live else 0) + spare)
+                ahead = steps.number + (1 if steps.live else 0) + spare
                 first, last, reason, nearest = place(request, ahead, windows.open, steps.schedule)
                 if first is None:
                     return Armed(False, run_id=run_id, reason=reason, nearest=nearest)
                 window = ArmedWindow(request, trigger, first, last, gate)
+                window.settings = settings
                 if reason:
                     window.note(reason)
                 # The counter must know the change before the step begins; the training loop may be faster than this loop.

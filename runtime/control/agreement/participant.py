@@ -15,7 +15,7 @@ log = logging.getLogger("stepscope")
 
 
 class PlannedGate:
-    """The gate of a window or a change that is planned for several ranks: its steps are fixed, and it can be withdrawn."""
+    """The gate of a window or a change whose steps are fixed, as for several ranks, and that can be withdrawn."""
 
     def __call__(self, step: int) -> str:
         return ""

@@ -36,11 +36,11 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
         where = f"start_step {first} is past, or too near: {latest}"
         if request.past == "refuse":
             return ChosenSteps(None, f"{where}; the nearest that all ranks can record is {floor}")
-        first = _grouped(request, known)
+        first = request.group_from(known)
         if first > last:
             return ChosenSteps(None, f"{where}; nothing of the window is left that all ranks can record")
     if waits and first < floor:
-        moved = _grouped(request, floor)
+        moved = request.group_from(floor)
         first, last = moved, NEVER if last == NEVER else last + moved - first
     beyond = first if last == NEVER else max(first, last)
     if beyond > MAX_STEP:
@@ -55,6 +55,7 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
         run_id=request.run_id,
         warmup=request.warmup,
         granularity=request.granularity,
+        group_start=request.group_start,
         stage=request.stage,
         detail=request.detail,
     )
@@ -69,10 +70,6 @@ def may_move(request: WindowRequest) -> bool:
 def why_not(request: WindowRequest | None, reason: str) -> str:
     """Returns a rank's reason for a refusal, without the advice to wait if the request waits already."""
     return reason.replace(ASK_TO_WAIT, OF_CLOCK) if request is not None and request.overlap == "queue" else reason
-
-
-def _grouped(request: WindowRequest, step: int) -> int:
-    return -(-step // request.granularity) * request.granularity
 
 
 def nearest_of(request: WindowRequest | None, by: int, step: int, nearest: int | None) -> int | None:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from stepscope.runtime.control.entry_points.decoding import decode_json
+from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.end_change import EndRequest
 from stepscope.runtime.requests.window_detail import WindowDetail, detail_from
 from stepscope.runtime.requests.window_request import (
@@ -52,6 +53,8 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Steps in which backends warm up."""
     granularity: Count = 1
     """Windows are made of groups of so many steps."""
+    group_start: StepNumber = 0
+    """Number of the first step of a group."""
     past: Literal["refuse", "clip"] = "refuse"
     """If the first step is past: refuse, or record the rest of the window."""
     overlap: Literal["refuse", "queue"] = "refuse"
@@ -76,6 +79,10 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
             return EndRequest(command="abort", run_id=self.run_id, reason="the control file says so")
         return None
 
+    def key(self) -> str:
+        """Returns the content as text."""
+        return json_bytes(self).decode()
+
     def request(self) -> WindowRequest | None:
         """Returns the requested window; `None` if there is none.
 
@@ -93,6 +100,7 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
             run_id=self.run_id,
             warmup=self.warmup,
             granularity=self.granularity,
+            group_start=self.group_start,
             past=self.past,
             overlap=self.overlap,
             stage=self.stage,

@@ -149,9 +149,9 @@ class WatchedFile(Generic[T]):
             line, column = getattr(error, "line", 0), getattr(error, "column", 0)
             return self._report(reading, str(error) or type(error).__name__, line, column, patient)
         self._good, self.current = reading.digest, value
+        self._notify(value)
         self._mark_valid()
         self.status.put(state="ok", sha256=reading.digest)
-        self._notify(value)
         return False
 
     def _notify(self, value: T) -> None:

@@ -119,7 +119,7 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         "dynamic profiler: start": (10, 10),
         "dynamic profiler: stop": (10, 10),
     }
-    wait(lambda: has_answered(job, "recording steps 10-10"))
+    wait(lambda: has_answered(job, "recording step 10"))
     status = job.config.with_name(f"{job.config.name}.status.json")
     wait(lambda: [window["state"] for window in json.loads(status.read_text())["windows"]] == ["recorded"])
 
@@ -472,6 +472,38 @@ def test_a_window_that_cannot_begin(job: Job, caplog: pytest.LogCaptureFixture) 
     assert "the window cannot begin: " in caplog.text
     assert "cannot write below" in caplog.text
     assert monitor.profilers == []
+
+
+@pytest.mark.checklist("A30", "A34", "F5")
+def test_a_window_that_has_yet_to_begin(job: Job) -> None:
+    """It is forgotten when the file asks for something else; one that would overlap another one waits if the file says so."""
+    monitor = job.monitor()
+    job.change(start_step=4, stop_step=5)
+    job.callbacks(monitor, 2)
+    job.change(start_step=-1, stop_step=-1)
+    job.callbacks(monitor, 4, first=3)
+    job.change(start_step=8, stop_step=10)
+    job.callbacks(monitor, 2, first=7)
+    job.change(start_step=10, stop_step=11, overlap="queue")
+    job.callbacks(monitor, 5, first=9)
+    found = {name: output.steps_of(each) for name, each in job.windows().items()}
+    assert found == {"rank0_start8_stop10": [8, 9, 10], "rank0_start11_stop12": [11, 12]}
+
+
+@pytest.mark.checklist("A33", "F6")
+def test_each_monitor_begins_anew(job: Job) -> None:
+    """One records the same steps once; the next one of the process follows the file from the beginning."""
+    for _ in range(2):
+        monitor = job.monitor(late="clip")
+        job.change(start_step=2, stop_step=2)
+        job.callbacks(monitor, 3)
+        job.change(start_step=-1, stop_step=-1)
+        job.change(start_step=2, stop_step=2)
+        job.callbacks(monitor, 2, first=4)
+        assert len(monitor.profilers) == 1
+        monitor.close()
+        job.monitors.remove(monitor)
+    assert [each.parent.name for each in output.windows_below(job.output)] == ["rank0_start2_stop2"] * 2
 
 
 def test_the_next_steps(job: Job) -> None:
