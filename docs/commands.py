@@ -46,10 +46,9 @@ def _parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
     """Each command's parser, and what the list of commands says of it."""
     top = parser()
     top.formatter_class = _formatter()
-    (commands,) = (action for action in top._actions if isinstance(action.choices, dict))
+    (parsers,) = (action.choices for action in top._actions if isinstance(action.choices, dict))
     short = dict(_ROW.findall(top.format_help()))
-    parsers: dict[str, argparse.ArgumentParser] = dict(commands.choices)
-    return {name: (parser, short[name]) for name, parser in parsers.items()}
+    return {name: (one, short[name]) for name, one in parsers.items()}
 
 
 def _formatter() -> functools.partial[argparse.RawDescriptionHelpFormatter]:

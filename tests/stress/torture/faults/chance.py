@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
 import signal
@@ -156,14 +154,14 @@ def _left(plan: Plan, place: Path, began: int) -> Outcome:
         elif "unfinished" not in path.name:
             outcome += _accounts(plan, place, path, True)
     if not result.gap:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            complete = rewrite_traces(result, run, set())
+        said: list[str] = []
+        _, complete = rewrite_traces(result, run, set(), said.append)
         # Recovery makes one window of those whose ends no journal has yet, and has no events that rings had no room for, nor the last
         # that a backend has delivered.
         if complete:
             problems += _files(plan, place, Found(result.journal), result)
         elif plan.schedule is None and plan.roomy and not plan.delivers:
-            problems.append(f"a trace is not written anew: {said.getvalue()}")
+            problems.append(f"a trace is not written anew: {'; '.join(said)}")
     return outcome + Outcome(tried=0, problems=tuple(problems))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import random
@@ -95,9 +94,9 @@ def recovered(place: Path, *, closed: bool = False) -> Outcome:
     began = time.monotonic_ns()
     result = recover(place / "run")
     took = time.monotonic_ns() - began
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        _, complete = rewrite_traces(result, place / "run", set())
-    problems = [*([] if complete else [said.getvalue()]), *traces(place)]
+    said: list[str] = []
+    _, complete = rewrite_traces(result, place / "run", set(), said.append)
+    problems = [*([] if complete else said), *traces(place)]
     return settle(place, result.journal, closed=closed, recovered=closed) + Outcome(
         tried=0, shutdown_ns=took, problems=tuple(problems)
     )
