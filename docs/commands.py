@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from stepscope.cli.main import EPILOG, parser
 
@@ -46,7 +47,8 @@ def _parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
     """Each command's parser, and what the list of commands says of it."""
     top = parser()
     top.formatter_class = _formatter()
-    (parsers,) = (action.choices for action in top._actions if isinstance(action.choices, dict))
+    actions: Any = top._actions
+    parsers: dict[str, argparse.ArgumentParser] = next(one.choices for one in actions if isinstance(one.choices, dict))
     short = dict(_ROW.findall(top.format_help()))
     return {name: (one, short[name]) for name, one in parsers.items()}
 

@@ -221,7 +221,7 @@ def test_the_cost_is_measured_without_a_budget(output_dir: Path) -> None:
     assert statistics.training_ns >= 10_000 * (costs.span + costs.arguments)
     assert statistics.background_ns > 0
     assert 0 < statistics.fraction
-    assert "overhead" in str(profiler.report()) and '"overhead"' in profiler.report().json()
+    assert "overhead" in profiler.report().text(verbose=True) and '"overhead"' in profiler.report().json()
     assert "overhead" not in memory.windows[0].ledger.sources
     assert statistics.left_out == 0
 

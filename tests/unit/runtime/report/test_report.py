@@ -24,7 +24,8 @@ def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
         profiler.save()
     report = profiler.report()
     said = set(re.findall(r"^  (\w+)", report.text(verbose=True), re.MULTILINE))
-    assert said - {"clock", "cost", "overhead"} == set(re.findall(r"^  (\w+)", str(report), re.MULTILINE))
+    shorter = set(re.findall(r"^  (\w+)", str(report), re.MULTILINE))
+    assert said - {"clock", "cost"} == shorter | {"overhead"}  # of which a run of less than a second says nothing
     assert {"state", "run", "recorded", "output", "flight", "saved", "clock", "backend", "cost", "overhead"} <= said
     could_be = set(re.findall(r'f"(\w+) {2,}', inspect.getsource(run_report)))
     assert len(could_be) > 10
