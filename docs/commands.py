@@ -47,8 +47,8 @@ def _parsers() -> dict[str, tuple[argparse.ArgumentParser, str]]:
     """Each command's parser, and what the list of commands says of it."""
     top = parser()
     top.formatter_class = _formatter()
-    actions: Any = top._actions
-    parsers: dict[str, argparse.ArgumentParser] = next(one.choices for one in actions if isinstance(one.choices, dict))
+    subparsers: Any = top._subparsers
+    parsers: dict[str, argparse.ArgumentParser] = subparsers._group_actions[0].choices
     short = dict(_ROW.findall(top.format_help()))
     return {name: (one, short[name]) for name, one in parsers.items()}
 
