@@ -86,7 +86,7 @@ class AllocationLog:
         return found
 
     def labelled(self) -> Iterator[tuple[str, Allocation]]:
-        """What was kept in order of time, each with the innermost label that was open on its thread; empty without one."""
+        """The allocations in order of time, each with the innermost label that was open on its thread; empty without one."""
         spans: Any = np.concatenate(self._spans) if self._spans else np.zeros(0, _SPAN)
         spans = spans[np.lexsort((-spans["end"], spans["ts"]))]
         waiting: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
@@ -175,7 +175,7 @@ class MemoryTable:
         return tuple(sorted(found, key=lambda each: (-each.peak, each.device)))
 
     def _at_peak(self) -> dict[str, list[TagMemory]]:
-        """What each label has allocated of the bytes that were held at the peak of each device."""
+        """The bytes that were held at the peak of each device, by the label that allocated them."""
         live: defaultdict[str, dict[int, tuple[str, int]]] = defaultdict(dict)
         whole = [log for log in self._logs.values() if not log.left_out]
         for tag, one in chain.from_iterable(log.labelled() for log in whole):

@@ -182,7 +182,7 @@ class FlopsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagMemory(msgspec.Struct, frozen=True):
-    """What the spans of one name have allocated of the bytes that were held at a peak."""
+    """The bytes held at a peak that the spans of one name have allocated."""
 
     name: str
     """The innermost labelling span: of the program, of a module or of an optimizer; empty if there was none."""
@@ -234,7 +234,7 @@ class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of one rank went."""
+    """The times of one rank, by part."""
 
     rank: int | None
     name: str
@@ -247,7 +247,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskTimes, ...] = ()
     """Tasks of its event loops, at most eight names: those first that ran or were ready longest."""
     places: tuple[Place, ...] = ()
-    """Where most samples of the stack are, if the process has neither steps nor tasks."""
+    """The places with most samples of the stack, if the process has neither steps nor tasks."""
     devices: tuple[DeviceAnswer, ...] = ()
     flops: FlopsAnswer | None = None
     """`None` if neither shapes of operators' inputs nor FLOPs were recorded."""
@@ -281,7 +281,7 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     """The rank that says so."""
     source: str = ""
-    """Who says so: `declared`, `torch` or `MindSpore`."""
+    """The source: `declared`, `torch` or `MindSpore`."""
     problem: str = ""
 
     def __str__(self) -> str:

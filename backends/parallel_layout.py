@@ -128,7 +128,7 @@ def with_layout(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def of_declared(declared: Any) -> dict[str, Any]:
-    """What a program declares, in the form of the others; empty if that is nothing."""
+    """The layout that a program declares, in the form of the others; empty if it declares none."""
     if not isinstance(declared, Mapping):
         return {}
     given = cast(Mapping[str, Any], declared)

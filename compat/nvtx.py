@@ -248,7 +248,7 @@ substitute(range, _no_range)
 
 
 class EventAttributes(Documented, frozen=True):
-    """What an event of a `Domain` is given."""
+    """The attributes of an event of a `Domain`."""
 
     message: str = ""
     """Its name."""

@@ -39,7 +39,7 @@ def page() -> str:
 
 
 def help_of(command: str) -> str:
-    """What `--help` of a command prints."""
+    """Returns the text that `--help` of a command prints."""
     return _parsers()[command][0].format_help()
 
 
@@ -58,7 +58,7 @@ def _formatter() -> functools.partial[argparse.RawDescriptionHelpFormatter]:
 
 
 def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """What a command does, how it is called, a table for each group of arguments, and examples."""
+    """Yields the description of a command, its usage, a table for each group of arguments, and examples."""
     parser.formatter_class = _formatter()
     description, epilog = (parser.description or "").strip(), (parser.epilog or "").strip()
     text = parser.format_help().strip().removesuffix(epilog)

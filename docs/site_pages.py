@@ -1,4 +1,4 @@
-"""What the site has beside docs/: README.md and other pages of the checkout, and the reference of public names.
+"""Pages of the site beside docs/: README.md and other pages of the checkout, and the reference of public names.
 
 mkdocs calls the functions `on_...` at their events (<https://www.mkdocs.org/user-guide/plugins/#events>). `make site` runs it.
 """
@@ -70,5 +70,5 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def _on_site(name: str) -> str:
-    """Where a file of the checkout is on the site."""
+    """The place of a file of the checkout on the site."""
     return "index.md" if name == "README.md" else name.removeprefix("docs/")

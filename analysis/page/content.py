@@ -313,7 +313,7 @@ def _device_view(device: DeviceAnswer) -> DeviceView:
 
 
 def _starts(count: int, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where bins of about one size begin."""
+    """The begins of bins of about one size."""
     return np.linspace(0, count, count if count <= most else max(most // 2, 1), endpoint=False).astype(np.int64)
 
 

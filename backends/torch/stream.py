@@ -35,7 +35,7 @@ class _Emission(threading.local):
     def __init__(self) -> None:
         self.context: Any = None
         self._ended_inside: Any = None
-        """That which ended inside of an operator last."""
+        """The one that ended inside of an operator last."""
         self.users: list[StreamMode] = []
 
     def add(self, user: StreamMode) -> None:

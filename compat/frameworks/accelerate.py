@@ -112,7 +112,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         return choose(None if self.activities is None else [_activity(name) for name in self.activities], None)
 
     def _asked(self) -> Asked:
-        """What torch's own tables are to have."""
+        """The columns that torch's own tables shall have."""
         device = next((device for device in DEVICES if device in self._chosen()[1]), None)
         return Asked(
             record_shapes=self.record_shapes,

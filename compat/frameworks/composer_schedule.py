@@ -10,7 +10,7 @@ from stepscope.runtime.schedule.schedule import schedule
 
 
 class EpochState(Protocol):
-    """What a schedule asks of Composer's `State`."""
+    """The part of Composer's `State` that a schedule reads."""
 
     @property
     def timestamp(self) -> Any:

@@ -70,7 +70,7 @@ class Loop:
         self.stage = ""
         """Of the run that is open; empty if none is."""
         self.raised: ErrorLog[Exception] = ErrorLog(KEPT)
-        """What went wrong."""
+        """Errors of tracing."""
         self._spans: list[tuple[str, span]] = []
         self._used: set[str] = set()
         self._not_numbers: set[str] = set()
@@ -278,7 +278,7 @@ def _kind(value: object) -> str:
 
 
 class Traced:
-    """What every callback has: its loop, and what is asked of that.
+    """The base of every callback: its loop, profiler and errors.
 
     A context manager, for frameworks that do not tell callbacks of an exception: leaving closes the run.
     """

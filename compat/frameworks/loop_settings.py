@@ -52,7 +52,7 @@ class LoopArguments(TypedDict, total=False):
 
 
 class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is recorded of a framework's loop, and where it goes.
+    """Settings of a framework's loop: the steps, the sources and the outputs.
 
     Raises:
         TypeError, ValueError: naming the field, the value and what it should be, when it is made and not in training.
@@ -75,7 +75,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     out, one warms up, 25 are recorded. With `keep_last` it is not used; with `control`, nothing is recorded by default
     or with `None` but what is asked for."""
     unit: Literal["step", "epoch"] = "step"
-    """What the schedule counts. Of frameworks that report only whole epochs, nothing finer can be had."""
+    """The unit that the schedule counts. Of frameworks that report only whole epochs, nothing finer can be had."""
     output_dir: str | None = None
     """Each run gets a directory in it, named for its stage (`fit`, `validate`, ...). Default: the directory where the
     framework writes its logs; `stepscope_runs` if it has none."""
@@ -86,9 +86,9 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tensorboard: bool = True
     """True if a file for TensorBoard is written for each window, to `tensorboard` beside the run."""
     backends: Any = None
-    """What records beside spans. Default: operators of torch, where the framework runs on torch."""
+    """Sources beside spans. Default: operators of torch, where the framework runs on torch."""
     exporters: Any = ()
-    """Where events go besides: exporters, and functions that make one of a directory, such as
+    """Further outputs: exporters, and functions that make one of a directory, such as
     `tensorboard_trace_handler`. An exporter is closed when its run ends, so of training and a test that follow each
     other only the first has it; a function is asked for each run."""
     on_trace_ready: Any = None

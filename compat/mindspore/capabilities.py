@@ -1,4 +1,4 @@
-"""What each option gives on each device, and what it does not: said when a profiler starts."""
+"""The data that each option gives on each device, and the data that it does not. A profiler logs them when it starts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from stepscope.compat.mindspore.target import DEVICES, Target
 
 
 class Capability(msgspec.Struct, frozen=True):
-    """What becomes of one option on one device."""
+    """The effect of one option on one device."""
 
     given: bool
     text: str
-    """What is recorded, or why nothing is."""
+    """The recorded data, or the reason for none."""
     needs: tuple[str, ...] = ()
     """It takes one of these frameworks; without, there is nothing."""
     besides: str = ""
-    """What gives it without them, in words."""
+    """The source that gives it without them, in words."""
     caveat: str = ""
-    """What of MindSpore's is not as exact as it looks, where MindSpore is imported."""
+    """Data of MindSpore that are not as exact as they look, where MindSpore is imported."""
 
 
 def _same(capability: Capability) -> Mapping[str, Capability]:
@@ -159,7 +159,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
 
 
 def limits(asked: Iterable[str], target: Target) -> tuple[str, ...]:
-    """What of the options asked for cannot be had here, one sentence for each.
+    """Lists the options that cannot be followed here, one sentence for each.
 
     Args:
         asked: names of options, as `ProfilerOptions.asked` gives them.

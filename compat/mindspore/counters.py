@@ -27,7 +27,7 @@ METRICS: Final[Mapping[AicoreMetrics, PerfGroup]] = {
     AicoreMetrics.MemoryAccess: "cache",
     AicoreMetrics.ResourceConflictRatio: "branch",
 }
-"""What of a processor is nearest to a group of counters of an Ascend core."""
+"""The processor's counters that are nearest to a group of an Ascend core."""
 
 HOST: Final[Mapping[HostSystem, HostPart]] = {
     HostSystem.CPU: "cpu",

@@ -66,7 +66,7 @@ DEFAULT_FILE: Final[Mapping[str, Any]] = {
 """The file that is made where there is none: fields, order and values are those of MindSpore 2.10."""
 
 COMMANDS: Final = ("", "extend", "abort")
-"""What may be asked of a window that runs: to go on until the `stop_step` that the file has now, or to end at once."""
+"""Requests to a window that runs: to go on until the `stop_step` that the file has now, or to end at once."""
 
 _FURTHER = frozenset(ProfilerOptions.__struct_fields__) - set(FIELDS) - {"start_profile", "output_path"}
 _OWN = ("run_id", "command", "steps", "ranks", "prof_path", "analyse", "aic_metrics", "overlap")
@@ -144,7 +144,7 @@ class DynamicProfilerArgs:
         self.is_valid: bool = self._read("is_valid", is_valid, boolean, False)
         self.run_id: str = self._read("run_id", further.pop("run_id", ""), _run_id, "")
         self.command: str = self._read("command", further.pop("command", ""), _command, "")
-        """What is asked of the window that runs."""
+        """The request to the window that runs."""
         self.prof_path: str = self._read("prof_path", further.pop("prof_path", UNSET_PATH), _path, UNSET_PATH)
         """Directory below which windows go; `UNSET_PATH`: that of the monitor."""
         self._analyse: bool | None = (
@@ -159,7 +159,7 @@ class DynamicProfilerArgs:
         self.overlap: Literal["refuse", "queue"] = self._read(
             "overlap", further.pop("overlap", "refuse"), _overlap, "refuse"
         )
-        """What becomes of a window that overlaps another one."""
+        """The rule for a window that overlaps another one."""
         self._further = self._read_further(further)
         for text in self._warnings:
             log.warning("dynamic profiler: %s", text)

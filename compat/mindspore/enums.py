@@ -28,7 +28,7 @@ class ProfilerLevel(Enum):
 
 
 class ProfilerActivity(Enum):
-    """What is observed."""
+    """The observed device."""
 
     CPU = "CPU"
     NPU = "NPU"
@@ -57,7 +57,7 @@ class ExportType(Enum):
 
 
 class HostSystem(Enum):
-    """What of the host is observed beside the program."""
+    """The parts of the host that are observed beside the program."""
 
     CPU = "cpu"
     MEM = "mem"

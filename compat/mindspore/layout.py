@@ -1,4 +1,4 @@
-"""Where output goes: the directory of each window, and the files in it that need no events."""
+"""The places of outputs: the directory of each window, and the files in it that need no events."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Late = Literal["refuse", "clip"]
 
 
 class MonitorFile:
-    """What a file says, as a request for a window or for another end of one; 1 is the first step."""
+    """The content of a file, as a request for a window or for another end of one; 1 is the first step."""
 
     def __init__(self, config: DynamicProfilerArgs, late: Late, granularity: int) -> None:
         """Args: the fields of the file; see `DynamicProfilerMonitor` for the others."""

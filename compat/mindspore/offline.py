@@ -47,7 +47,7 @@ DEPTH = 6
 
 
 class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `profiler_info_<rank>.json` says, as far as an analysis needs it. Fields that are not known are left out."""
+    """The fields of `profiler_info_<rank>.json` that an analysis needs. Fields that are not known are left out."""
 
     run: str = ""
     window: int = 0
@@ -59,7 +59,7 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
     options: msgspec.Raw = msgspec.Raw(b"{}")
 
     def target(self, rank: int | None) -> Target:
-        """Where it was recorded; `rank` is what the journal says."""
+        """The device and rank that recorded it; `rank` is that of the journal."""
         own = int(self.rank_id) if self.rank_id.isdigit() else rank or 0
         return Target(device=self.device_target, device_id=self.device_id, rank=own, rank_size=self.rank_size)
 
@@ -182,7 +182,7 @@ class _Recorded(msgspec.Struct, frozen=True, kw_only=True):
     raw: Path
     journal: Path
     directory: Path
-    """That of its first window."""
+    """The directory of its first window."""
     windows: dict[int, Window | None]
     info: WindowInfo
     target: Target

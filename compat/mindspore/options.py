@@ -42,7 +42,7 @@ DEFAULT_PATH = "./data"
 
 
 class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is recorded, and where it is written. Made by `read_options`, which checks every value."""
+    """The sources and outputs of a profiler. Made by `read_options`, which checks every value."""
 
     output_path: str = DEFAULT_PATH
     """Directory below which every window gets a directory of its own. `read_options` makes it absolute."""
@@ -83,7 +83,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """With `analyse_only`: rank whose data are analysed; recording knows its own."""
     env_enable: bool = False
     overhead_budget: float | None = None
-    """What recording may cost, as a share of the time, as `stepscope.trace` has it; no option of MindSpore."""
+    """The allowed cost of recording, as a share of the time, as `stepscope.trace` has it; no option of MindSpore."""
     peak_flops: float | None = None
     """Floating-point operations in a second that the device can do at most. torch's operators then have theirs; no option of
     MindSpore."""

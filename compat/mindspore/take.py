@@ -59,7 +59,7 @@ class TakePlan(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[str, ...]
     schedule: ScheduleFunction | None
     handler: TraceHandler | None
-    """Who makes the products of each window as it ends; `None`: nobody, until it is asked for."""
+    """Makes the products of each window as it ends; `None`: they are made on request."""
     callback: Callable[..., Any] | None
     """The program's own `on_trace_ready`."""
     metadata: Callable[[], Mapping[str, Any]]
@@ -68,7 +68,7 @@ class TakePlan(msgspec.Struct, frozen=True, kw_only=True):
     control: Control | None
     """By which ways windows can be asked for."""
     fixed: Collection[str]
-    """What STEPSCOPE_OPTIONS has no say in."""
+    """Arguments that STEPSCOPE_OPTIONS cannot change."""
 
 
 class TakenWindow:
@@ -256,7 +256,7 @@ class Take:
             backend.settle()
 
     def _read_memory(self) -> None:
-        """Where memory is wanted: a step, or all of a take, may be over before the thread that looks at it does."""
+        """Reads the memory once more, where it is wanted: a step, or all of a take, may be over before the thread reads it."""
         if self._page and self.profiler.current_action.records:
             _core.counter(COUNTER, resident_bytes(self._page), category=MEMORY)
 

@@ -1,4 +1,4 @@
-"""Where a profiler runs: the device that training is for, and the place of this process in the job."""
+"""The place of a profiler: the device that training is for, and the place of this process in the job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     """MindSpore's."""
     notes: tuple[str, ...] = ()
-    """What could not be found out, and what was taken instead."""
+    """Facts that could not be found out, and the values that were taken instead."""
 
     @property
     def memory(self) -> str:

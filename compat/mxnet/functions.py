@@ -169,7 +169,7 @@ def passes(frame: Frame) -> tuple[FramePass, ...]:
 
 
 def capabilities() -> tuple[Capability, ...]:
-    """What is recorded with the settings as they are, and what not, and why."""
+    """Lists the data that the settings record, and those that they do not, with the reason."""
     return capabilities_of(_recording.settings)
 
 

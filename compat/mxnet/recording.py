@@ -183,7 +183,7 @@ class Recording:
                 self._profiler = None
 
     def of_child(self) -> Recording:
-        """What a forked child has instead: the settings, and none of the locks and files."""
+        """The recording of a forked child: the settings, and none of the locks and files."""
         child = Recording()
         child.settings, child._asked = self.settings, self._asked
         child._files = self._files.of_child()

@@ -57,13 +57,13 @@ def torch_or_none() -> Any:
 
 
 def supported_activities() -> set[Any]:
-    """What can be recorded here, as `torch.profiler.supported_activities` has it; without torch, what the host does."""
+    """The activities that can be recorded here, as `torch.profiler.supported_activities` has them; without torch, those of the host."""
     torch = torch_or_none()
     return {ProfilerActivity.CPU} if torch is None else set(torch.profiler.supported_activities())
 
 
 def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[list[Any] | None, set[str]]:
-    """What is to be recorded, of what was asked for.
+    """Chooses the activities to record, of those that were asked for.
 
     Warns of devices that are asked for and not there; torch records nothing of them, and may say nothing.
 

@@ -47,7 +47,7 @@ class Results(ABC):
 
     @abstractmethod
     def facts(self, cycle: Cycle) -> Mapping[str, Any]:
-        """What an export of a window says besides events: keys of the trace."""
+        """Keys of the trace that an export of a window has beside its events."""
 
     def key_averages(
         self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
@@ -197,7 +197,7 @@ def _need_torch(what: str) -> None:
 
 
 def export_facts(cycle: Cycle, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What an export of a window says besides events, as torch has it: what was recorded, and who; and the metadata."""
+    """Facts that an export of a window has beside its events, as torch writes them: the settings, the ranks and the metadata."""
     flags = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
     return {
         **{flag: 1 for flag in flags if getattr(cycle.asked, flag)},

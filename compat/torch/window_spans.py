@@ -88,7 +88,7 @@ class WindowSpans:
     def callers(self) -> list[tuple[str, ...]]:
         """For each span the Python functions around it, the innermost first."""
         frames = _categories(self.block, FRAMES).tolist()
-        # What a span passes on to those inside of it, by 1 + its index.
+        # Values that a span passes on to those inside of it, by 1 + its index.
         passed: list[tuple[str, ...]] = [()]
         names: dict[int, str] = {}
         found: list[tuple[str, ...]] = []
@@ -142,7 +142,7 @@ def _categories(events: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:
 
 
 def _of_ours(spans: Block) -> NDArray[np.bool_]:
-    """What is on threads of stepscope's own: they run Python functions of ours and no operators."""
+    """Finds events on threads of stepscope's own: they run Python functions of ours and no operators."""
     frames = _categories(spans, FRAMES)
     ours = own_names(np.unique(spans["name"][frames]))
     tracks = np.unique(spans["track"][frames & np.isin(spans["name"], ours)])

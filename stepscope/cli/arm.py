@@ -167,7 +167,7 @@ def _start(text: str) -> Any:
 
 
 def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace, command: str) -> None:
-    """What would mean nothing is wrong usage, not passed over.
+    """Refuses options that would mean nothing as wrong usage.
 
     Raises:
         ValueError: naming it, and what it goes with.
@@ -262,7 +262,7 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
 
 
 def _where(said: Any) -> str:
-    """Where a loop is."""
+    """The step at which a loop is."""
     return f"{said.stage}, step {said.step}" if said.stage else f"step {said.step}"
 
 

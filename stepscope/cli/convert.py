@@ -172,7 +172,7 @@ def _windows(replayed: Replayed) -> str:
 
 
 def hint_at_recovery(directory: Path) -> None:
-    """Where a process was killed that wrote a journal here, and nobody has brought back the rest, says how."""
+    """Names the command that brings back the rest of a journal, if its process was killed."""
     if can_recover(directory):
         recover = f"stepscope recover {shlex.quote(opening.shown(directory))}"
         message(f"a process that wrote here was killed: more may be had with {recover}")

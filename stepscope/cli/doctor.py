@@ -149,8 +149,8 @@ def _show(checks: tuple[Check, ...]) -> None:
 
 
 def _trials() -> tuple[Trial, TorchTrial | None]:
-    """What came of recording in a process of its own; of torch nothing if that process ended before."""
-    # What the variables ask for is for the user's programs, and has a line of its own.
+    """The results of recording in a process of its own; none of torch if that process ended before."""
+    # The variables are for the user's programs, and have a line of their own.
     ours = ("STEPSCOPE_OPTIONS", "STEPSCOPE_JOIN", "STEPSCOPE_SESSION")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     command = [sys.executable, "-P", "-m", "stepscope.cli.trial"]
@@ -191,7 +191,7 @@ def _environment() -> Check:
 
 
 def _memory() -> Iterator[Check]:
-    """Where rings are made, and whether there is room."""
+    """The place where rings are made, and its room."""
     try:
         options = options_in_effect(Options())
     except ControlError:  # it has a line of its own
@@ -226,7 +226,7 @@ def _directory() -> Check:
 
 
 def _sessions() -> Iterator[Check]:
-    """What killed runs left in memory: those below the working directory first, then the newest."""
+    """Remains of killed runs in memory: those below the working directory first, then the newest."""
     found: list[tuple[bool, float, str, Path]] = []
     for directory in (session for place in places(None) for session in Path(place).glob(f"{PREFIX}*")):
         try:

@@ -202,7 +202,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         return [("Empty", f"the program {why}: add stepscope.span() to it, or stepscope.instrument(module)")]
 
     def _untraced(self) -> list[tuple[str, str]]:
-        """That there were other processes, where this one did no step: then they did the work."""
+        """A note on other processes, if this one did no step: they did the work."""
         statistics = self.profiler.statistics()
         joined = 0 if statistics.recorder is None else len(statistics.recorder.workers)
         count = self.children.count - joined

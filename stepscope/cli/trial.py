@@ -12,7 +12,7 @@ import msgspec
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What came of recording a span."""
+    """The result of recording a span."""
 
     text: str = ""
     problem: str = ""
@@ -20,7 +20,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class TorchTrial(msgspec.Struct, frozen=True):
-    """What came of recording an operator of torch."""
+    """The result of recording an operator of torch."""
 
     version: str = ""
     mode: str = ""

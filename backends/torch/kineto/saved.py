@@ -186,7 +186,7 @@ def _text(data: bytes) -> bytes:
 
 
 def _pieces(text: str) -> tuple[list[tuple[int, int]], int, bool]:
-    """Where the whole values at the begin of a list are, where what follows them begins, and whether the list ends there."""
+    """The places of the whole values at the begin of a list, the place after them, and whether the list ends there."""
     pieces: list[tuple[int, int]] = []
     at = 0
     while True:

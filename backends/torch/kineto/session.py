@@ -377,7 +377,7 @@ class KinetoSession:
 
 
 session = KinetoSession()
-"""That of this process."""
+"""The session of this process."""
 slot.occupants.append(session)
 
 

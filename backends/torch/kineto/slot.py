@@ -38,7 +38,7 @@ OPERATOR_RUNS = "a torch profiler ended inside of an operator, and torch crashes
 """Why operators of some time are missing."""
 
 _MODULES = ("torch.autograd.profiler", "torch.autograd", "torch._C._autograd", "torch.autograd.profiler_legacy")
-"""Where the program finds torch's functions. Each may have its own reference to them."""
+"""The modules in which the program finds torch's functions. Each may have its own reference to them."""
 _FUNCTIONS = {
     "_prepare_profiler": "prepare",
     "_enable_profiler": "enable",
@@ -409,4 +409,4 @@ def _end_elsewhere(record: Any, call: Callable[[], Any]) -> Any:
 
 
 slot = TorchSlot()
-"""That of this process."""
+"""The slot of this process."""

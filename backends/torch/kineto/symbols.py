@@ -92,7 +92,7 @@ def _is_tried(torch: Any) -> bool:
 
 
 def _address(result: Any) -> int | None:
-    """Where the C++ object of a kineto result is: pybind11 keeps that right after the Python object's header.
+    """The address of the C++ object of a kineto result: pybind11 keeps that right after the Python object's header.
 
     The C++ object begins with the start of the trace in ns, which no other word is likely to equal.
     """

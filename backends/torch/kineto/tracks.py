@@ -1,4 +1,4 @@
-"""Where kineto's events are drawn: its pairs of process and thread, or device and stream, as tracks."""
+"""The tracks of kineto's events: its pairs of process and thread, or device and stream, as tracks."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Product(Protocol):
 
 @runtime_checkable
 class Holding(Protocol):
-    """What a product has besides, if it keeps a file open until it has finished."""
+    """A product that keeps a file open until it has finished."""
 
     async def abandon(self) -> None:
         """Closes it, after a call that raised; nothing is called afterwards."""
