@@ -76,6 +76,9 @@ class CollectiveTable:
         self.runs: list[CollectiveRun] = []
         self.left_out = 0
         """Runs for which there was no room."""
+        self.in_groups = False
+        """Whether only a part of the job's ranks take part in some collectives: then runs of the same name on two ranks may be of
+        different collectives."""
         self._chosen = SpanChoice(chosen)
 
     def update(self, batch: EventBatch) -> None:
@@ -125,7 +128,9 @@ class CollectiveTable:
 
 def fastest_of(ranks: Sequence[CollectiveTable]) -> dict[Key, int]:
     """For each collective that all ranks have run equally often in a step: ns on the rank that was in it for the shortest time. Empty for
-    one rank alone."""
+    one rank alone, and where ranks form groups."""
+    if any(each.in_groups for each in ranks):
+        return {}
     keyed = [each.keyed() for each in ranks if each.runs]
     if len(keyed) < 2:
         return {}

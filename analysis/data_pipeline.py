@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.event_arguments import arguments
-from stepscope.backends.pipeline_events import CATEGORY, HANDED_ON, WAITED, label
+from stepscope.backends.pipeline_events import CATEGORY, HANDED_ON, PIPELINE, WAITED, label
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, Kind
 
@@ -210,8 +210,10 @@ class PipelineBuilder:
     def update(self, batch: EventBatch) -> None:
         """Takes events; all but those of pipelines are ignored."""
         events = batch.events
-        self._add(_in_order(events[events["category"] == self._pipeline]), batch)
-        self._add_of_loaders(_in_order(events[events["category"] == self._loader]), batch)
+        if self._pipeline:  # 0: the table of categories is full
+            self._add(_in_order(events[events["category"] == self._pipeline]), batch)
+        if self._loader:
+            self._add_of_loaders(_in_order(events[events["category"] == self._loader]), batch)
         if self._loaders:
             spans = events[events["kind"] == int(Kind.SPAN)]
             names = np.unique(spans["name"]).tolist()
@@ -219,7 +221,8 @@ class PipelineBuilder:
             _keep(self._waits[-1], spans["dur"][np.isin(spans["name"], waiting)] / 1e6)
 
     def _add(self, events: Block, batch: EventBatch) -> None:
-        self._described += [arguments(batch, event) for event in events[events["kind"] == int(Kind.INSTANT)]]
+        named = (events["kind"] == int(Kind.INSTANT)) & (events["name"] == strings.intern(PIPELINE))
+        self._described += [arguments(batch, event) for event in events[named]]
         counters = events[events["kind"] == int(Kind.COUNTER)]
         for name in np.unique(counters["name"]).tolist():
             _keep(self._series[strings.text(name)], counters["value"][counters["name"] == name])
@@ -250,7 +253,7 @@ class PipelineBuilder:
             self._waits.append([])
 
     def pipelines(self) -> tuple[DataPipeline, ...]:
-        """Those that were found: MindSpore's, then those of DataLoaders."""
+        """The pipelines that were found: MindSpore's, then those of DataLoaders."""
         loaders = map(_of_loader, self._loaders, self._queues, self._fetches, self._waits)
         return (*([self._of_mindspore()] if self._described else []), *loaders)
 

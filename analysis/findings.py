@@ -277,7 +277,7 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
     sizes: dict[str, int]
     """By kind of parallelism, how many parts there are."""
     groups: tuple[ParallelGroup, ...] = ()
-    """Those that the rank is in."""
+    """The groups that the rank is in."""
     rank: int | None = None
     """The rank that says so."""
     source: str = ""

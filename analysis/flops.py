@@ -208,7 +208,7 @@ class FlopsTable:
         arguments = _core.decode_arguments(heap, at, length)
         if formula := _FORMULAS.get(name):
             try:
-                return formula(arguments[_DIMENSIONS], arguments[_VALUES])
+                return formula(arguments[_DIMENSIONS], arguments.get(_VALUES, []))
             except (KeyError, TypeError, ValueError, IndexError):  # shapes that were not kept, or not whole
                 pass
         said = arguments.get(ARGUMENT)

@@ -25,6 +25,12 @@ def layout_of(metadata: Mapping[str, Any]) -> ParallelLayout | None:
     )
 
 
+def has_groups(metadata: Mapping[str, Any]) -> bool:
+    """Whether a recording's metadata name a group of a part of the ranks."""
+    layout = layout_of(metadata)
+    return layout is not None and any(group.kind != "all" for group in layout.groups)
+
+
 class _Recorded(msgspec.Struct, frozen=True):
     """The metadata, as `stepscope.backends.parallel_layout` makes them."""
 

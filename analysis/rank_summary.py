@@ -18,6 +18,7 @@ from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.event_arguments import arguments as arguments
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.flops import FlopsTable
+from stepscope.analysis.parallel_layout import has_groups
 from stepscope.analysis.recording import Rank, facts_builders, finished
 from stepscope.analysis.thresholds import FEWEST_STEPS
 from stepscope.backends.pipeline_events import CATEGORY
@@ -158,11 +159,12 @@ class RankSummary:
             (kind, number, handle) for kind, category, handle in handlers if (number := strings.category(category))
         ]
         self._readings = [category for kind, category, _ in self._handlers if kind == Kind.COUNTER]
-        self._readings += [strings.category(SIGNAL), strings.category(CATEGORY)]
+        self._readings += [number for name in (SIGNAL, CATEGORY) if (number := strings.category(name))]
         table = Aggregates()
         self.flops = FlopsTable()
         self.memory = MemoryTable()
         self.collectives = CollectiveTable()
+        self.collectives.in_groups = has_groups(rank.metadata)
         # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
         most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
         builders = facts_builders()

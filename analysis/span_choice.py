@@ -1,4 +1,4 @@
-"""Which spans are of a kind that is told by name and category: each pair is judged once."""
+"""Chooses spans by name and category: each pair is judged once."""
 
 from __future__ import annotations
 

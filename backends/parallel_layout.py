@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Final, cast
 
@@ -58,15 +58,26 @@ def of_torch(facts: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found: list[dict[str, Any]] = []
     sizes: dict[str, int] = {}
+    counted: set[str] = set()
     world = int(info.get("world_size", 1))
-    for each in cast(Iterable[Mapping[str, Any]], info.get("pg_config") or ()):
-        name = str(each.get("pg_desc") or each.get("pg_name"))
+    configured = [*cast(Iterable[Mapping[str, Any]], info.get("pg_config") or ())]
+    meshes = {name for each in configured if (name := _name_of(each)).startswith(MESH)}
+    for each in configured:
+        name = _name_of(each)
         ranks = list(each.get("ranks") or range(int(each.get("group_size", world))))
         found.append({"name": name, "kind": "all" if len(ranks) == world else kind_of(name), "ranks": ranks})
-        if name.startswith(MESH):
+        # A second mesh may have a dimension of the same name; `mesh_dp_cp` beside `mesh_dp` and `mesh_cp` is both, flattened.
+        words = name.removeprefix(MESH).split("_")
+        flattened = len(words) > 1 and all(MESH + word in meshes for word in words)
+        if name in meshes and name not in counted and not flattened:
+            counted.add(name)
             kind = kind_of(name)
             sizes[kind] = sizes.get(kind, 1) * len(ranks)
     return {"from": ["torch"], "rank": info.get("rank"), "world_size": world, "sizes": sizes, "groups": found}
+
+
+def _name_of(group: Mapping[str, Any]) -> str:
+    return str(group.get("pg_desc") or group.get("pg_name"))
 
 
 def of_mindspore(mindspore: Any) -> dict[str, Any]:
@@ -135,14 +146,15 @@ def of_declared(declared: Any) -> dict[str, Any]:
     sizes: Any = given.get("sizes", {name: size for name, size in given.items() if name not in ("groups", "sharding")})
     if not isinstance(sizes, Mapping):
         sizes = {}
-    whole = {
-        kind_of(str(name)): size
-        for name, size in cast(Mapping[str, Any], sizes).items()
-        if isinstance(size, int) and not isinstance(size, bool) and size > 0
-    }
+    whole: dict[str, int] = {}
+    for name, size in cast(Mapping[str, Any], sizes).items():
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            kind = kind_of(str(name))
+            whole[kind] = whole.get(kind, 1) * size
+    groups, sharding = given.get("groups"), given.get("sharding")
     return {
         "from": ["declared"],
         "sizes": whole,
-        "groups": list(given.get("groups") or ()),
-        "sharding": dict(given.get("sharding") or {}),
+        "groups": list(cast(Sequence[Any], groups)) if isinstance(groups, list | tuple) else [],
+        "sharding": dict(cast(Mapping[str, Any], sharding)) if isinstance(sharding, Mapping) else {},
     }

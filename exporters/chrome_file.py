@@ -116,9 +116,9 @@ class ChromeFile(TraceFile):
 
     def _encode(self, events: Block, args: bytes) -> bytes:
         dialect = self._layout.dialect
+        lines = _core.encode_chrome(events, args, self._base, "kineto" if dialect == "mxnet" else dialect)
         if dialect == "mxnet":
-            return _COUNTER.sub(rb"\1\2:", _core.encode_chrome(events, args, self._base, "kineto"))
-        lines = _core.encode_chrome(events, args, self._base, dialect)
+            lines = _COUNTER.sub(rb"\1\2:", lines)
         return _TIME.sub(rb'\1"\2"', lines) if self._layout.unix_times else lines
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analysis.collectives import CollectiveTable, Key
+from stepscope.analysis.parallel_layout import has_groups
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.products.base import Holding, Product, is_collective
@@ -249,6 +250,8 @@ def collectives_of(journal: Path) -> CollectiveTable:
         for item in reader:
             if isinstance(item, EventBatch):
                 table.update(item)
+            elif isinstance(item, Window):
+                table.in_groups |= has_groups(item.metadata)
     return table
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ class ChildProcesses:
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" or event == "os.system":
             self._programs += 1
-            self.ranks = self.ranks or command_for_command(self._options, _words(arguments))
+            with suppress(Exception):  # a hint, which must not keep the program from starting another
+                self.ranks = self.ranks or command_for_command(self._options, _words(arguments))
         elif event == "os.fork" or event == "os.forkpty":
             self._forks += 1
 
@@ -87,7 +89,7 @@ def command_for_ranks(options: Sequence[str], program: str, rest: Sequence[str])
         command, words = "accelerate launch", words[1:]
     words = [word for word in words if word not in no_python.split()]
     module = next((at for at, word in enumerate(words) if word in ("-m", "--module")), None)
-    script = next((at for at, word in enumerate(words) if Path(word).is_file()), None)
+    script = next((at for at, word in enumerate(words) if os.path.isfile(word)), None)
     if module is not None and (script is None or module < script):
         own, traced = words[:module], ["-m", *words[module + 1 :]]
     elif script is not None:

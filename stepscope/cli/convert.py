@@ -88,7 +88,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def journal_of(source: Path, window: int | None = None) -> Path:
-    """The journal that is meant by a path; of a directory that which `recover` takes.
+    """The journal at a path; for a directory, the journal that `recover` takes.
 
     Args:
         source: directory of a run, or a journal.

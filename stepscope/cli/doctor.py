@@ -25,7 +25,7 @@ from stepscope.backends.torch.kineto.symbols import TRIED_VERSIONS
 from stepscope.cli import opening
 from stepscope.cli.messages import add_json, print_json
 from stepscope.cli.progress import Progress
-from stepscope.cli.trial import TorchTrial, Trial
+from stepscope.cli.trial import SPAN, TORCH, TorchTrial, Trial
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import options_from_environment, options_in_effect, with_signals
 from stepscope.runtime.display.text_table import human_count, printable
@@ -158,14 +158,17 @@ def _trials() -> tuple[Trial, TorchTrial | None]:
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            said, errors = process.communicate(timeout=TRIAL_S)
+            printed, errors = process.communicate(timeout=TRIAL_S)
             ended = f"it ended with {process.returncode}: {(errors.strip().splitlines() or ['no message'])[-1]}"
         except subprocess.TimeoutExpired:
             process.kill()
-            said, ended = process.communicate()[0], f"it did not end in {TRIAL_S:.0f} s"
-    first, second = (*said.splitlines(), "", "")[:2]
-    trial = msgspec.json.decode(first, type=Trial) if first else Trial(problem=ended)
-    return trial, msgspec.json.decode(second, type=TorchTrial) if second else TorchTrial(problem=ended)
+            printed, ended = process.communicate()[0], f"it did not end in {TRIAL_S:.0f} s"
+    span, torch = (
+        next((line.removeprefix(begin) for line in printed.splitlines() if line.startswith(begin)), "")
+        for begin in (SPAN, TORCH)
+    )
+    trial = msgspec.json.decode(span, type=Trial) if span else Trial(problem=ended)
+    return trial, msgspec.json.decode(torch, type=TorchTrial) if torch else TorchTrial(problem=ended)
 
 
 def _python() -> Check:

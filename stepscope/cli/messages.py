@@ -26,7 +26,7 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
 
     Args:
         parser: of the command.
-        what: is printed.
+        what: the thing that is printed, in words.
     """
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import http.server
-import urllib.parse
+import re
+import secrets
 from http import HTTPStatus
 from io import BytesIO
 from pathlib import Path
@@ -35,7 +36,8 @@ class TraceServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, trace: Path, ui: Path | None, port: int) -> None:
-        place = f"/{urllib.parse.quote(trace.name)}"
+        # Nobody else on this machine can guess the address. Browsers and the page do not quote a name in one way.
+        place = f"/{secrets.token_urlsafe(16)}/{re.sub(r'[^A-Za-z0-9._-]', '_', trace.name)}"
         try:
             super().__init__((HOST, port), functools.partial(_Handler, trace=trace, place=place, ui=ui))
         except OSError as error:

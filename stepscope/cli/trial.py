@@ -1,4 +1,4 @@
-"""Records a span, and operators of torch, and prints as JSON what came of each: a line for `stepscope doctor`."""
+"""Records a span, and operators of torch, and prints each result as a line of JSON for `stepscope doctor`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+SPAN, TORCH = "stepscope trial of a span: ", "stepscope trial of torch: "
+"""Begins of the lines with results. Other packages may print lines of their own."""
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -71,9 +74,9 @@ def record_torch(place: Path) -> TorchTrial:
 def main() -> None:
     """Prints both."""
     with tempfile.TemporaryDirectory(prefix="stepscope-doctor-") as directory:
-        print(msgspec.json.encode(record_span(Path(directory, "span"))).decode(), flush=True)
+        print(SPAN + msgspec.json.encode(record_span(Path(directory, "span"))).decode(), flush=True)
         if importlib.util.find_spec("torch") is not None:
-            print(msgspec.json.encode(record_torch(Path(directory, "torch"))).decode(), flush=True)
+            print(TORCH + msgspec.json.encode(record_torch(Path(directory, "torch"))).decode(), flush=True)
 
 
 if __name__ == "__main__":

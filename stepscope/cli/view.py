@@ -104,7 +104,7 @@ def view(given: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _until_ended() -> Generator[None]:
-    """A block that Ctrl-C ends, and SIGTERM in the same way: else what was converted would stay."""
+    """A block that Ctrl-C ends, and SIGTERM in the same way: else the converted file would stay."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.suppress(KeyboardInterrupt):

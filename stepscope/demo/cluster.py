@@ -102,8 +102,8 @@ def collected(directory: Path) -> Counter[tuple[int, int]]:
 
 @contextmanager
 def watching(url: str, path: Path | None) -> Generator[Callable[[], None]]:
-    """The page in a browser inside, so that it sees what happens. What is given takes pictures of it, if there is a path: this one
-    in light colours, one whose name ends in `-dark` in dark ones."""
+    """Opens the page in a browser, which sees everything that happens inside. The yielded function takes two pictures of it, if
+    there is a path: this one in light colours, and one whose name ends in `-dark` in dark ones."""
     if path is None:
         yield lambda: None
         return

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import Answer
 from stepscope.analysis.page.render import report_html
@@ -251,3 +252,14 @@ def test_whatever_is_in_a_journal(tmp_path_factory: pytest.TempPathFactory, seed
     """It has an answer and a page."""
     directory = tmp_path_factory.mktemp("wild")
     answered(write(directory / "run", *np.array_split(wild(seed), parts), args=HEAP, ended=seed % 2 == 0))
+
+
+def test_events_under_the_category_of_pipelines(tmp_path: Path) -> None:
+    """A program may use the same word for its own events: they are no pipelines."""
+    with sc.trace(output_dir=tmp_path) as profiler:
+        for step in range(30):
+            sc.instant("shuffled", category="data pipeline", number=step)
+            sc.counter("rows", step, category="data pipeline")
+            profiler.step()
+    answer = explain(tmp_path)
+    assert not answer.refused and "input-bound-pipeline" not in {finding.id for finding in answer.findings}

@@ -22,9 +22,9 @@ from tests.support.basics import require
 SIZE = 3_000_000
 
 
-def record(directory: Path, rank: int, seconds: float, steps: int = 14) -> None:
+def record(directory: Path, rank: int, seconds: float, steps: int = 14, metadata: Any = None) -> None:
     """A rank that is in a collective for so long in each step; it calls another one more often the higher its number."""
-    with sc.trace(output_dir=directory, rank=rank, world_size=2) as profiler:
+    with sc.trace(output_dir=directory, rank=rank, world_size=2, metadata=metadata) as profiler:
         for _ in range(steps):
             with sc.span("all_reduce", bytes=SIZE):
                 time.sleep(seconds)
@@ -55,6 +55,19 @@ def test_waiting_and_bandwidth_of_ranks(tmp_path: Path) -> None:
     assert "Collectives " in said and " a step in all_reduce (1 calls), of that " in said
     page = report_html(tmp_path)
     assert "Waiting for ranks" in page and "not known" in page
+
+
+def test_groups_of_ranks_are_not_compared(tmp_path: Path) -> None:
+    """Runs of one name on two ranks may be of two groups, which do not wait for each other."""
+    groups = [{"name": "a", "kind": "tensor", "ranks": [0]}, {"name": "b", "kind": "tensor", "ranks": [1]}]
+    layout = {"parallel_layout": {"sizes": {"tensor": 2}, "groups": groups}}
+    record(tmp_path, 0, 0.005, metadata=layout)
+    record(tmp_path, 1, 0.001, metadata=layout)
+    answer = explain(tmp_path)
+    assert [each.wait_ns for rank in answer.ranks for each in rank.collectives if each.name == "all_reduce"] == [
+        None,
+        None,
+    ]
 
 
 @pytest.mark.checklist("D16")

@@ -43,7 +43,8 @@ def without_torch(directory: Path) -> dict[str, str]:
     """The environment of programs in which torch, which takes seconds to import, raises."""
     place = directory / "site"
     place.mkdir(exist_ok=True)
-    (place / "torch.py").write_text("raise ImportError('no torch here')")
+    # Packages may print lines of their own.
+    (place / "torch.py").write_text("print('{}')\nraise ImportError('no torch here')")
     return {"PYTHONPATH": str(place)}
 
 

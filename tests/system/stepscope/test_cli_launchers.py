@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli.child_processes import command_for_ranks
+from stepscope.cli.child_processes import command_for_command, command_for_ranks
 from tests.support import commands
 from tests.support.basics import ROOT, require
 from tests.support.launch import launched
@@ -136,6 +136,12 @@ def test_ranks_that_do_not_end(tmp_path: Path) -> None:
 def test_commands_for_launchers(program: str, rest: str, command: str) -> None:
     """By what a launcher's arguments look like."""
     assert command_for_ranks(["-q"], program, rest.split()) == command
+
+
+def test_a_word_that_is_no_path() -> None:
+    """A long argument of a launcher is no file name, and no error: the program starts it all the same."""
+    words = ["torchrun", "-m", "train", "--config", "x" * 100_000]
+    assert command_for_command([], words).startswith("torchrun --no-python stepscope run -m train --config xxx")
 
 
 STARTS = """

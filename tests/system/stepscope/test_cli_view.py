@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +84,18 @@ def test_a_trace_for_the_page_on_the_network(tmp_path: Path) -> None:
         assert headers["Access-Control-Allow-Origin"] == page
         assert get(address.replace("trace.json", "secret"))[0] == get(address.replace("trace.json", ""))[0] == 404
         assert get(address, Host="elsewhere.example:80")[0] == 403
+        assert get(f"http://127.0.0.1:{server.server_port}/trace.json")[0] == 404, "the address cannot be guessed"
+
+
+@pytest.mark.parametrize("name", ["lr=3e-4,bs=32 (1).json", "50% of #7?.json", "Läufe.json"])
+def test_any_name_of_a_trace(tmp_path: Path, name: str) -> None:
+    """Browsers and the page quote addresses in different ways, so the address has no character that could be quoted."""
+    trace = tmp_path / name
+    trace.write_text("[]")
+    with serving(trace, None) as server:
+        address = server.address.partition("url=")[2]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]+/[A-Za-z0-9._-]+\.json", address)
+        assert get(address)[:2] == (200, b"[]")
 
 
 def test_a_copy_of_the_page(tmp_path: Path) -> None:

@@ -67,6 +67,21 @@ def test_what_a_program_declares() -> None:
     assert with_layout(declared)[DECLARED]["sizes"] == {"data": 2, "tensor": 4}
 
 
+def test_dimensions_of_one_kind_are_multiplied() -> None:
+    """Replicas and shards are both data parallelism. A sharding that is no mapping is left out."""
+    declared = {"sizes": {"replicate": 2, "shard": 4}, "sharding": "zero3", "groups": 4}
+    assert of_declared(declared) == {"from": ["declared"], "sizes": {"data": 8}, "groups": [], "sharding": {}}
+
+
+def test_each_dimension_counts_once() -> None:
+    """A second mesh with a dimension of the same name, and one that is flattened out of two, divide the job no further."""
+    again = {"pg_name": "12", "pg_desc": "mesh_tp", "ranks": [2, 3], "group_size": 2}
+    context = {"pg_name": "13", "pg_desc": "mesh_cp", "ranks": [3, 5], "group_size": 2}
+    flat = {"pg_name": "14", "pg_desc": "mesh_tp_cp", "ranks": [2, 3, 4, 5], "group_size": 4}
+    facts = {"distributedInfo": {"rank": 3, "world_size": 16, "pg_config": [*GROUPS, again, context, flat]}}
+    assert of_torch(facts)["sizes"] == {"pipeline": 2, "data": 2, "tensor": 2, "context": 2}
+
+
 def test_sizes_that_do_not_fit() -> None:
     """Their product is not the number of ranks: that is told beside them."""
     found = layout_now({"sizes": {"data": 3}, "groups": []})
