@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -31,6 +32,8 @@ QUEUE_DIFFERENCE_PERCENT = 50.0
 """By how much more an operator's input is filled than its output, if it is slower than the one before."""
 STARVED_PERCENT = 10.0
 """The input of an operator is as good as empty if it is filled to less than this."""
+MOST_ITEMS = 1 << 31
+"""A larger number of items or workers is an error of the recording."""
 MOST_SAMPLES = 200_000
 """Samples of an operator that are kept."""
 ONE_THREAD = frozenset(
@@ -192,6 +195,24 @@ def _more(pipeline: DataPipeline, operator: PipelineOperator) -> str:
     return f"{_WORKERS[pipeline.source]} above {operator.workers} for {operator.type}"
 
 
+class _Operator(msgspec.Struct, frozen=True):
+    """An operator in a recorded description."""
+
+    id: int
+    type: str
+    workers: int
+    children: tuple[int, ...]
+    capacity: int
+
+
+class _Description(msgspec.Struct, frozen=True):
+    """A recorded description of a pipeline, see `stepscope.backends.pipeline_events`."""
+
+    source: str
+    interval_ms: float
+    operators: tuple[_Operator, ...]
+
+
 class PipelineBuilder:
     """Gathers pipelines from the events of a process.
 
@@ -199,7 +220,7 @@ class PipelineBuilder:
     """
 
     def __init__(self) -> None:
-        self._described: list[dict[str, Any]] = []
+        self._described: _Description | None = None
         self._series: defaultdict[str, list[float]] = defaultdict(list)
         self._loaders: list[dict[str, Any]] = []
         self._queues: list[list[int]] = []
@@ -222,7 +243,9 @@ class PipelineBuilder:
 
     def _add(self, events: Block, batch: EventBatch) -> None:
         named = (events["kind"] == int(Kind.INSTANT)) & (events["name"] == strings.intern(PIPELINE))
-        self._described += [arguments(batch, event) for event in events[named]]
+        for event in events[named]:
+            with suppress(msgspec.ValidationError):  # of a program's own, or forged: no pipeline
+                self._described = msgspec.convert(arguments(batch, event), _Description, strict=False)
         counters = events[events["kind"] == int(Kind.COUNTER)]
         for name in np.unique(counters["name"]).tolist():
             _keep(self._series[strings.text(name)], counters["value"][counters["name"] == name])
@@ -234,7 +257,7 @@ class PipelineBuilder:
             if len(some) and int(some["kind"][0]) == Kind.INSTANT:
                 self._begin(arguments(batch, some[0]))
             if self._loaders:
-                _keep(self._queues[-1], some["value"][some["kind"] == int(Kind.COUNTER)].astype(np.int64))
+                _keep(self._queues[-1], _counts(some["value"][some["kind"] == int(Kind.COUNTER)]))
                 fetches: Any = some[some["kind"] == int(Kind.SPAN)]
                 _keep(self._fetches[-1], np.stack((fetches["ts"], fetches["dur"]), axis=1))
 
@@ -255,27 +278,25 @@ class PipelineBuilder:
     def pipelines(self) -> tuple[DataPipeline, ...]:
         """The pipelines that were found: MindSpore's, then those of DataLoaders."""
         loaders = map(_of_loader, self._loaders, self._queues, self._fetches, self._waits)
-        return (*([self._of_mindspore()] if self._described else []), *loaders)
+        return (*([] if self._described is None else [self._of_mindspore(self._described)]), *loaders)
 
-    def _of_mindspore(self) -> DataPipeline:
-        facts = self._described[-1]
-        operators: list[dict[str, Any]] = facts["operators"]
-        parents = {child: int(each["id"]) for each in operators for child in each["children"]}
+    def _of_mindspore(self, described: _Description) -> DataPipeline:
+        parents = {child: each.id for each in described.operators for child in each.children}
         return DataPipeline(
-            source=str(facts["source"]),
-            interval_ms=float(facts["interval_ms"]),
+            source=described.source,
+            interval_ms=described.interval_ms,
             operators=tuple(
                 PipelineOperator(
-                    id=each["id"],
-                    type=each["type"],
-                    workers=each["workers"],
-                    children=tuple(each["children"]),
-                    parent=parents.get(each["id"], -1),
-                    capacity=each["capacity"],
-                    lengths=tuple(map(int, self._series[f"{label(each['type'], each['id'])} queue"])),
-                    processor=tuple(self._series[f"{label(each['type'], each['id'])} processor"]),
+                    id=each.id,
+                    type=each.type,
+                    workers=each.workers,
+                    children=each.children,
+                    parent=parents.get(each.id, -1),
+                    capacity=each.capacity,
+                    lengths=tuple(_counts(np.array(self._series[f"{label(each.type, each.id)} queue"])).tolist()),
+                    processor=tuple(self._series[f"{label(each.type, each.id)} processor"]),
                 )
-                for each in sorted(operators, key=lambda each: int(each["id"]))
+                for each in sorted(described.operators, key=lambda each: each.id)
             ),
             waited_ms=tuple(self._series[WAITED]),
             handed_on_ms=tuple(self._series[HANDED_ON]),
@@ -284,7 +305,7 @@ class PipelineBuilder:
 
 def _of_loader(facts: dict[str, Any], queue: list[int], fetches: list[list[int]], waits: list[float]) -> DataPipeline:
     """A DataLoader and, if it has any, its workers. Their use of processors is taken from how long they make batches."""
-    workers = int(facts.get("workers") or 0)
+    workers, prefetch = (_whole(facts.get(name)) for name in ("workers", "prefetch"))
     begin = min((ts for ts, _ in fetches), default=0)
     whole = max((ts + dur for ts, dur in fetches), default=0) - begin
     busy = sum(dur for _, dur in fetches)
@@ -297,7 +318,7 @@ def _of_loader(facts: dict[str, Any], queue: list[int], fetches: list[list[int]]
         type=name,
         workers=workers,
         parent=0,
-        capacity=workers * int(facts.get("prefetch") or 2),
+        capacity=workers * (prefetch or 2),
         lengths=tuple(queue),
         processor=(100 * busy / whole,) if whole > 0 else (),
     )
@@ -309,4 +330,14 @@ def _in_order(events: Block) -> Block:
 
 
 def _keep(to: list[Any], values: NDArray[Any]) -> None:
-    to += values[: MOST_SAMPLES - len(to)].tolist()
+    room = MOST_SAMPLES - len(to)
+    to += (values[np.isfinite(values)] if values.ndim == 1 else values)[:room].tolist()
+
+
+def _counts(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Readings as numbers of items, without those that are none."""
+    return np.clip(values[np.isfinite(values)], 0, MOST_ITEMS).astype(np.int64)
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and 0 < value < MOST_ITEMS else 0

@@ -506,7 +506,8 @@ def test_the_pipeline_of_a_torch_loader(tmp_path: Path, monkeypatch: pytest.Monk
     (directory,) = profiler.directories
     raw = output.rows(directory, "minddata_pipeline_raw_0.csv")
     summary = json.loads((directory / PRODUCTS / "minddata_pipeline_summary_0.json").read_text())
-    assert summary["per_pipeline_time"][0] >= (3 if workers else 10)
+    # Twelve batches of 10 ms, and the end at once; a worker makes the next one meanwhile.
+    assert summary["per_pipeline_time"][0] >= (3 if workers else 9)
     if workers:
         assert [row["op_type"] for row in raw] == ["DataLoader", f"{__name__}.SlowItems"]
         assert len(json.loads(raw[1]["output_queue_size"])) == 13  # twelve batches, and the end
