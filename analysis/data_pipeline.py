@@ -336,7 +336,8 @@ def _keep(to: list[Any], values: NDArray[Any]) -> None:
 
 def _counts(values: NDArray[Any]) -> NDArray[np.int64]:
     """Readings as numbers of items, without those that are none."""
-    return np.clip(values[np.isfinite(values)], 0, MOST_ITEMS).astype(np.int64)
+    counts: NDArray[np.int64] = np.clip(values[np.isfinite(values)], 0, MOST_ITEMS).astype(np.int64)
+    return counts
 
 
 def _whole(value: object) -> int:
