@@ -10,12 +10,12 @@ from typing import Any, Final, cast
 import msgspec
 import numpy as np
 
+from stepscope.analysis.event_arguments import arguments
 from stepscope.analysis.findings import DeviceMemory, TagMemory
 from stepscope.analysis.span_choice import SpanChoice
-from stepscope.runtime import _core
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import EventBatch, Flag, Kind
+from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.windows.step_facts import Phase, class_of
 
 CAPACITY: Final = "memory_capacity"
@@ -205,16 +205,11 @@ def capacity_of(metadata: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _allocation(event: Any, batch: EventBatch) -> Allocation | None:
-    at, length = int(event["args_at"]), int(event["args_len"])
-    arguments: dict[str, Any] = {}
-    if int(event["flags"]) & Flag.ARG_INLINE:
-        arguments = {strings.text(at): length}
-    elif length:
-        arguments = _core.decode_arguments(batch.args, at, length)
-    size = arguments.get("Bytes", 0)
+    given = arguments(batch, event)
+    size = given.get("Bytes", 0)
     if not isinstance(size, int) or not size:
         return None
-    kind, number = arguments.get("Device Type", 0), arguments.get("Device Id", -1)
+    kind, number = given.get("Device Type", 0), given.get("Device Id", -1)
     return Allocation(
         at=int(event["ts"]),
         track=int(event["track"]),

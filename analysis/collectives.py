@@ -14,12 +14,12 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from stepscope.analysis.event_arguments import arguments
 from stepscope.analysis.findings import CollectiveTimes
 from stepscope.analysis.span_choice import SpanChoice
-from stepscope.runtime import _core
 from stepscope.runtime.display.text_table import human_time, printable, shorten
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import EventBatch, Flag, Kind
+from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.windows.step_facts import Facts, Phase, class_of
 
 BYTES: Final = "bytes"
@@ -171,17 +171,14 @@ def _peer_of(name: str) -> str:
 
 
 def _bytes_of(event: Any, batch: EventBatch) -> int:
-    at, length = int(event["args_at"]), int(event["args_len"])
-    if int(event["flags"]) & Flag.ARG_INLINE:
-        return length if strings.text(at) == BYTES else UNKNOWN
-    arguments = _core.decode_arguments(batch.args, at, length) if length else {}
-    declared = arguments.get(BYTES)
+    given = arguments(batch, event)
+    declared = given.get(BYTES)
     if isinstance(declared, int | float):
         return int(declared) if 0 <= declared < 1 << 60 else UNKNOWN
-    elements, kind = arguments.get(_ELEMENTS), arguments.get(_TYPE)
+    elements, kind = given.get(_ELEMENTS), given.get(_TYPE)
     if isinstance(elements, int) and isinstance(kind, str) and kind.lower() in _SIZES:
         return elements * _SIZES[kind.lower()]
-    shapes, kinds = (_list_of(arguments.get(name)) for name in (_DIMENSIONS, _TYPES))
+    shapes, kinds = (_list_of(given.get(name)) for name in (_DIMENSIONS, _TYPES))
     tensors = [(shape, str(kind).lower()) for shape, kind in zip(shapes, kinds, strict=False)]
     known = [(shape, _SIZES[kind]) for shape, kind in tensors if kind in _SIZES]
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.collectives import UNKNOWN, CollectiveRun, CollectiveTable, Key, wait_of
-from stepscope.compat.mindspore.products.base import is_collective, microseconds
+from stepscope.compat.mindspore.products.base import is_collective, microseconds, write_json
 from stepscope.compat.mindspore.products.step_times import Intervals, length, union
-from stepscope.exporters.output import whole_file
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run
@@ -63,10 +61,10 @@ class Communication:
         if not steps:
             return ()
         found = {f"step{step}": self._of_step(names) for step, names in sorted(steps.items())}
-        files = [self._write("communication.json", found)]
+        files = [write_json(self._directory / "communication.json", found)]
         matrix = {f"step{step}": _links(names) for step, names in sorted(steps.items())}
         if any(groups["p2p"] or groups["collective"] for groups in matrix.values()):
-            files.append(self._write("communication_matrix.json", matrix))
+            files.append(write_json(self._directory / "communication_matrix.json", matrix))
         return tuple(files)
 
     def _of_step(self, names: Mapping[str, _Runs]) -> dict[str, Any]:
@@ -110,12 +108,6 @@ class Communication:
             each[1] += (run.dur - (wait or 0)) / 1e6
         info = {**bandwidth, "Size Distribution": dict(distribution)}
         return {"Communication Time Info": times, "Communication Bandwidth Info": {TRANSPORT: info}}
-
-    def _write(self, name: str, found: Mapping[str, Any]) -> Path:
-        text = json.dumps(found, indent=4, ensure_ascii=False)
-        with whole_file(path := self._directory / name) as place:
-            place.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-        return path
 
 
 TRANSPORT = "ALL"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import msgspec
 
 from stepscope.analysis.allocations import EARLIER, MemoryTable, capacity_of
 from stepscope.analysis.findings import DeviceMemory
+from stepscope.compat.mindspore.products.base import write_json
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
-from stepscope.exporters.output import whole_file
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
@@ -64,10 +63,7 @@ class MemoryUsage:
         )
 
     def _write(self, what: str, found: Mapping[str, Any]) -> Path:
-        with whole_file(path := self._directory / f"memory_usage_{what}_{self._rank}.json") as place:
-            text = json.dumps(found, indent=4, ensure_ascii=False)
-            place.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-        return path
+        return write_json(self._directory / f"memory_usage_{what}_{self._rank}.json", found)
 
 
 def _summary(memory: DeviceMemory | None, capacity: int | None, peaks: Mapping[str, float]) -> dict[str, Any]:
