@@ -82,6 +82,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
         # Chosen here, so that what the exporters write is in the run's directory.
         output = Output.choose(arguments.out, name, None)
         files, exporters = exporters_of(arguments, output.path if rank is None else output.path / f"rank{rank}")
+        if not arguments.quiet:
+            for path in filter(Path.is_file, files.values()):
+                message(f"stepscope run: {opening.shown(path)} is of an earlier run, and will be replaced")
         steps = OptimizerSteps(lambda: profiler.step())
         by_optimizer = arguments.step_on == "optimizer"
         options = own_options(arguments)

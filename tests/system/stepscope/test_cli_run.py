@@ -606,3 +606,13 @@ async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:
     done = stepscope("run", "--collector", "127.0.0.1:7788", "p.py", cwd=tmp_path)
     assert done.returncode == 2
     said(done.stderr.splitlines()[-1], "--collector", "did you mean 'ws://127.0.0.1:7788'?")
+
+
+def test_a_file_of_an_earlier_run_is_named_before_it_is_replaced(tmp_path: Path) -> None:
+    """The journals of both runs stay, and only one trace has the name."""
+    (tmp_path / "program.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
+    first = stepscope("run", "--no-torch", "-o", "run", "program.py", cwd=tmp_path)
+    again = stepscope("run", "--no-torch", "-o", "run", "program.py", cwd=tmp_path)
+    remark = "stepscope run: run/trace.json is of an earlier run, and will be replaced"
+    assert remark not in first.stderr and remark in again.stderr
+    assert (tmp_path / "run" / "journal").is_file() and (tmp_path / "run" / "journal-2").is_file()
