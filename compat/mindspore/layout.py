@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.backends.parallel_layout import DECLARED, layout_now, of_mindspore
 from stepscope.compat.mindspore.errors import ProfilerIOException
-from stepscope.compat.mindspore.options import DEFAULT_PATH, ProfilerOptions
+from stepscope.compat.mindspore.options import DEFAULT_PATH, ProfilerOptions, absolute
 from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.plainjson import plain
 from stepscope.runtime.files.paths import can_create_in, temporary_directory, user_directory
@@ -31,7 +31,7 @@ RAW = "FRAMEWORK"
 
 def default_or_other(output_path: str) -> str:
     """The output path; where it is the default, which nobody chose, and cannot be written, another place, with a warning."""
-    default = output_path in (DEFAULT_PATH, os.path.abspath(DEFAULT_PATH))
+    default = output_path in (DEFAULT_PATH, absolute(DEFAULT_PATH))
     if not default or can_create_in(Path(output_path)):
         return output_path
     place = temporary_directory()

@@ -219,6 +219,14 @@ def boolean(value: Any) -> bool:
     return value
 
 
+def absolute(path: str) -> str:
+    """The absolute path; the path as it is, if it is relative and the working directory was deleted."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        return path
+
+
 def _path(value: Any) -> str:
     if value is None:
         value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or DEFAULT_PATH
@@ -228,7 +236,7 @@ def _path(value: Any) -> str:
         raise TypeError(f"it must be a path, got {type(value).__name__}") from None
     if isinstance(value, bytes) or not text or "\0" in text:
         raise ProfilerPathErrorException("it is no path")
-    return os.path.abspath(text)
+    return absolute(text)
 
 
 def _whole(least: int) -> Callable[[Any], int]:
