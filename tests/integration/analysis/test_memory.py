@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,9 @@ def test_the_peak_and_who_allocated_it(tmp_path: Path) -> None:
     assert sizes["forward"] >= 16 * MIB and 8 * MIB <= sizes["embedding"] < 9 * MIB
     assert sum(sizes.values()) == memory.peak
     said = " ".join(str(answer).split())
-    assert f"Memory cpu/0 peaks at {human_bytes(memory.peak)} of 64 MiB in step 1: 67% forward, 33% embedding" in said
+    # torch may hold some more: the shares are about two thirds and one third.
+    peaks = re.escape(f"Memory cpu/0 peaks at {human_bytes(memory.peak)} of 64 MiB in step 1:")
+    assert re.search(rf"{peaks} 6\d% forward, 3\d% embedding", said)
     page = report_html(tmp_path)
     assert "Allocations on cpu/0" in page and '<th scope="row">embedding</th>' in page
 
