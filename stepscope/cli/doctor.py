@@ -63,7 +63,7 @@ FRAMEWORKS: Mapping[str, str] = {
     "mindspore": "mindspore",
 }
 """Modules that a module of stepscope with the same name is for, and their distributions."""
-_NOT_FOR_USERS = ("bench", "dev")
+_NOT_FOR_USERS = ("bench", "dev", "docs")
 """Extras of developers."""
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?([^;]*)(?:;.*extra == [\"']([\w-]+)[\"'].*)?")
 
