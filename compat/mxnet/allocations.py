@@ -56,7 +56,7 @@ class Allocations:
         with self._lock:
             return [(label or NONE, one) for label, one in self._log.labelled() if one.bytes > 0]
 
-    def _beside(self) -> list[tuple[str, int]]:
+    def _unexplained_memory(self) -> list[tuple[str, int]]:
         """By device what is in use beside the allocations that backends tell of, by this process and others."""
         try:
             nvml = Nvml(LIBRARY)
@@ -85,7 +85,7 @@ class Allocations:
                 writer.writerow(COLUMNS)
                 for label, one in self.labelled():
                     writer.writerow([label, one.bytes, one.device, one.bytes, 0])
-                for device, size in self._beside():
+                for device, size in self._unexplained_memory():
                     writer.writerow([AMEND, size, device, size, 0])
             part.replace(path)
         except OSError as error:

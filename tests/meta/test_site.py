@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def public_names(module: str) -> Iterator[str]:
-    """What a module has in `__all__`, which is read and not imported: some want a framework that is not there."""
+    """Reads the names in a module's `__all__` without importing it: some modules need a framework that is not installed."""
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:

@@ -17,7 +17,7 @@ from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.mindspore import Profiler
 from stepscope.runtime.events.record import Kind
 from tests.support import mindspore_output as output
-from tests.support.basics import require
+from tests.support.basics import missing, require
 
 SIZE = 3_000_000
 
@@ -86,7 +86,7 @@ def test_bytes_of_torchs_collectives(tmp_path: Path) -> None:
     """Known from shapes and types of their tensors."""
     torch = require("torch")
     if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
+        missing("torch.distributed", "Install a build of torch that has it, as those of PyPI do.")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         with sc.trace(backends=[sc.TorchBackend(record_shapes=True)], output_dir=tmp_path) as profiler:

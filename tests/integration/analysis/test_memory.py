@@ -157,7 +157,7 @@ def test_the_peak_of_several_windows(tmp_path: Path) -> None:
     assert [tag.name for tag in memory.tags if tag.bytes > MIB] == ["window 1"]
 
 
-def test_more_than_is_kept(tmp_path: Path) -> None:
+def test_allocations_beyond_the_limit(tmp_path: Path) -> None:
     """Allocations and spans beyond the limit are counted, and the log stays small."""
     torch = require("torch")
     backend = sc.TorchBackend(profile_memory=True)

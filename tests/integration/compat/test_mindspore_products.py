@@ -27,7 +27,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.router import RECORDER
 from stepscope.runtime.windows.step_parts import parts_of
 from tests.support import mindspore_output as output
-from tests.support.basics import require
+from tests.support.basics import missing, require
 from tests.support.messages import refused
 
 
@@ -257,7 +257,7 @@ def test_parallel_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_layout_of_a_device_mesh(tmp_path: Path, declared: bool) -> None:
     """Sizes and groups are in the JSON, and `explain` and the report show them; what the program declares goes before."""
     torch = require("torch")
-    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    fake = require("torch.testing._internal.distributed.fake_pg")
     torch.distributed.init_process_group("fake", rank=3, world_size=8, store=fake.FakeStore())
     try:
         torch.distributed.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
@@ -301,7 +301,7 @@ def test_collectives_of_torch(tmp_path: Path) -> None:
     """With `profile_communication` each step has the collectives that ran in it, with their times; without, none has."""
     torch = require("torch")
     if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
+        missing("torch.distributed", "Install a build of torch that has it, as those of PyPI do.")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         for wanted in (True, False):

@@ -110,7 +110,7 @@ def test_a_machine_that_records_nothing(tmp_path: Path) -> None:
 
 
 def test_runs_that_were_killed(tmp_path: Path) -> None:
-    """What they left in memory is named, with the command that brings it back."""
+    """The doctor names their remains in memory, and the command that brings these back."""
     python("-c", KILLED, cwd=tmp_path, server=None)
     env = without_torch(tmp_path)
     done = stepscope("doctor", "--json", cwd=tmp_path, env=env)

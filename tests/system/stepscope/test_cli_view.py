@@ -179,7 +179,7 @@ def test_what_cannot_be_shown(
     said(capsys.readouterr().err.splitlines()[-1], *facts)
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_a_port_in_use(tmp_path: Path) -> None:
     """The error names the port, and the option."""
     trace = tmp_path / "trace.json"
     trace.write_text("[]")

@@ -24,7 +24,7 @@ from stepscope.runtime.control.settings import Control as Settings
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
 from stepscope.runtime.windows.window import ARMED
-from tests.support.basics import ROOT, require
+from tests.support.basics import ROOT, missing, require
 from tests.support.launch import launched
 from tests.support.messages import refused
 
@@ -227,7 +227,7 @@ def test_the_rank_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
+        missing("torch.distributed", "Install a build of torch that has it, as those of PyPI do.")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         assert rank_from_environment() == (0, 1)

@@ -12,7 +12,7 @@ from stepscope.runtime.steps.window_follower import WindowFollower
 from tests.support.messages import said
 
 
-def test_a_loop_is_told_of_its_windows() -> None:
+def test_a_loop_follows_its_windows() -> None:
     """It learns with which step each begins and ends, and has the settings of the time at which it was asked for."""
     settings = ["then"]
     follower = WindowFollower("loop", rank=0, settings=lambda: settings[0])
