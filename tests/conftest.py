@@ -17,6 +17,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from stepscope.runtime import _core
 from stepscope.runtime.annotations import tasks
 from stepscope.runtime.recording import recorder
 from stepscope.runtime.session.directory import session_of
@@ -160,6 +161,15 @@ def nothing_watched() -> Iterator[None]:
     """Each test begins with thread pools and loops as Python makes them: some record without a profiler."""
     yield
     tasks.release()
+
+
+@pytest.fixture(autouse=True)
+def categories_left() -> Iterator[None]:
+    """Fails a test that uses up the process's categories: events of later tests would have none."""
+    before = _core.counts()["categories_full"]
+    yield
+    if _core.counts()["categories_full"] > before:
+        pytest.fail("the process has no categories left; use fewer, or a program of its own", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
