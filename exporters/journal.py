@@ -17,6 +17,9 @@ from stepscope.runtime.journal.writer import Fsync, JournalWriter, WhenFull
 from stepscope.runtime.options import Options
 from stepscope.runtime.settings.arguments import file_argument, number_argument
 
+ANCHOR_INTERVAL_NS = 1_000_000_000
+"""Windows that end within this time of each other share a reading of the clocks."""
+
 
 class JournalExporter:
     """Appends everything to a checksummed journal that can be read at any moment, also after `kill -9`.
@@ -63,7 +66,9 @@ class JournalExporter:
         )
         self._run: Run | None = None
         self._metadata: dict[str, Any] = {}
-        self._lost_reported: dict[str, int] = {}
+        self._anchor_ns = 0
+        """End of the last window that was written with a reading of the clocks."""
+        self._lost_reported = (0, 0, 0)
 
     @classmethod
     def of(cls, options: Options) -> JournalExporter:
@@ -92,10 +97,14 @@ class JournalExporter:
     def take_lost(self) -> list[Lost]:
         """Events that are lost since the last call: in deleted files, in the oldest ones that gave way to new ones, and in a
         group that the system refused."""
-        found = {"deleted": self.writer.deleted_by_others, "error": self.writer.lost}
-        lost = [Lost(count - self._lost_reported.get(why, 0), why) for why, count in found.items()]
+        writer = self.writer
+        found = (writer.deleted_by_others, writer.lost, writer.deleted_oldest)
+        if found == self._lost_reported:
+            return []
+        deleted, errors, _ = self._lost_reported
         self._lost_reported = found
-        lost += [Lost(count, "cap", window) for window, count in self.writer.take_deleted_oldest().items()]
+        lost = [Lost(found[0] - deleted, "deleted"), Lost(found[1] - errors, "error")]
+        lost += [Lost(count, "cap", window) for window, count in writer.take_deleted_oldest().items()]
         return [each for each in lost if each.events > 0]
 
     def begin_group(self) -> None:
@@ -120,7 +129,9 @@ class JournalExporter:
 
     async def close_window(self, window: Window) -> None:
         self._write_news()
-        self.writer.write_window(window, ClockAnchor.read())
+        due = window.end_ns - self._anchor_ns >= ANCHOR_INTERVAL_NS
+        self._anchor_ns = window.end_ns if due else self._anchor_ns
+        self.writer.write_window(window, ClockAnchor.read() if due else None)
 
     async def aclose(self) -> None:
         if self._run is None or not self.writer.is_open:

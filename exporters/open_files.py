@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ class CountedFile(Protocol):
     @property
     def written(self) -> int: ...
 
-    def take_lost(self, window: int | None) -> Iterator[Lost]: ...
+    def take_lost(self, window: int | None) -> Iterable[Lost]: ...
 
 
 F = TypeVar("F", bound=CountedFile)
@@ -50,18 +50,16 @@ class OpenFiles(ABC, Generic[F]):
 
     def take_lost(self) -> list[Lost]:
         """Events that were written and are lost since the last call."""
-        for key in self._open:
-            self._take_lost(key)
+        for key, file in self._open.items():
+            self._lost += file.take_lost(key if self._by_window else None)
         lost, self._lost = self._lost, []
         return lost
 
-    def _take_lost(self, key: int) -> None:
-        self._lost += self._open[key].take_lost(key if self._by_window else None)
-
     def _close(self, key: int) -> None:
         """A file is not open any more."""
-        self._take_lost(key)
-        self._closed_events += self._open.pop(key).written
+        file = self._open.pop(key)
+        self._lost += file.take_lost(key if self._by_window else None)
+        self._closed_events += file.written
 
     async def discard_window(self, window: int) -> None:
         """Deletes the files of a window, if every window has its own; from a file of all windows none is taken out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class TraceFile(ABC):
         """Events written, those included of which a part is yet to be written."""
         return self._output.events
 
-    def take_lost(self, window: int | None) -> Iterator[Lost]:
+    def take_lost(self, window: int | None) -> Iterable[Lost]:
         """Which of the events written are lost, each told once.
 
         Args:
@@ -62,9 +62,11 @@ class TraceFile(ABC):
         """
         deleted = self._output.deleted
         lost = self.written if deleted else self._given_up + self._output.refused
-        if lost > self._lost_told:
-            yield Lost(lost - self._lost_told, "deleted" if deleted else "error", window)
-            self._lost_told = lost
+        if lost <= self._lost_told:
+            return ()
+        news = Lost(lost - self._lost_told, "deleted" if deleted else "error", window)
+        self._lost_told = lost
+        return (news,)
 
     def begin_group(self) -> None:
         """Small writes may wait in memory until `end_group`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -58,10 +58,9 @@ class TraceSeries:
         """Events in its files so far."""
         return self._complete_events + (0 if self._file is None else self._file.written)
 
-    def take_lost(self, window: int | None) -> Iterator[Lost]:
+    def take_lost(self, window: int | None) -> Iterable[Lost]:
         """See `TraceFile.take_lost`; of a file that is complete nothing is lost."""
-        if self._file is not None:
-            yield from self._file.take_lost(window)
+        return () if self._file is None else self._file.take_lost(window)
 
     async def begin(self) -> TraceFile:
         """The file that is written now.

@@ -11,6 +11,9 @@ MAX_WINDOWS = 256
 """Closed windows with accounts of their own. Those of older ones are summed, as a run may have millions of windows."""
 
 
+_NOTHING: Counter[str] = Counter()
+
+
 class Accounts:
     """Sums of events. The owner's lock guards them."""
 
@@ -28,12 +31,12 @@ class Accounts:
 
     def offer(self, window: int, count: int) -> None:
         """Counts offered events of a window."""
-        self._offered[window] += count
+        self._offered[window] = self._offered.get(window, 0) + count
 
     def export(self, window: int, count: int) -> None:
         """Counts exported events, also of an old window."""
         if window in self:
-            self._exported[window] += count
+            self._exported[window] = self._exported.get(window, 0) + count
         else:
             self._past_exported += count
 
@@ -111,7 +114,8 @@ class Accounts:
 
     def close(self, window: int) -> None:
         """The exporter got the end of a window. If there are many closed windows, the oldest joins the sum."""
-        self._reported += sum(self.ledger(window).dropped.values())
+        if window in self._dropped:
+            self._reported += self._dropped[window].total()
         self._closed[window] = None
         if len(self._closed) > MAX_WINDOWS:
             oldest = next(iter(self._closed))
@@ -132,15 +136,16 @@ class Accounts:
         self._past_offered += self._offered.pop(window, 0)
         self._past_exported += self._exported.pop(window, 0)
         self._past_kept += self._kept.pop(window, 0)
-        self._past_dropped += self._dropped.pop(window, Counter())
+        if window in self._dropped:
+            self._past_dropped += self._dropped.pop(window)
 
     def __contains__(self, window: int) -> bool:
         return window in self._offered
 
     def ledger(self, window: int) -> OutputLedger:
         """Accounts of one window; empty for an old one."""
-        dropped = self._dropped.get(window, Counter[str]())
-        return _ledger(self._offered[window], self._exported[window], self._kept[window], dropped)
+        offered, exported, kept = (of.get(window, 0) for of in (self._offered, self._exported, self._kept))
+        return _ledger(offered, exported, kept, self._dropped.get(window, _NOTHING))
 
     def total(self) -> OutputLedger:
         """Accounts of the run."""

@@ -185,17 +185,20 @@ class ExporterWorker:
         self._work.notify_all()
 
     def _admit(self, batch: EventBatch) -> None:
+        size = _size(batch)
         # An empty queue accepts a batch of any size.
-        if self._queue and self._bytes + _size(batch) > self._max:
+        if self._queue and self._bytes + size > self._max:
             count = len(batch)
             batch = self._fit(batch)
+            size = _size(batch)
             self._accounts.drop(batch.window, "queue", count - len(batch))
-        if len(batch):
-            self._bytes += _size(batch)
-            self._peak = max(self._peak, self._bytes)
-            self._queue.append(batch)
-            self.items_queued += 1
-            self._idle = False
+            if not len(batch):
+                return
+        self._bytes += size
+        self._peak = max(self._peak, self._bytes)
+        self._queue.append(batch)
+        self.items_queued += 1
+        self._idle = False
 
     def _fit(self, batch: EventBatch) -> EventBatch:
         """The first events of a batch that fit the queue. With `drop_oldest`, older batches are dropped before."""
@@ -553,7 +556,7 @@ class ExporterWorker:
             return False
         finally:
             with self._lock:
-                self._busy = self._busy_ns()
+                self._busy += self._now() - self._call_began
                 self._call_began = None
         return True
 

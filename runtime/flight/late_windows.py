@@ -291,7 +291,8 @@ class FlightWindows(WindowRouter):
             self._pauses[-1] = (self._pauses[-1][0], at)
 
     def _end(self, window: OpenWindow, at: int, now: int, why_short: str = "") -> None:
-        window.end, window.waiting_since = at, now
+        window.end_at(at)
+        window.waiting_since = now
         window.marks.cut(at)
         window.complete = not why_short
         window.reason = why_short

@@ -18,7 +18,6 @@ from stepscope.runtime.session.file_lock import hold, release
 Piece = bytes | bytearray | memoryview
 
 _FLAGS = os.O_RDWR | os.O_APPEND
-_MAX_PIECES = 512
 
 
 class AppendFile:
@@ -131,7 +130,7 @@ class AppendFile:
                 failure.add_note(f"what was written of it could not be taken back: {second}")
                 self.size = os.fstat(self._fd).st_size - self._segment.offset(0)
             raise failure from error
-        self.size += sum(len(piece) for piece in pieces)
+        self.size += sum(map(len, pieces))
 
     def write_header(self, sync: bytes) -> None:
         """Overwrites the header of the last file, which may be damaged.
@@ -160,13 +159,9 @@ class AppendFile:
             release(self._lock)
 
     def _write_all(self, pieces: list[Piece]) -> None:
-        waiting = [memoryview(piece) for piece in pieces if len(piece)]
-        while waiting:
-            done = os.writev(self._fd, waiting[:_MAX_PIECES])
-            while waiting and done >= len(waiting[0]):
-                done -= len(waiting.pop(0))
-            if done:
-                waiting[0] = waiting[0][done:]
+        left = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        while left:
+            left = left[os.write(self._fd, left) :]
 
     def _error(self, error: OSError, doing: str) -> OutputError:
         return OutputError(error.errno, f"cannot {doing} the file: {error.strerror or error}", str(self.path))

@@ -180,7 +180,7 @@ class IndexBuilder:
             end,
             begin,
             known.events.total(),
-            min(sum(sum(source.dropped.values()) for source in window.ledger.sources.values()), _MOST),
+            min(sum(count for source in window.ledger.sources.values() for count in source.dropped.values()), _MOST),
             window.start_ns,
             window.end_ns,
             window.wall_start_ns,

@@ -280,8 +280,7 @@ class JournalWriter:
                 self._mark_cap()
                 return
             if self._write_at_once(batch):
-                self._write_index_if_due()
-                self._begin_segment_if_due()
+                self._begin_index_or_segment()
                 return
             for count, flags, parts, cut in fmt.encode_events(batch):
                 if batch.window not in self._open_windows:
@@ -356,8 +355,7 @@ class JournalWriter:
                 self._index.close_window(window, begin, self._end)
             self._open_windows.discard(window.index)
             self._windows += 1
-            self._write_index_if_due()
-            self._begin_segment_if_due()
+            self._begin_index_or_segment()
 
     def write_metadata(self, values: Mapping[str, Any]) -> None:
         """Appends the metadata of the run if they have changed.
@@ -508,9 +506,16 @@ class JournalWriter:
         self._commit(sync or self._fsync == "always")
         return True
 
-    def _write_index_if_due(self) -> None:
-        if self._index is not None and self._index.is_due(self._end):
+    def _begin_index_or_segment(self) -> None:
+        """Writes an index if one is due, and continues in a new file when the last one is large or old."""
+        end = self._end
+        if self._index is not None and self._index.is_due(end):
             self._write_index(self._reserve)
+            end = self._end
+        file = self._file
+        if self._segment_bytes and isinstance(file, AppendFile):
+            if end >= self._segment_end or time.monotonic() - file.segment_began_s >= SEGMENT_AGE_S:
+                self._begin_segment(file)
 
     def _write_index(self, reserve: int) -> int:
         """Appends an index, unless there would not be this space left. Returns the position of the last one; 0 = there is none."""
@@ -533,13 +538,7 @@ class JournalWriter:
         index.begin_next(position)
         return position
 
-    def _begin_segment_if_due(self) -> None:
-        """Continues in a new file when the last one is large or old."""
-        file = self._file
-        if not self._segment_bytes or not isinstance(file, AppendFile):
-            return
-        if self._end < self._segment_end and time.monotonic() - file.segment_began_s < SEGMENT_AGE_S:
-            return
+    def _begin_segment(self, file: AppendFile) -> None:
         self._write_index(self._reserve)
         if self._pending:
             self._write_pending(False)
@@ -569,10 +568,10 @@ class JournalWriter:
     def _fits(self, reserve: int) -> bool:
         """Whether the pending frames, and then so many bytes, fit. Deletes the oldest segments for it, if they were sent or that is
         wanted."""
-        while self._closed and not self._has_room(reserve):
+        while not (fits := self._has_room(reserve)) and self._closed:
             if not (self._deletes_oldest or self._closed[0].end <= self._sent_end()) or not self._delete_oldest():
                 break
-        return self._has_room(reserve)
+        return fits
 
     def _sent_end(self) -> int:
         """Position up to which all followers have sent the journal; 0 if there are none."""
@@ -623,7 +622,8 @@ class JournalWriter:
         return self._open_file().size + self._pending_bytes
 
     def _has_room(self, reserve: int) -> bool:
-        return self._end - self._oldest_bytes <= self._max_bytes - reserve
+        size = self._open_file().size + self._pending_bytes
+        return size - self._oldest_bytes <= self._max_bytes - reserve
 
     def _discard(self) -> None:
         """Discards the frames that are not complete."""

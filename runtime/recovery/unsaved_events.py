@@ -217,7 +217,7 @@ class UnfinishedWindow:
         if len(before) and int(before["ts"][0]) == self.start:
             first = StepMark(self.start, first.number, int(before["track"][0]), int(before["parent"][0]))
         self._window = OpenWindow(self.index, first)
-        self._window.end = max(end, self.start + 1)
+        self._window.end_at(max(end, self.start + 1))
         self._window.add_marks(known)
         self._known = np.sort(np.concatenate([_NO_KEYS, *self._seen]))
         self._seen.clear()

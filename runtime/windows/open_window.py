@@ -41,6 +41,9 @@ class OpenWindow:
         self.index = index
         self.start = first.ts
         self.end: int | None = None
+        """When it ends; `None` while that is not known. `end_at` sets it."""
+        self.interval: Interval = first.ts, FOREVER
+        """From the start to the end; without limit while the end is not known."""
         self.complete = True
         self.reason = ""
         self.notes: list[str] = []
@@ -71,10 +74,10 @@ class OpenWindow:
         self._accepted: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
 
-    @property
-    def interval(self) -> Interval:
-        """From the start to the end; without limit while the end is not known."""
-        return self.start, FOREVER if self.end is None else self.end
+    def end_at(self, at: int) -> None:
+        """Sets the end."""
+        self.end = at
+        self.interval = self.start, at
 
     @property
     def recorded(self) -> list[Interval]:
@@ -160,7 +163,7 @@ class OpenWindow:
     def trim(self) -> None:
         """Ends the window with its last step if the run ended right after that, without further events."""
         if self.cut_short and len(self.marks) > 1 and self._latest <= self.marks.last_ns:
-            self.end = self.marks.last_ns
+            self.end_at(self.marks.last_ns)
 
     @property
     def steps_end(self) -> int:
@@ -209,14 +212,11 @@ class OpenWindow:
     def ledger(self) -> dict[str, SourceLedger]:
         """Accounts per source."""
         sources = sorted({*self._accepted, *self._dropped})
-        return {
-            source: SourceLedger(
-                produced=self._accepted[source] + sum(self._dropped.get(source, Counter()).values()),
-                accepted=self._accepted[source],
-                dropped=dict(self._dropped.get(source, {})),
-            )
-            for source in sources
-        }
+        ledgers: dict[str, SourceLedger] = {}
+        for source in sources:
+            accepted, dropped = self._accepted[source], dict(self._dropped.get(source, {}))
+            ledgers[source] = SourceLedger(accepted + sum(dropped.values()), accepted, dropped)
+        return ledgers
 
     def steps(self) -> tuple[Step, ...]:
         """The recorded steps."""

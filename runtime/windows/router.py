@@ -148,8 +148,9 @@ class WindowRouter:
         if not self._open or self._open[-1].end is not None:
             return
         window = self._open[-1]
-        window.end, window.complete, window.reason, window.cut_short = end.at, end.complete, end.reason, end.cut_short
-        window.needs_last = end.needs_last
+        window.end_at(end.at)
+        window.complete, window.reason = end.complete, end.reason
+        window.cut_short, window.needs_last = end.cut_short, end.needs_last
         window.waiting_since = now
 
     def pause(self, at: int) -> None:
