@@ -96,9 +96,7 @@ class OpenWindow:
         intervals = self.recorded
         start, end = intervals[0] if len(intervals) == 1 else (0, 0)
         found = found or survey(events)
-        simple = start < end and start <= found.first_ns and found.end_ns < end
-        # A pause does not split the span of a step: viewers count steps.
-        if not simple and source != STEPS:
+        if not (start < end and start <= found.first_ns and found.end_ns < end):
             events = clip(events, intervals)
             found = survey(events)
         return self._count(source, events, found)
@@ -117,11 +115,11 @@ class OpenWindow:
             self.gap_events += found.gaps
             self._latest = max(self._latest, found.end_ns)  # the lost events may be the last ones
         self._accepted[source] += found.events - found.gaps
-        self.events += 0 if source == STEPS else found.loud
+        self.events += found.loud
         numbered = self.marks.with_steps(events, found.first_ns)
         if before is not None:
             numbered["step"] = self.marks.steps_at(np.minimum(numbered["ts"], before - 1))
-        if self._rows is not None and source != STEPS:
+        if self._rows is not None:
             self._rows.add(source, numbered, self.marks.nested(self.interval[1]) if source != RECORDER else None)
         self._latest = max(self._latest, found.loud_last_ns)
         if self.table is not None:
@@ -225,6 +223,17 @@ class OpenWindow:
     def step_spans(self, fallback_track: int, *, last: bool = False) -> Block:
         """A span for each step that ended since the last call; with `last`, also for the last step of the window."""
         return self.marks.new_spans(fallback_track, self.steps_end if last else None)
+
+    def accept_steps(self, fallback_track: int, *, last: bool = False) -> Block:
+        """Counts and returns the `step_spans`. A pause does not split them: viewers count steps."""
+        spans = self.step_spans(fallback_track, last=last)
+        if len(spans):
+            self._accepted[STEPS] += len(spans)
+            self._latest = max(self._latest, int(spans["ts"][-1]))
+            if self.table is not None:
+                self.table.update(spans)
+            spans.flags.writeable = False
+        return spans
 
     def gap_event(self, gap: Interval, track: int) -> Block:
         """The pause as an event."""

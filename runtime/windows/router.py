@@ -280,8 +280,7 @@ class WindowRouter:
             for window in self._open if len(events) else ():
                 # A window that has ended gets its last spans of steps when it closes.
                 if window.end is None and window.marks.pending:
-                    steps = window.step_spans(self._track)
-                    batches += self._release(window, self._accept(window, STEPS, steps, b""))
+                    batches += self._release_steps(window)
         if found.gaps:
             self._dropped.setdefault(source, Counter()).update(losses(events))
         self._seen[source] += found.events - found.gaps
@@ -300,10 +299,13 @@ class WindowRouter:
     def _accept(
         self, window: OpenWindow, source: str, events: Block, args: bytes, found: Survey | None = None
     ) -> EventBatch:
-        if source == STEPS:
-            self._seen[STEPS] += len(events)
-            self._accepted[STEPS] += len(events)
         return EventBatch(source, window.index, window.accept(source, events, found), args)
+
+    def _release_steps(self, window: OpenWindow, *, last: bool = False) -> list[EventBatch]:
+        spans = window.accept_steps(self._track, last=last)
+        self._seen[STEPS] += len(spans)
+        self._accepted[STEPS] += len(spans)
+        return self._release(window, EventBatch(STEPS, window.index, spans, b""))
 
     def _release(self, window: OpenWindow, batch: EventBatch) -> list[EventBatch]:
         batches = window.release(batch)
@@ -391,9 +393,7 @@ class WindowRouter:
                 window.complete, window.reason = False, CUT
             if window.cut_short:
                 self.ending = Ending(0 if window.complete else len(window.steps()))
-            steps = window.step_spans(self._track, last=True)
-            if len(steps):
-                batches += self._release(window, self._accept(window, STEPS, steps, b""))
+            batches += self._release_steps(window, last=True)
             if not window.empty:  # exporters do not get an empty one, not even an open span in it
                 withheld = window.release_withheld()
                 self._released += sum(map(len, withheld))
