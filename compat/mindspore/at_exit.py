@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import stepscope.runtime.lifecycle.interpreter_exit as _exit
-from stepscope.runtime.threads.background_call import call_before_threads_end, start_also_at_exit
+from stepscope.runtime.threads.background_call import call_before_threads_end
 
 assert _exit is not None
 # The hooks run in reverse order of registration: those of the runtime, which close profilers, come after ours.
@@ -13,9 +13,4 @@ assert _exit is not None
 
 def before_exit(function: Callable[[], object]) -> None:
     """Has a function called, the last one first, before profilers are closed and before Python refuses new threads."""
-
-    def call() -> None:
-        start_also_at_exit()
-        function()
-
-    call_before_threads_end(call)
+    call_before_threads_end(function)
