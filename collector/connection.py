@@ -20,7 +20,6 @@ from stepscope.collector.live.streams import Streams
 from stepscope.collector.problems import ProblemError, send_problem
 from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.time_limit import TimeLimit
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.format import FrameType
@@ -77,6 +76,8 @@ class Connection:
         """The reason for ending the connection, and whether the exporter may connect again."""
         self.control = 0
         """Version of the commands that the process obeys; 0: none."""
+        self._waiting_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._orders: dict[int, asyncio.Future[Answer]] = {}
         self._order_number = 0
 
@@ -90,7 +91,6 @@ class Connection:
         await self._receive_message()  # that it wants to connect
         await self._send_message({"type": "websocket.accept", "subprotocol": protocol.SUBPROTOCOL, "headers": []})
         self._task = asyncio.current_task()
-        limit = TimeLimit(self._settings.idle_timeout)
         try:
             async with asyncio.timeout(self._settings.hello_timeout):
                 hello = await self._receive()
@@ -100,7 +100,7 @@ class Connection:
             run = protocol.short(hello[0].run)
             if self._admit is not None:
                 self._admit(hello[0].stream, run)
-            await self._stream(msgspec.structs.replace(hello[0], run=run), limit)
+            await self._stream(msgspec.structs.replace(hello[0], run=run))
         except _DisconnectedError:
             return
         except asyncio.CancelledError:
@@ -117,7 +117,8 @@ class Connection:
             log.error("a stream cannot be written: %s", error)
             await self._refuse(f"the collector cannot write: {error.strerror}", retry=True)
         finally:
-            limit.close()
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def order(self, command: Command, seconds: float) -> Answer:
         """Gives the process a command; returns its answer.
@@ -155,7 +156,8 @@ class Connection:
             self._left = why, retry
             self._task.cancel()
 
-    async def _stream(self, hello: protocol.Hello, limit: TimeLimit) -> None:
+    async def _stream(self, hello: protocol.Hello) -> None:
+        self._look()
         async with self._store.stream(hello, self.leave) as file:
             with self._streams.connected(hello, self) as stream, self._giving_orders():
                 self.control = hello.control
@@ -163,7 +165,7 @@ class Connection:
                 self._audit.line(
                     "stream", client[0] if client else "", stream=hello.stream, name=run.name, rank=str(run.rank)
                 )
-                with limit:
+                with self._waiting():
                     await self._send(
                         protocol.Welcome(
                             next=file.next,
@@ -175,20 +177,40 @@ class Connection:
                         )
                     )
                 while True:
-                    answer = await self._next(file, stream, hello, limit)
+                    answer = await self._next(file, stream, hello)
                     if answer is not None:
-                        with limit:
+                        with self._waiting():
                             await self._send(answer)
 
     def _gather_ms(self, run: RunRecord) -> int:
         """Of a small job everything comes at once; of one with 1,000 ranks, a message each second."""
         return min(max(self._streams.connected_now, run.world_size or 0), MAX_GATHER_MS)
 
-    async def _next(
-        self, file: StreamFile, stream: Stream, hello: protocol.Hello, limit: TimeLimit
-    ) -> protocol.Header | None:
+    @contextlib.contextmanager
+    def _waiting(self) -> Generator[None]:
+        self._waiting_since = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self._waiting_since = None
+
+    def _look(self) -> None:
+        """Ends the connection if one wait for the exporter has taken too long.
+
+        One timer serves all waits, and is set anew only when it goes off: to set one for every message of a thousand streams
+        would cost a collector a twentieth of its time.
+        """
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        due = (now if self._waiting_since is None else self._waiting_since) + self._settings.idle_timeout
+        if now >= due:
+            self.leave("nothing came in time")
+        else:
+            self._timer = loop.call_at(due, self._look)
+
+    async def _next(self, file: StreamFile, stream: Stream, hello: protocol.Hello) -> protocol.Header | None:
         """Takes one message; returns the answer. Nothing holds it then: it may be large, and the next one long in coming."""
-        with limit:
+        with self._waiting():
             header, payload = await self._receive()
         if isinstance(header, protocol.Frames):
             await self._take(file, header, payload, stream, hello)
