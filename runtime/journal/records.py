@@ -41,7 +41,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     clock: str = ""
     """Name of the monotonic clock of the events."""
     id: str = ""
-    """Random id of the run; empty in journals of earlier versions."""
+    """Random id of the run; empty in what `stepscope recover` made without a note."""
 
     def __post_init__(self) -> None:
         source = f"the run {self.name[:80]!r} (process {self.pid})"

@@ -67,7 +67,7 @@ def choose(named: Path, *, force: bool) -> RecoveryTarget:
     missing: list[str] = []
     notes = notes_in(place, missing)
     journals = Journals.of(place)
-    journals_by_note = {path: _journals_of(note, place, notes, journals) for path, note in notes}
+    journals_by_note = {path: _journals_of(note, place, journals) for path, note in notes}
     path: Path | None = None
     note: SessionNote | None = None
     journal: Path | None = None
@@ -78,9 +78,8 @@ def choose(named: Path, *, force: bool) -> RecoveryTarget:
         path, note = next((entry for entry in notes if entry[0].name == named.name), (None, None))
     else:
         journal = named
-        path, note = next(
-            (entry for entry in notes if _is_of(entry[1], named, run_record_of(named), notes)), (None, None)
-        )
+        record = run_record_of(named)
+        path, note = next((entry for entry in notes if _is_of(entry[1], named, record)), (None, None))
     if note is not None and note.running and not force:
         raise ProfilerStateError(
             f"process {note.pid} that writes {place} still runs; wait for its end, stop it, or force the recovery"
@@ -106,41 +105,28 @@ def choose(named: Path, *, force: bool) -> RecoveryTarget:
     )
 
 
-def _journals_of(
-    note: SessionNote, place: Path, notes: list[tuple[Path, SessionNote]], journals: Journals
-) -> list[Path]:
+def _journals_of(note: SessionNote, place: Path, journals: Journals) -> list[Path]:
     """The journals of a note's run. First those in its directory, and of these first those whose full path the note has.
 
     Others may be copies. If the whole directory was copied, a journal in another place is that of the original.
     """
     named = set(map(_real, note.outputs))
-    own = [path for path, record in journals.found if _is_of(note, path, record, notes)]
-    if note.run:
-        own.reverse()
+    own = [path for path, record in reversed(journals.found) if _is_of(note, path, record)]
     here = [path for path in own if _real(path) in named]
-    return list(dict.fromkeys([*here, *own, *_journals_elsewhere(note, place, notes)]))
+    return list(dict.fromkeys([*here, *own, *_journals_elsewhere(note, place)]))
 
 
-def _is_of(note: SessionNote, journal: Path, record: RunRecord | None, notes: list[tuple[Path, SessionNote]]) -> bool:
-    """Whether the run of a note wrote a journal.
+def _is_of(note: SessionNote, journal: Path, record: RunRecord | None) -> bool:
+    """Whether the run of a note wrote a journal: by their ids, or by its name in the note if the journal's record is damaged.
 
-    Their ids decide. Earlier versions had no ids: then the note must name the journal; or no note names it, this note names no
-    journal at all, and the process id is the same. Process ids alone are not enough: runs of one process share it, and
-    containers reuse it.
+    Process ids are not enough: runs of one process share it, and containers reuse it.
     """
-    if record is not None and (record.id or note.run):
-        return record.id == note.run
-    if any(journal.name in _names(other) for _, other in notes):
-        return journal.name in _names(note)
-    return not note.keep_last and not _names(note) and (record is None or record.pid == note.pid)
+    if record is None:
+        return journal.name in map(os.path.basename, note.outputs)
+    return record.id == note.run
 
 
-def _names(note: SessionNote) -> set[str]:
-    """File names of outputs that may be journals, without directories, which may have been moved."""
-    return {os.path.basename(output) for output in note.outputs if not output.endswith(_NO_JOURNALS)}
-
-
-def _journals_elsewhere(note: SessionNote, place: Path, notes: list[tuple[Path, SessionNote]]) -> list[Path]:
+def _journals_elsewhere(note: SessionNote, place: Path) -> list[Path]:
     """Journals of the run in other directories."""
     found: list[Path] = []
     for output in map(Path, note.outputs):
@@ -151,7 +137,7 @@ def _journals_elsewhere(note: SessionNote, place: Path, notes: list[tuple[Path, 
                 record = run_record_of(output)
             except (FormatError, OSError):
                 continue
-            if record is not None and record.pid == note.pid and _is_of(note, output, record, notes):
+            if record is not None and _is_of(note, output, record):
                 found.append(output)
     return found
 

@@ -62,7 +62,7 @@ class SessionNote(msgspec.Struct, frozen=True, omit_defaults=True):
     keep_last: int = 0
     """Steps that the flight recorder retains; 0 = none."""
     run: str = ""
-    """Id of the run, which its journals contain, too; empty in notes of older versions."""
+    """Id of the run, which its journals contain, too."""
     name: str = ""
     rank: int | None = None
     world_size: int | None = None

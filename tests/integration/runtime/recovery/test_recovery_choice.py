@@ -27,7 +27,7 @@ from tests.support.launch import run_to_end
 from tests.support.messages import said
 
 DEAD = SessionNote(directory="/nowhere", pid=7, start_time=1)
-"""A note of an earlier version, of a process that has ended."""
+"""A note of a process that has ended."""
 TWO = """
 profiler.start()
 for number in range(100):
@@ -151,26 +151,19 @@ def test_default_directories_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("named", ["run", "../{}/run"])
-def test_a_journal_of_an_earlier_version(tmp_path: Path, named: str) -> None:
-    """It bears no id: the one that the note names counts, by whatever name the directory is given."""
+def test_a_journal_whose_first_frame_is_damaged(tmp_path: Path, named: str) -> None:
+    """Its id cannot be read: the one that the note names counts, by whatever name the directory is given."""
     place = tmp_path / "run"
-    first, _ = (ended(place / "journal", pid=7, id="", name=name) for name in ("one", "two"))
-    new_note(place, msgspec.structs.replace(DEAD, outputs=(str(first), str(tmp_path / "trace.json"))))
+    first, second = (ended(place / "journal", pid=7, id="1" * 32, name=name) for name in ("one", "two"))
+    for path in (first, second):
+        content = bytearray(path.read_bytes())
+        content[40] ^= 0xFF
+        path.write_bytes(content)
+    note = msgspec.structs.replace(DEAD, run="1" * 32, outputs=(str(first), str(tmp_path / "trace.json")))
+    new_note(place, note)
     choice = choose(tmp_path / named.format(tmp_path.name), force=False)
     assert choice.journal is not None and choice.journal.samefile(first)
     assert choice.notes == ("not used, name one to recover it: journal-2",)
-
-
-def test_a_note_of_an_earlier_version_that_names_no_journal(tmp_path: Path) -> None:
-    """The newest of its process counts, none that bears another run's id, and none at all for a flight recorder."""
-    ended(tmp_path / "journal", pid=7, id="", name="one")
-    second = ended(tmp_path / "journal", pid=7, id="", name="two")
-    ended(tmp_path / "journal", pid=8, id="", name="of another process")
-    ended(tmp_path / "journal", pid=7, id="1" * 32, name="of another run")
-    path = new_note(tmp_path, DEAD)
-    assert choose(tmp_path, force=False).journal == second
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(DEAD, keep_last=3)))
-    assert choose(tmp_path, force=False).journal is None
 
 
 def test_a_copy_beside_the_journal(tmp_path: Path) -> None:
