@@ -11,7 +11,6 @@ _T = TypeVar("_T")
 
 FIRST_NAME: Final[int]
 MAX_TRACKS: Final[int]
-MAX_STRINGS: Final[int]
 MAX_NAME: Final[int]
 
 def now() -> int: ...

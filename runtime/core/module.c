@@ -134,9 +134,9 @@ PyMODINIT_FUNC PyInit__core(void) {
         add_type(m, &StepCounterType, "StepCounter") < 0 || add_type(m, &AggregatesType, "Aggregates") < 0 ||
         add_type(m, &AttachedType, "Attached") < 0 || add_type(m, &PerfettoEncoderType, "PerfettoEncoder") < 0 ||
         PyModule_AddIntMacro(m, FIRST_NAME) < 0 || PyModule_AddIntMacro(m, MAX_TRACKS) < 0 ||
-        PyModule_AddIntMacro(m, MAX_STRINGS) < 0 || PyModule_AddIntMacro(m, MAX_NAME) < 0 ||
-        PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 || PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0 ||
-        PyModule_AddIntMacro(m, RECORD_OPEN) < 0 || PyModule_AddStringMacro(m, ITT_UNRECORDED) < 0)
+        PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
+        PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0 || PyModule_AddIntMacro(m, RECORD_OPEN) < 0 ||
+        PyModule_AddStringMacro(m, ITT_UNRECORDED) < 0)
         return NULL;
     return m;
 }

@@ -215,18 +215,6 @@ def cut_block(events: Block, args: bytes, max_bytes: int) -> tuple[Block, bytes]
     return events[:count].copy(), args[: int(heap[count - 1])] if count else b""
 
 
-def split_block(events: Block, args: bytes, max_events: int) -> Iterator[tuple[Block, bytes]]:
-    """Splits a block into parts of at most `max_events` events, each with its arguments; returns the block itself if it fits.
-
-    The heap must have the arguments in the order of their events, as the recorder writes them.
-    """
-    if len(events) <= max_events:
-        yield events, args
-        return
-    for first in range(0, len(events), max_events):
-        yield own_heap(events[first : first + max_events], args)
-
-
 def heap_bytes(events: Block) -> int:
     """Bytes of the arguments of these events."""
     return _core.heap_range(np.ascontiguousarray(events))[2]

@@ -15,9 +15,6 @@ from stepscope.runtime.events.record import RESERVED, Flag
 
 FIRST_NAME = _core.FIRST_NAME
 
-IDS = FIRST_NAME + _core.MAX_STRINGS + 1
-"""All ids are smaller."""
-
 intern = _core.intern
 """`intern(text) -> id`. Text beyond 1024 bytes of UTF-8 is cut. Lone surrogates become the text `\\udXXX`."""
 

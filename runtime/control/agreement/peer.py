@@ -37,11 +37,6 @@ class Peer(msgspec.Struct, frozen=True):
         """Whether it has certainly ended; false for processes of other machines."""
         return self.is_local and not is_running(self.pid, self.start_time)
 
-    @property
-    def shares_kernel(self) -> bool:
-        """Whether it runs on this machine since its boot, in any container, so that the kernel shows its locks."""
-        return _boot(self.machine) == _boot(this_machine())
-
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
 
@@ -54,8 +49,3 @@ def this_machine() -> str:
     except OSError:
         numbering = ""
     return f"{identity() or this_host()}/{numbering}"
-
-
-def _boot(machine: str) -> str:
-    """The part of a machine's name that all its containers share."""
-    return machine.partition("/")[0].partition("+")[0]
