@@ -114,7 +114,7 @@ class CommandHandler:
             host=this_host(),
             pid=os.getpid(),
             step=self._profiler.step_num,
-            rate=self._task.rate.per_second,
+            rate=self._task.pace.per_second,
             **fields,
         )
 

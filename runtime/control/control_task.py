@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.agreement.rate import StepRate
+from stepscope.runtime.control.agreement.rate import Pace
 from stepscope.runtime.control.entry_points.file_events import FileEvents
 from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.requests.armable import Armable
@@ -42,7 +42,7 @@ class ControlTask:
             pause: seconds between two turns, at most.
             ended: called at the end, on the control thread.
         """
-        self.rate = StepRate()
+        self.pace = Pace()
         """Speed of the profiler's loop."""
         self._profiler, self._agreement, self._status = profiler, agreement, status
         self._pause, self._ended = pause, ended
@@ -105,7 +105,7 @@ class ControlTask:
         try:
             while True:
                 self._run_calls()
-                self.rate.add(time.monotonic(), self._profiler.step_num)
+                self.pace.add(time.monotonic(), self._profiler.step_num)
                 pause = self._pause
                 if self._agreement is not None:
                     pause = min(self._agreement.turn(), pause)

@@ -66,7 +66,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: StepNumber = 0
     """Number of its current step."""
     rate: StepsPerSecond = 0.0
-    """Its recent steps per second."""
+    """Steps per second while its loop moves; 0 if unknown."""
     armed: Armed | None = None
     """For `arm`, `propose` and `extend`, and for an `abort` on several ranks."""
     windows: tuple[ArmedStatus, ...] = ()

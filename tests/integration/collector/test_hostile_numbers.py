@@ -19,7 +19,7 @@ from stepscope.collector.runs.job import Job, chosen_job
 from stepscope.collector.runs.recording import recordings_in
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.stream import protocol
-from stepscope.runtime.control.agreement.rate import StepRate
+from stepscope.runtime.control.agreement.rate import Pace
 from stepscope.runtime.control.agreement.step_choice import choose_steps
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.requests.armed import ArmedStatus
@@ -128,11 +128,11 @@ def test_steps_beyond_the_last_number() -> None:
 
 def test_the_own_rate_stays_within_its_bounds() -> None:
     """Also if the number of the step is set to a large one: the answer can be read."""
-    rate = StepRate()
-    rate.add(0.0, 0)
-    rate.add(0.02, MAX_STEP)
-    assert rate.per_second == MAX_RATE
-    sent = msgspec.json.encode(Answer(step=MAX_STEP, rate=rate.per_second))
+    pace = Pace()
+    for at, step in ((0.0, 0), (0.3, 1), (0.6, MAX_STEP)):
+        pace.add(at, step)
+    assert pace.per_second == MAX_RATE
+    sent = msgspec.json.encode(Answer(step=MAX_STEP, rate=pace.per_second))
     assert msgspec.json.decode(sent, type=Answer).rate == MAX_RATE
 
 

@@ -20,7 +20,7 @@ from stepscope.runtime.control.agreement import job_directory, plans
 from stepscope.runtime.control.agreement.job_directory import MAX_RECORD_BYTES, Current, JobDirectory
 from stepscope.runtime.control.agreement.peer import Peer
 from stepscope.runtime.control.agreement.plans import Plan, Plans, Request
-from stepscope.runtime.control.agreement.rate import Pace, StepRate
+from stepscope.runtime.control.agreement.rate import Pace
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from tests.support.agreeing import Rank, finish, job
 
@@ -411,20 +411,6 @@ def test_forged_files_are_passed_over(tmp_path: Path) -> None:
         go_on(ranks, lambda: any(answer.first == 9005 for answer in ranks[1].outcomes))
         finish(ranks, 2, 100)
     assert ranks[0].windows == ranks[1].windows == [("good", (9000,)), ("after", (9005,))]
-
-
-def test_rates_of_steps() -> None:
-    """Over the last moments; nothing is known from one reading."""
-    rate = StepRate()
-    assert rate.per_second == 0
-    rate.add(10.0, 0)
-    assert rate.per_second == 0
-    for tenth in range(1, 60):
-        rate.add(10 + tenth / 10, tenth * 5)
-    assert rate.per_second == pytest.approx(50)
-    for tenth in range(60, 120):
-        rate.add(10 + tenth / 10, 59 * 5)
-    assert rate.per_second == 0
 
 
 def test_the_pace_of_a_loop_that_moves() -> None:
