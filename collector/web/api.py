@@ -211,10 +211,7 @@ class Api(Controller):
     )
     async def statistics(self, request: Asked, stream: FromPath[str], window: Number) -> Response[Table]:
         path = await self._file(request, stream)
-        live = self._collector.streams.all.get(stream)
-        known = () if live is None else live.windows
-        closed = any(one.index == window and not one.open for one in known)
-        return Streamed(self._tables.send(path, window, closed=closed))
+        return Streamed(self._tables.send(path, window))
 
     @get(
         _STREAM + "/journal",

@@ -1,10 +1,9 @@
-"""The table of a window: read from a stream's file by a process of its own, kept for those who ask again."""
+"""The table of a window: read from a stream's file by a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -21,16 +20,12 @@ from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.summary import CounterRow, InstantRow, Summary, SummaryRow
 from stepscope.runtime.windows.window import Window
 
-KEPT_BYTES = 64 << 20
-"""Of tables of closed windows that are kept."""
 ROWS = 1000
 """Most rows of a kind in an answer: those that take most time."""
 AT_ONCE = 2
 """Tables that are read at once: reading one takes a core."""
 WAITING = 16
 """Tables that may wait for their turn, however many want each."""
-_AROUND = 1 << 10
-"""Bytes that a table takes besides itself, its path for the most part."""
 _MOST_BYTES = 16 << 20
 """Of a table, which has `ROWS` rows of a kind with names that are bounded, too."""
 
@@ -74,39 +69,31 @@ def table(path: Path, window: int) -> Table:
 class Tables:
     """Tables by file and window. A process of its own reads: the names of all runs would fill this one's table of names.
 
-    Who asks for the same gets the same; what nobody waits for any more is not read, and its process is killed.
+    Who asks for the same meanwhile gets the same; what nobody waits for any more is not read, and its process is killed.
     """
 
-    def __init__(self, bounds: ProcessBounds | None = None, kept_bytes: int = KEPT_BYTES) -> None:
-        """Args: what the reading of one may take; bytes of those that are kept."""
-        self._most_kept = kept_bytes
+    def __init__(self, bounds: ProcessBounds | None = None) -> None:
+        """Args: what the reading of one may take."""
         self._bounds = bounds or ProcessBounds(seconds=300.0)
         self._turn = asyncio.Semaphore(AT_ONCE)
-        self._readings: dict[tuple[Path, int, bool], _Reading] = {}
-        self._kept: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
-        self.kept_bytes = 0
-        """Bytes of the cached answers."""
+        self._readings: dict[tuple[Path, int], _Reading] = {}
 
-    async def get(self, path: Path, window: int, *, closed: bool) -> bytes:
-        """The table as JSON; of a window that is open, as it is now or was when the reading began that another waits for.
+    async def get(self, path: Path, window: int) -> bytes:
+        """The table as JSON, as it is now or was when the reading began that another waits for.
 
         Args:
             path: of the stream's file.
             window: its index.
-            closed: whether it will not change any more.
 
         Raises:
             ProblemError: if there is no such window, it cannot be read, or too many wait.
         """
-        if (found := self._kept.get((path, window))) is not None:
-            self._kept.move_to_end((path, window))
-            return found
-        key = (path, window, closed)
+        key = (path, window)
         reading = self._readings.get(key)
         if reading is None:
             if len(self._readings) >= AT_ONCE + WAITING:
                 raise ProblemError(503, "too many tables are waiting; try again later", {"Retry-After": "10"})
-            reading = self._readings[key] = _Reading(asyncio.create_task(self._made(path, window, closed)))
+            reading = self._readings[key] = _Reading(asyncio.create_task(self._made(path, window)))
         reading.wanted += 1
         try:
             return await asyncio.shield(reading.task)
@@ -116,28 +103,13 @@ class Tables:
                 del self._readings[key]
                 await end_tasks(reading.task)
 
-    async def send(self, path: Path, window: int, *, closed: bool) -> AsyncGenerator[bytes]:
+    async def send(self, path: Path, window: int) -> AsyncGenerator[bytes]:
         """The result of `get`, for an answer that ends when the client disconnects."""
-        yield await self.get(path, window, closed=closed)
+        yield await self.get(path, window)
 
-    async def _made(self, path: Path, window: int, closed: bool) -> bytes:
+    async def _made(self, path: Path, window: int) -> bytes:
         async with self._turn:
-            found = await self._read(path, window)
-        if closed:
-            self._keep(path, window, found)
-        return found
-
-    def _keep(self, path: Path, window: int, found: bytes) -> None:
-        """Keeps a table; those that nobody asked for longest make room for it."""
-        self._drop(self._kept.pop((path, window), None))
-        self._kept[path, window] = found
-        self.kept_bytes += len(found) + _AROUND
-        while self.kept_bytes > self._most_kept:
-            self._drop(self._kept.popitem(last=False)[1])
-
-    def _drop(self, table: bytes | None) -> None:
-        if table is not None:
-            self.kept_bytes -= len(table) + _AROUND
+            return await self._read(path, window)
 
     async def _read(self, path: Path, window: int) -> bytes:
         arguments = ("-m", "stepscope.collector.web.tables", str(path), str(window))

@@ -33,33 +33,6 @@ def journal(tmp_path: Path) -> Path:
     )
 
 
-async def test_it_is_kept_once_it_cannot_change(journal: Path) -> None:
-    tables = Tables()
-    found = await tables.get(journal, 0, closed=True)
-    assert json.loads(found)["left_out"] == 0
-    os.unlink(journal)
-    assert await tables.get(journal, 0, closed=True) == found
-    with refused(ProblemError, "journal"):
-        await tables.get(journal, 1, closed=True)
-
-
-async def test_those_that_are_kept_take_no_more_bytes_than_they_may(journal: Path) -> None:
-    """The one that was asked for last stays; one that is larger than all that may be kept is answered all the same."""
-    tables = Tables()
-    first = await tables.get(journal, 0, closed=True)
-    room = tables.kept_bytes
-    tables = Tables(kept_bytes=room)
-    assert await tables.get(journal, 0, closed=True) == first
-    second = await tables.get(journal, 1, closed=True)
-    assert 0 < tables.kept_bytes <= room
-    none = Tables(kept_bytes=100)
-    assert await none.get(journal, 1, closed=True) == second and none.kept_bytes == 0
-    os.unlink(journal)
-    assert await tables.get(journal, 1, closed=True) == second
-    with refused(ProblemError, "journal"):
-        await tables.get(journal, 0, closed=True)
-
-
 @pytest.mark.parametrize(
     ("bounds", "facts"),
     [
@@ -70,7 +43,7 @@ async def test_those_that_are_kept_take_no_more_bytes_than_they_may(journal: Pat
 )
 async def test_it_takes_no_more_than_it_may(journal: Path, bounds: ProcessBounds, facts: list[str]) -> None:
     with refused(ProblemError, *facts, snapshot=bool(facts)):
-        await Tables(bounds).get(journal, 0, closed=False)
+        await Tables(bounds).get(journal, 0)
 
 
 @contextlib.asynccontextmanager
@@ -90,33 +63,32 @@ async def started() -> AsyncGenerator[set[int]]:
         task.cancel()
 
 
-@pytest.mark.parametrize("closed", [True, False])
-async def test_who_asks_for_the_same_waits_for_one(journal: Path, closed: bool) -> None:
+async def test_who_asks_for_the_same_waits_for_one(journal: Path) -> None:
     """However many ask, and though the first of them goes away: one process reads. The next one who asks is not told what was."""
     tables = Tables()
     async with started() as processes:
-        asking = [asyncio.create_task(tables.get(journal, 0, closed=closed)) for _ in range(12)]
+        asking = [asyncio.create_task(tables.get(journal, 0)) for _ in range(12)]
         await poll(lambda: processes)
         asking.pop(0).cancel()
         found = await asyncio.gather(*asking)
         assert len(set(found)) == 1 and len(processes) == 1
-        assert await tables.get(journal, 0, closed=closed) == found[0]
-        assert len(processes) == (1 if closed else 2)
+        assert await tables.get(journal, 0) == found[0]
+        assert len(processes) == 2
 
 
 async def test_so_many_wait_at_most(journal: Path) -> None:
     """Whoever comes then is told when to come again; those who wait do so."""
     tables = Tables()
-    asking = [asyncio.create_task(tables.get(journal, n, closed=False)) for n in range(AT_ONCE + WAITING)]
+    asking = [asyncio.create_task(tables.get(journal, n)) for n in range(AT_ONCE + WAITING)]
     await asyncio.sleep(0)
     with refused(ProblemError) as caught:
-        await tables.get(journal, 100, closed=False)
+        await tables.get(journal, 100)
     assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "10"})
     assert not any(task.done() for task in asking)
     for task in asking[1:]:
         task.cancel()
     await asyncio.wait(asking)
-    assert json.loads(asking[0].result())["left_out"] == 0 and await tables.get(journal, 0, closed=False)
+    assert json.loads(asking[0].result())["left_out"] == 0 and await tables.get(journal, 0)
 
 
 async def test_what_nobody_waits_for_is_not_read(tmp_path: Path) -> None:
