@@ -131,8 +131,6 @@ def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, runs: 
         if type(coroutine) is _core.Coroutine:
             return coroutine
         watched = _core.adopt(task, asyncio.Task, runs)
-        if watched is None and _replace(task, coroutine):
-            watched = _core.adopt(task, asyncio.Task, runs)
     except Exception as error:
         if from_signal_handler(error):
             raise
@@ -142,21 +140,6 @@ def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, runs: 
     elif runs:
         loop.call_soon(watched._paused)  # pyright: ignore[reportPrivateUsage]
     return watched
-
-
-def _replace(task: asyncio.Task[Any], coroutine: Any) -> bool:
-    """Replaces the coroutine of a task whose type is written in Python, if exactly one attribute refers to it. Undoes that if
-    `get_coro()` does not return the new one."""
-    attributes: dict[str, Any] = getattr(task, "__dict__", {})
-    names = [name for name, value in list(attributes.items()) if value is coroutine]
-    if len(names) != 1:
-        return False
-    attributes[names[0]] = watched = _core.Coroutine(coroutine)
-    answer: Any = task.get_coro()
-    if answer is watched:
-        return True
-    attributes[names[0]] = coroutine
-    return False
 
 
 def _count_unwatched(task: asyncio.Task[Any]) -> None:

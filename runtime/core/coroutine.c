@@ -268,9 +268,7 @@ PyObject *coroutine_py_adopt(PyObject *self, PyObject *args) {
     int runs;
     if (!PyArg_ParseTuple(args, "OO!p", &task, &PyType_Type, &base, &runs)) return NULL;
     PyObject *inner = PyObject_CallMethod(task, "get_coro", NULL);
-    bool given = inner && Py_IS_TYPE(inner, &CoroutineType); /* by who has just found where it belongs */
-    if (given && runs) Py_XSETREF(midway, (Coroutine *)Py_NewRef(inner));
-    if (!inner || given) return inner;
+    if (!inner) return NULL;
     PyObject *made = coroutine_make(inner), **found = NULL, *now = NULL;
     Py_ssize_t size = PyObject_TypeCheck(task, (PyTypeObject *)base) ? ((PyTypeObject *)base)->tp_basicsize : 0;
     int count = 0;

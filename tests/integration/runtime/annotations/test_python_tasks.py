@@ -1,38 +1,19 @@
-"""Tasks of types that are written in Python: watched where their coroutine can be found, named in the report if not."""
+"""Tasks of types of the program: given watched coroutines where a loop makes them, named in the report if not."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 import stepscope as sc
-from stepscope.runtime import _core
 from stepscope.runtime._core import span
-from stepscope.runtime.annotations import asyncio_tasks
 from stepscope.runtime.events.record import Kind
-from tests.support.recording import check_self_times, recording
 
 PyTask: Any = getattr(asyncio.tasks, "_PyTask")  # noqa: B009 - asyncio's own, without its C half
-LOOPS = [asyncio.SelectorEventLoop, uvloop.new_event_loop]
-
-
-asyncio_knows_them = pytest.mark.skipif(
-    sys.version_info >= (3, 14), reason="from Python 3.14 on asyncio.current_task() knows no task of this type"
-)
-
-
-class Derived(PyTask):  # type: ignore[misc]
-    """With attributes of its own."""
-
-    def __init__(self, coroutine: Any, **options: Any) -> None:
-        super().__init__(coroutine, **options)  # pyright: ignore[reportUnknownMemberType]
-        self.note = "mine"
 
 
 class Foreign(asyncio.Future[Any]):
@@ -93,30 +74,6 @@ def run(main: Coroutine[Any, Any, Any], loop_factory: Any) -> None:
         runner.run(main)
 
 
-@asyncio_knows_them
-@pytest.mark.parametrize("loop_factory", LOOPS)
-@pytest.mark.parametrize("kind", [PyTask, Derived])
-def test_tasks_in_python(kind: Any, loop_factory: Any) -> None:
-    """Made past the factory: suspended time is no self time, and they look as before."""
-    before = dict(asyncio_tasks.unwatched)
-
-    async def main() -> None:
-        with span("main"):
-            made = [kind(work(), loop=asyncio.get_running_loop()) for _ in range(3)]
-            await asyncio.gather(*made)
-        for task in made:
-            coroutine: Any = task.get_coro()
-            assert coroutine.__qualname__ == "work" and type(coroutine) is _core.Coroutine
-
-    with recording() as log:
-        run(main(), loop_factory)
-    for name, count in (("outer", 2), ("inner", 1)):
-        for row in log.events(Kind.SPAN, name):
-            assert sum(wait.parent == row.id for wait in log.events(Kind.SPAN, "suspended")) == count
-    check_self_times(log.of(Kind.SPAN))
-    assert asyncio_tasks.unwatched == before
-
-
 @pytest.mark.parametrize("kind", [PyTask, Foreign])
 def test_a_factory_that_makes_them(kind: Any, output_dir: Path) -> None:
     """One that is there before the profiler starts is given coroutines that are watched, whatever it makes of them."""
@@ -165,31 +122,3 @@ def test_a_task_that_is_there_when_a_profiler_starts(output_dir: Path) -> None:
         assert any("Bare" in note for note in profiler.diagnostics())
 
     run(main(), None)
-
-
-@asyncio_knows_them
-def test_a_task_in_python_that_is_there_when_a_profiler_starts(output_dir: Path) -> None:
-    """It is watched from the start on."""
-
-    async def main() -> None:
-        task = PyTask(work(), loop=asyncio.get_running_loop())
-        async with sc.trace(output_dir=output_dir):
-            assert type(task.get_coro()) is _core.Coroutine
-            await task
-
-    run(main(), None)
-
-
-async def test_what_answers_with_another_coroutine_is_left_alone() -> None:
-    """An attribute that holds the coroutine by chance is given back."""
-
-    class Pretender(Foreign):
-        def __init__(self, coroutine: Any, *, loop: Any) -> None:
-            super().__init__(coroutine, loop=loop)
-            self.copy = coroutine
-
-    coroutine = work()
-    with recording():
-        task = Pretender(coroutine, loop=asyncio.get_running_loop())
-        await task
-    assert task.copy is coroutine is task.get_coro()
