@@ -6,7 +6,6 @@ import ast
 import inspect
 import sys
 import textwrap
-import time
 import types
 import typing
 from collections.abc import Mapping
@@ -61,7 +60,7 @@ def fields_of(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
 def _written(kind: type[msgspec.Struct]) -> dict[str, tuple[str | None, str]]:
     """Default and docstring of each field in the source, by name."""
     try:
-        module = _parsed(inspect.getsource(inspect.getmodule(kind) or kind))
+        module = ast.parse(inspect.getsource(inspect.getmodule(kind) or kind))
     except (OSError, TypeError):  # installed without sources, or written at a prompt
         return {}
     found: dict[str, tuple[str | None, str]] = {}
@@ -74,16 +73,6 @@ def _written(kind: type[msgspec.Struct]) -> dict[str, tuple[str | None, str]]:
                         text = inspect.cleandoc(str(below.value.value))
                     found[item.target.id] = (ast.unparse(item.value) if item.value else None, text)
     return found
-
-
-def _parsed(source: str) -> Any:
-    """The syntax tree of a source. Python 3.11 counts the depth of all threads' trees in one variable, and then fails: once more."""
-    for _ in range(10):
-        try:
-            return ast.parse(source)
-        except SystemError:
-            time.sleep(0.001)
-    return ast.parse(source)
 
 
 def _type_text(kind: type[msgspec.Struct], name: str) -> str:
