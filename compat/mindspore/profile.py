@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from stepscope.compat.mindspore.options import read_options
-from stepscope.compat.mindspore.recording import Recording
+from stepscope.compat.mindspore.options.options import read_options
+from stepscope.compat.mindspore.recording.recording import Recording
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.settings.arguments import got
 

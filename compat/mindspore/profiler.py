@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stepscope.compat.mindspore import offline
-from stepscope.compat.mindspore.analyses import analyses
-from stepscope.compat.mindspore.analysis import Analysis, WindowAnalysis
-from stepscope.compat.mindspore.options import read_options
+from stepscope.compat.mindspore.analysis import offline
+from stepscope.compat.mindspore.analysis.analysis import Analysis, WindowAnalysis
+from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.analysis.step_list import read_step_list
+from stepscope.compat.mindspore.options.options import read_options
+from stepscope.compat.mindspore.products.operator_query import find_operators, operators_as_json
 from stepscope.compat.mindspore.products.operator_table import OperatorRow, OperatorTable
-from stepscope.compat.mindspore.queries import find_operators, operators_as_json
-from stepscope.compat.mindspore.recording import Recording, log
-from stepscope.compat.mindspore.step_list import read_step_list
+from stepscope.compat.mindspore.recording.recording import Recording, log
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.settings.arguments import got

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from stepscope.compat.mxnet.capabilities import Capability, capabilities_of
-from stepscope.compat.mxnet.durations import FRAMES, Frame
 from stepscope.compat.mxnet.errors import MXNetStateError, MXNetValueError, one_of
-from stepscope.compat.mxnet.names import domain_name, legal
-from stepscope.compat.mxnet.recording import Recording
-from stepscope.compat.mxnet.remote import Remote, for_server
-from stepscope.compat.mxnet.series import FramePass
-from stepscope.compat.mxnet.settings import settings_of
-from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
+from stepscope.compat.mxnet.objects.durations import FRAMES, Frame
+from stepscope.compat.mxnet.objects.names import domain_name, legal
+from stepscope.compat.mxnet.recording.capabilities import Capability, capabilities_of
+from stepscope.compat.mxnet.recording.recording import Recording
+from stepscope.compat.mxnet.recording.settings import settings_of
+from stepscope.compat.mxnet.remote.remote_control import Remote, for_server
+from stepscope.compat.mxnet.statistics.series import FramePass
+from stepscope.compat.mxnet.statistics.tables import FORMATS, SORT_KEYS, render
 from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.settings.arguments import got

@@ -17,12 +17,12 @@ from stepscope.backends.torch.backend import Mode, TorchBackend
 from stepscope.backends.torch.stream import emitting
 from stepscope.build import trace
 from stepscope.compat.torch.activities import DEVICES, choose, has_torch, members
-from stepscope.compat.torch.callbacks import Callbacks
-from stepscope.compat.torch.cycle import Asked, Cycle
-from stepscope.compat.torch.cycle_hooks import CycleHooks, Observer
-from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults
 from stepscope.compat.torch.results import Results, export_facts
 from stepscope.compat.torch.view import View
+from stepscope.compat.torch.windows.callbacks import Callbacks
+from stepscope.compat.torch.windows.cycle import Asked, Cycle
+from stepscope.compat.torch.windows.cycle_hooks import CycleHooks, Observer
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect

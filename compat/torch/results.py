@@ -11,13 +11,13 @@ from typing import Any
 
 from stepscope.backends.torch.groups import groups
 from stepscope.compat.torch.activities import has_torch
-from stepscope.compat.torch.averages import averages
-from stepscope.compat.torch.cycle import Asked, Cycle
-from stepscope.compat.torch.exporting import export_window
-from stepscope.compat.torch.function_events import FunctionEvents
-from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults, export_memory_timeline
-from stepscope.compat.torch.profiler_util import build_tree
-from stepscope.compat.torch.window_spans import WindowSpans
+from stepscope.compat.torch.events.averages import averages
+from stepscope.compat.torch.events.function_events import FunctionEvents
+from stepscope.compat.torch.events.profiler_util import build_tree
+from stepscope.compat.torch.events.window_spans import WindowSpans
+from stepscope.compat.torch.windows.chrome_export import export_window
+from stepscope.compat.torch.windows.cycle import Asked, Cycle
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults, export_memory_timeline
 from stepscope.exporters.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.events import clock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.results import Results
+from stepscope.compat.torch.windows.cycle import Cycle
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.windows.window import Window

@@ -21,7 +21,7 @@ from typing import Any
 import stepscope
 import stepscope.mindspore as front
 from stepscope.backends.mindspore.backend import MindSporeBackend
-from stepscope.compat.mindspore.env import VARIABLE
+from stepscope.compat.mindspore.environment import VARIABLE
 
 numpy: Any = import_module("numpy")
 mindspore: Any = import_module("mindspore")

@@ -13,7 +13,7 @@ import stepscope as sc
 from stepscope.analysis.collectives import CollectiveTable, fastest_of
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
-from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.mindspore import Profiler
 from stepscope.runtime.events.record import Kind
 from tests.support import mindspore_output as output

@@ -13,8 +13,8 @@ import pytest
 
 from stepscope.backends.counters.nvml import refusal
 from stepscope.backends.counters.perf import GROUPS, refusals
-from stepscope.compat.mindspore.counters import HARDWARE, HOST, METRICS
-from stepscope.compat.mindspore.env import VARIABLE
+from stepscope.compat.mindspore.environment import VARIABLE
+from stepscope.compat.mindspore.sources.counters import HARDWARE, HOST, METRICS
 from stepscope.mindspore import AicoreMetrics, HostSystem, Profiler
 from tests.support import mindspore_output as output
 from tests.support import nvml
@@ -110,10 +110,10 @@ def test_devices(tmp_path: Path) -> None:
     program = """
 import sys; sys.path.append(sys.argv[1])
 import stepscope as sc
-from stepscope.compat.mindspore.capabilities import limits
-from stepscope.compat.mindspore.counters import counter_backends
-from stepscope.compat.mindspore.options import read_options
-from stepscope.compat.mindspore.target import Target
+from stepscope.compat.mindspore.sources.capabilities import limits
+from stepscope.compat.mindspore.sources.counters import counter_backends
+from stepscope.compat.mindspore.options.options import read_options
+from stepscope.compat.mindspore.sources.device import Target
 options, target = read_options({"pcie": True, "hbm_ddr": True, "sys_interconnection": True}, "test"), Target(device="GPU")
 print(len(limits(options.asked(), target)))
 memory = sc.exporters.MemoryExporter()

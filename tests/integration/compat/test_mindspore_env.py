@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.compat.mindspore.counters import why_not
-from stepscope.compat.mindspore.env import VARIABLE, read_variable
-from stepscope.compat.mindspore.target import Target
+from stepscope.compat.mindspore.environment import VARIABLE, read_variable
+from stepscope.compat.mindspore.sources.counters import why_not
+from stepscope.compat.mindspore.sources.device import Target
 from stepscope.mindspore import DynamicProfilerMonitor, EnvProfiler
 from tests.support import mindspore_output as output
 from tests.support.arming import say_in_environment

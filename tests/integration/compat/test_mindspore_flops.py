@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.mindspore import Profiler
 from stepscope.runtime._core import span
 from tests.support import mindspore_output as output

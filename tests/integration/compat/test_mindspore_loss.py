@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.compat.mindspore import take
-from stepscope.compat.mindspore.analyses import analyses
-from stepscope.compat.mindspore.layout import RAW, windows_in, write_facts
+from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.output_layout import RAW, windows_in, write_facts
+from stepscope.compat.mindspore.recording import capture as take
 from stepscope.mindspore import Profiler, schedule
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT

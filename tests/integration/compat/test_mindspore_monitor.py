@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.compat.mindspore.analyses import analyses
-from stepscope.compat.mindspore.analysis import PRODUCTS
-from stepscope.compat.mindspore.dynamic_args import DEFAULT_FILE
-from stepscope.compat.mindspore.layout import RAW
-from stepscope.compat.mindspore.options import read_options
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
+from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.monitor.dynamic_args import DEFAULT_FILE
+from stepscope.compat.mindspore.options.options import read_options
+from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.mindspore import DynamicProfilerArgs, DynamicProfilerMonitor, Profiler
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT, children, missing

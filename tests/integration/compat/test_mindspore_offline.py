@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.compat.mindspore.analysis import PRODUCTS
-from stepscope.compat.mindspore.layout import RAW
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
+from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.mindspore import Profiler, ProfilerDirNotFoundException, ProfilerException
 from stepscope.runtime._core import span
 from tests.support import mindspore_output as output

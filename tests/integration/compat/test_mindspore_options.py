@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.compat.mindspore import target as targets
-from stepscope.compat.mindspore.capabilities import CAPABILITIES, limits, markdown
-from stepscope.compat.mindspore.counters import why_not
-from stepscope.compat.mindspore.enums import DYNAMIC_METRICS, PROFILER_METRICS
-from stepscope.compat.mindspore.options import NEED_OP_TIME, ProfilerOptions, read_options
-from stepscope.compat.mindspore.target import Target
+from stepscope.compat.mindspore.options.enums import DYNAMIC_METRICS, PROFILER_METRICS
+from stepscope.compat.mindspore.options.options import NEED_OP_TIME, ProfilerOptions, read_options
+from stepscope.compat.mindspore.sources import device as targets
+from stepscope.compat.mindspore.sources.capabilities import CAPABILITIES, limits, markdown
+from stepscope.compat.mindspore.sources.counters import why_not
+from stepscope.compat.mindspore.sources.device import Target
 from stepscope.mindspore import (
     AicoreMetrics,
     DynamicProfilerMonitor,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import stepscope.mindspore as ms
-from stepscope.compat.mindspore.analyses import analyses
-from stepscope.compat.mindspore.analysis import PRODUCTS
-from stepscope.compat.mindspore.layout import RAW
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
+from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.runtime.errors import ControlError, ScheduleError
 from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support import mindspore_output as output

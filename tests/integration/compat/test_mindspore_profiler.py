@@ -17,9 +17,9 @@ import pytest
 
 from stepscope import mindspore
 from stepscope.compat.mindspore import errors
-from stepscope.compat.mindspore.analyses import analyses
-from stepscope.compat.mindspore.analysis import PRODUCTS
-from stepscope.compat.mindspore.layout import RAW
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
+from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.mindspore import (
     Profiler,
     ProfilerException,

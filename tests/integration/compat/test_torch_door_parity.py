@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import stepscope.torch as ours
-from stepscope.compat.torch.cycle import Asked, Cycle
-from stepscope.compat.torch.function_events import FunctionEvents
+from stepscope.compat.torch.events.function_events import FunctionEvents
+from stepscope.compat.torch.windows.cycle import Asked, Cycle
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.tracks import TrackKind

@@ -15,8 +15,8 @@ import pytest
 
 import stepscope.torch as ours
 from stepscope.analysis.torch_traces import trace_of
-from stepscope.compat.torch.cycle import Asked, Cycle
-from stepscope.compat.torch.function_events import FunctionEvents
+from stepscope.compat.torch.events.function_events import FunctionEvents
+from stepscope.compat.torch.windows.cycle import Asked, Cycle
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.basics import ROOT

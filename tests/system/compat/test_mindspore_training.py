@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.compat.mindspore.analysis import PRODUCTS
-from stepscope.compat.mindspore.env import VARIABLE
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
+from stepscope.compat.mindspore.environment import VARIABLE
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT, mindspore_python
 from tests.support.collectors import free_port

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from stepscope.compat.torch import callbacks
+from stepscope.compat.torch.windows import callbacks
 from tests.support.messages import said
 
 

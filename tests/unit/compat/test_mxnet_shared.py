@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope import mxnet
-from stepscope.compat.mxnet.memory import MemoryBackend
+from stepscope.compat.mxnet.memory.counters import MemoryBackend
 from stepscope.runtime.threads.native_threads import Event
 from tests.support.mxnets import alone, begin, durations, load, statistics
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.compat.mxnet import statistics
-from stepscope.compat.mxnet.moments import EXACT, Moments, Values
-from stepscope.compat.mxnet.series import CounterSeries, SpanSeries
+from stepscope.compat.mxnet.statistics import statistics
+from stepscope.compat.mxnet.statistics.moments import EXACT, Moments, Values
+from stepscope.compat.mxnet.statistics.series import CounterSeries, SpanSeries
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
 

@@ -1,0 +1,158 @@
+"""The places of outputs: the directory of each window, and the files in it that need no events."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.backends.parallel_layout import DECLARED, layout_now, of_mindspore
+from stepscope.compat.mindspore.errors import ProfilerIOException
+from stepscope.compat.mindspore.options.options import DEFAULT_PATH, ProfilerOptions, absolute
+from stepscope.compat.mindspore.sources.device import Target
+from stepscope.exporters.plainjson import plain
+from stepscope.runtime.files.paths import can_create_in, temporary_directory, user_directory
+from stepscope.runtime.journal.format import FrameType
+from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.records import decode_record
+from stepscope.runtime.session.job import job_from_environment, this_host
+
+log = logging.getLogger("stepscope")
+
+RAW = "FRAMEWORK"
+"""Directory of raw data in that of a window: the journal of stepscope."""
+
+
+def default_or_other(output_path: str) -> str:
+    """The output path; where it is the default, which nobody chose, and cannot be written, another place, with a warning."""
+    default = output_path in (DEFAULT_PATH, absolute(DEFAULT_PATH))
+    if not default or can_create_in(Path(output_path)):
+        return output_path
+    place = temporary_directory()
+    other = None if place is None else user_directory(place, "stepscope_mindspore")
+    if other is None:
+        return output_path
+    log.warning("%s cannot be written, so output goes to %s; output_path names another place", output_path, other)
+    return str(other)
+
+
+def named_device(options: ProfilerOptions, device: str) -> str:
+    """The device that names of directories have."""
+    return "Ascend" if options.ascend_names else device
+
+
+def new_directory(output_path: str | os.PathLike[str], worker: str | None, device: str) -> Path:
+    """Makes a directory that was not there before: `<worker>_<pid>_<UTC, to the ms>_<device>_ms`, for its owner only.
+
+    Args:
+        output_path: directory in which it is made; made itself if need be.
+        worker: default: the name of the host.
+        device: `CPU`, `GPU` or `Ascend`.
+
+    Raises:
+        ProfilerIOException: if it cannot be made; says where and why.
+    """
+    base = Path(output_path)
+    now = datetime.datetime.now(datetime.UTC)
+    stamp = f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03}"
+    name = f"{worker or this_host()}_{os.getpid()}_{stamp}_{device.lower()}_ms"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = base / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir(mode=0o700)
+                return path.resolve()
+            except FileExistsError:
+                if not path.is_dir():
+                    raise
+    except OSError as error:
+        said = f"cannot write below {base}: {error.strerror}; choose another output_path"
+        raise ProfilerIOException(error.errno, said) from error
+    raise AssertionError("there is always a next number")
+
+
+def write_facts(
+    directory: Path, target: Target, about: Mapping[str, Any], metadata: Mapping[str, Any], *, strategy: bool
+) -> None:
+    """Writes `profiler_info_<rank>.json`, `profiler_metadata.json` and, if asked, `parallel_strategy_<rank>.json`.
+
+    Args:
+        directory: that of the window.
+        target: where it was recorded.
+        about: of the recording.
+        metadata: that the program added; without any there is no file.
+        strategy: whether the place in the job is wanted.
+
+    Raises:
+        OSError: if a file cannot be written.
+    """
+    info = {
+        **about,
+        "device_target": target.device,
+        "device_id": target.device_id,
+        "rank_id": str(target.rank),
+        "rank_size": target.rank_size,
+        "context_mode": target.mode,
+        "ms_version": target.version,
+        "frameworks": list(target.frameworks),
+    }
+    _write(directory / f"profiler_info_{target.rank}.json", info)
+    if metadata:
+        _write(directory / "profiler_metadata.json", metadata)
+    if strategy:
+        _write(directory / f"parallel_strategy_{target.rank}.json", parallel_strategy(target, metadata.get(DECLARED)))
+
+
+def windows_in(journal: Path) -> set[int]:
+    """Numbers of the windows that a journal of a run says were begun, without a look at its events.
+
+    Raises:
+        OSError: if it cannot be read.
+        FormatError: if it is no journal.
+    """
+    found: set[int] = set()
+    reader = FrameReader(journal, follow=False)
+    try:
+        while (frame := reader.next(lambda _: True)) is not None:
+            kind, _, payload = frame
+            if kind in (FrameType.WINDOW_OPENED, FrameType.WINDOW_CLOSED):
+                record = decode_record(kind, payload)
+                found |= set() if record is None else {record.index}
+    finally:
+        reader.close()
+    return found
+
+
+def parallel_strategy(target: Target, declared: Any = None) -> dict[str, Any]:
+    """The place of this process in the job, and the layout: what is declared, what torch.distributed and what MindSpore knows.
+
+    Args:
+        target: where the process runs.
+        declared: the program's own statement, by `add_metadata("parallel_layout", {"data": 2, "tensor": 4})`.
+    """
+    mindspore: Any = sys.modules.get("mindspore") if "mindspore" in target.frameworks else None
+    context: dict[str, Any] = {} if mindspore is None else of_mindspore(mindspore)["sharding"]
+    return {
+        "rank_id": target.rank,
+        "rank_size": target.rank_size,
+        "job": job_from_environment(),
+        "host": this_host(),
+        "device_target": target.device,
+        "device_id": target.device_id,
+        **context,
+        "layout": layout_now(declared),
+    }
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(plain(value), indent=4, ensure_ascii=False)
+    part = path.with_name(f".{path.name}.part")  # whoever waits for the file finds it whole
+    part.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+    part.replace(path)

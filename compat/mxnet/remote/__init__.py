@@ -1,0 +1,1 @@
+"""`profile_process="server"`: the protocol that reaches other processes, and what stepscope has for it."""
