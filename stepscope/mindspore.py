@@ -35,7 +35,7 @@ from stepscope.compat.mindspore.options.trace_handler import (
     tensor_board_trace_handler,
     tensorboard_trace_handler,
 )
-from stepscope.compat.mindspore.products.operator_table import OperatorRow
+from stepscope.compat.mindspore.products.operators import OperatorRow
 from stepscope.compat.mindspore.profile import _ExperimentalConfig, profile  # pyright: ignore[reportPrivateUsage]
 from stepscope.compat.mindspore.profiler import Profiler
 

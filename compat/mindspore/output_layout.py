@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 import logging
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 from stepscope.backends.parallel_layout import DECLARED, layout_now, of_mindspore
 from stepscope.compat.mindspore.errors import ProfilerIOException
 from stepscope.compat.mindspore.options.options import DEFAULT_PATH, ProfilerOptions, absolute
+from stepscope.compat.mindspore.output_files import write_json
 from stepscope.compat.mindspore.sources.device import Target
 from stepscope.exporters.plainjson import plain
 from stepscope.runtime.files.paths import can_create_in, temporary_directory, user_directory
@@ -103,11 +103,12 @@ def write_facts(
         "ms_version": target.version,
         "frameworks": list(target.frameworks),
     }
-    _write(directory / f"profiler_info_{target.rank}.json", info)
+    write_json(directory / f"profiler_info_{target.rank}.json", plain(info))
     if metadata:
-        _write(directory / "profiler_metadata.json", metadata)
+        write_json(directory / "profiler_metadata.json", plain(metadata))
     if strategy:
-        _write(directory / f"parallel_strategy_{target.rank}.json", parallel_strategy(target, metadata.get(DECLARED)))
+        found = parallel_strategy(target, metadata.get(DECLARED))
+        write_json(directory / f"parallel_strategy_{target.rank}.json", plain(found))
 
 
 def windows_in(journal: Path) -> set[int]:
@@ -149,10 +150,3 @@ def parallel_strategy(target: Target, declared: Any = None) -> dict[str, Any]:
         **context,
         "layout": layout_now(declared),
     }
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    text = json.dumps(plain(value), indent=4, ensure_ascii=False)
-    part = path.with_name(f".{path.name}.part")  # whoever waits for the file finds it whole
-    part.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-    part.replace(path)

@@ -12,8 +12,7 @@ from stepscope.compat.mindspore.analysis.analysis import Analysis, WindowAnalysi
 from stepscope.compat.mindspore.analysis.background import analyses
 from stepscope.compat.mindspore.analysis.step_list import read_step_list
 from stepscope.compat.mindspore.options.options import read_options
-from stepscope.compat.mindspore.products.operator_query import find_operators, operators_as_json
-from stepscope.compat.mindspore.products.operator_table import OperatorRow, OperatorTable
+from stepscope.compat.mindspore.products.operators import OperatorRow, OperatorTable, find_operators, operators_as_json
 from stepscope.compat.mindspore.recording.recording import Recording, log
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError

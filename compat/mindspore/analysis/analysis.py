@@ -16,22 +16,18 @@ from stepscope.analysis.parallel_layout import has_groups
 from stepscope.compat.mindspore.analysis.step_list import not_recorded
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options.options import ProfilerOptions
-from stepscope.compat.mindspore.products.base import Holding, Product, is_collective
+from stepscope.compat.mindspore.products.base import Product, is_communication
 from stepscope.compat.mindspore.products.communication import Communication
 from stepscope.compat.mindspore.products.data_pipeline import DataPipelineFiles
 from stepscope.compat.mindspore.products.flops import Flops
 from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
-from stepscope.compat.mindspore.products.memory_record import MemoryRecord
-from stepscope.compat.mindspore.products.memory_usage import MemoryUsage
-from stepscope.compat.mindspore.products.operator_files import OperatorFiles
-from stepscope.compat.mindspore.products.operator_table import OperatorTable
+from stepscope.compat.mindspore.products.memory import MemoryRecord, MemoryUsage, StepMemory
+from stepscope.compat.mindspore.products.operators import OperatorFiles, OperatorTable
 from stepscope.compat.mindspore.products.report_page import ReportPage
-from stepscope.compat.mindspore.products.step_memory import StepMemory
 from stepscope.compat.mindspore.products.step_phases import StepPhases
 from stepscope.compat.mindspore.products.step_times import StepTimes
-from stepscope.compat.mindspore.products.timeline_summary import TimelineSummary
-from stepscope.compat.mindspore.products.trace_view import TraceView
+from stepscope.compat.mindspore.products.timeline import TimelineSummary, TraceView
 from stepscope.compat.mindspore.sources.device import Target
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
@@ -215,27 +211,10 @@ def _lacking(replayed: Replayed, window: Window | None) -> str:
 def operators_of(journal: Path, window: int, steps: tuple[int, ...] | None) -> OperatorTable:
     """The operators of a window, or of some of its steps, read from its journal."""
     table = OperatorTable()
-
-    class Reader:
-        name = "operators"
-
-        async def open(self, run: Run) -> None:
-            pass
-
-        async def export(self, batch: EventBatch) -> None:
-            table.add(_of_steps(batch, steps))
-
-        async def close_window(self, window: Window) -> None:
-            pass
-
-        async def aclose(self) -> None:
-            pass
-
-    async def play() -> None:
-        with JournalReader(journal) as reader:
-            await replay_into(reader, Reader(), run_of(reader, journal.parent), window)
-
-    asyncio.run(play())
+    with JournalReader(journal) as reader:
+        for item in reader.items(window):
+            if isinstance(item, EventBatch):
+                table.add(_of_steps(item, steps))
     return table
 
 
@@ -245,7 +224,7 @@ def collectives_of(journal: Path) -> CollectiveTable:
     Raises:
         FormatError: if it cannot be read.
     """
-    table = CollectiveTable(lambda name, _: is_collective(name))
+    table = CollectiveTable(is_communication)
     with JournalReader(journal) as reader:
         for item in reader:
             if isinstance(item, EventBatch):
@@ -345,10 +324,9 @@ class _Maker:
         self.status.append(ProductStatus(name=stage.name, problem=problem))
 
     async def _abandon(self, stage: Product) -> str:
-        """Closes what a product holds; returns what went wrong."""
+        """Closes what a product has open; returns what went wrong."""
         try:
-            if isinstance(stage, Holding):
-                await stage.abandon()
+            await stage.abandon()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return ""

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from stepscope.analysis.flops import PEAK, peak_of
+from stepscope.analysis.flops import read_peak
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
 from stepscope.compat.mindspore.options.enums import (
     ACTIVITIES,
@@ -264,16 +264,6 @@ def _budget(value: Any) -> float | None:
     return float(value)
 
 
-def _peak(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"it must be a number of floating-point operations in a second, got {type(value).__name__}")
-    if peak_of({PEAK: value}) is None:
-        raise ValueError("it must be above 0, such as 989e12")
-    return float(value)
-
-
 def _framework(value: Any) -> str | None:
     if value is not None and value not in ("all", "time"):
         hint = did_you_mean(value, ("all", "time")) if isinstance(value, str) else ""
@@ -329,7 +319,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "rank_id": _whole(0),
     "profile_framework": _framework,
     "overhead_budget": _budget,
-    "peak_flops": _peak,
+    "peak_flops": lambda value: None if value is None else read_peak(value),
     "export_type": _several(ExportType),
     "host_sys": _several(HostSystem),
     "mstx_domain_include": _texts,

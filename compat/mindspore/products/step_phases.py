@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.compat.mindspore.products.base import spans, write_csv, write_json
+from stepscope.compat.mindspore.output_files import write_csv, write_json
+from stepscope.compat.mindspore.products.base import Product, spans
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.step_facts import Facts, Phase, StepFactsBuilder, class_of, covered_before, union
 from stepscope.runtime.windows.step_parts import durations, is_uncovered, parts_of
 from stepscope.runtime.windows.window import Window
@@ -59,14 +59,11 @@ class PhaseTable(msgspec.Struct, frozen=True, kw_only=True):
         return [(name, f"{ns / 1e6:,.3f}", f"{ns / averages['total']:.1%}") for name, ns in averages.items()]
 
 
-class StepPhases:
+class StepPhases(Product):
     """Writes `step_phases.csv` and `step_phases.json`: for each step the time of each phase, then the average and percent.
 
     MindSpore says of its operators neither the phase nor the thread. Those of the scope `Gradients` are backward, those of an optimizer
     are the optimizer's, all others are forward; they count as the work of the thread that steps, which waits for them.
-
-    Args:
-        directory: for the files.
     """
 
     name = "step phases"
@@ -82,9 +79,6 @@ class StepPhases:
         self._classes: dict[tuple[int, int], bool] = {}
         self.table = PhaseTable(steps=(), totals=(), phases={}, named={})
         """There when the window was finished."""
-
-    async def open(self, run: Run) -> None:
-        pass
 
     async def add(self, batch: EventBatch) -> None:
         events = batch.events

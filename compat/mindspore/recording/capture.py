@@ -26,7 +26,7 @@ from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.options.trace_handler import TraceHandler
 from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory, windows_in, write_facts
 from stepscope.compat.mindspore.products.base import MEMORY
-from stepscope.compat.mindspore.products.operator_table import OperatorTable
+from stepscope.compat.mindspore.products.operators import OperatorTable
 from stepscope.compat.mindspore.recording.overhead_estimate import costs
 from stepscope.compat.mindspore.sources import backends as sources
 from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits

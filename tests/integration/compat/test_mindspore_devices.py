@@ -13,7 +13,7 @@ import pytest
 import stepscope as sc
 from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS, operators_of
-from stepscope.compat.mindspore.products.operator_query import find_operators, operators_as_json
+from stepscope.compat.mindspore.products.operators import find_operators, operators_as_json
 from stepscope.mindspore import Profiler
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind

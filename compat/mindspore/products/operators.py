@@ -1,9 +1,11 @@
-"""The table of operators: how often each ran, with what shapes, and how long."""
+"""Operators: how often each ran, with what shapes, and how long; as a table, as files and as answers to questions."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,14 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.backends.mindspore.blocks import SHAPES
-from stepscope.compat.mindspore.products.base import OPERATORS, in_categories, spans
+from stepscope.compat.mindspore.output_files import write_csv
+from stepscope.compat.mindspore.products.base import OPERATORS, Product, in_categories, spans
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Flag
 from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.settings.validation import did_you_mean
+from stepscope.runtime.windows.window import Window
 
 KEPT_ARGUMENTS = 1 << 14
 """Different arguments whose meaning is remembered."""
+
+DETAIL = ("op_side", "op_type", "op_name", "full_op_name", "op_occurrences", "op_total_time(ms)", "op_avg_time(ms)",
+          "total_proportion", "subgraph", "pid")  # fmt: skip
+TYPE = ("op_type", "type_occurrences", "execution_frequency(per-step)", "total_compute_time", "avg_time(ms)", "percent")
+"""Headers of MindSpore 2.10. `total_proportion` and `percent` are shares of 1, times are ms."""
 
 
 class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,3 +159,116 @@ def by_type(rows: Iterable[OperatorRow]) -> list[tuple[str, int, int]]:
         sums[row.type][0] += row.count
         sums[row.type][1] += row.total_ns
     return sorted(((kind, count, total) for kind, (count, total) in sums.items()), key=lambda each: (-each[2], each[0]))
+
+
+class OperatorFiles(Product):
+    """Writes `cpu_op_detail_info_<device>.csv`, `cpu_op_type_info_<device>.csv` and `operator_details.csv`."""
+
+    name = "operator tables"
+
+    def __init__(self, directory: Path, device: int) -> None:
+        self.table = OperatorTable()
+        self._directory, self._device = directory, device
+        self._pid = 0
+
+    async def open(self, run: Run) -> None:
+        self._pid = run.pid
+
+    async def add(self, batch: EventBatch) -> None:
+        self.table.add(batch)
+
+    async def finish(self, window: Window) -> tuple[Path, ...]:
+        rows = self.table.rows()
+        if not rows:
+            return ()
+        steps = max(len(window.steps), 1)
+        whole = sum(row.total_ns for row in rows) or 1
+        detail = write_csv(
+            self._directory / f"cpu_op_detail_info_{self._device}.csv",
+            DETAIL,
+            (
+                (row.side, row.type, row.short, row.name, row.count, _ms(row.total_ns), _ms(row.total_ns / row.count),
+                 f"{row.total_ns / whole:.6g}", row.subgraph, self._pid)
+                for row in _without_shapes(rows)
+            ),
+        )  # fmt: skip
+        types = write_csv(
+            self._directory / f"cpu_op_type_info_{self._device}.csv",
+            TYPE,
+            (
+                (kind, count, f"{count / steps:.6g}", _ms(total), _ms(total / count), f"{total / whole:.6g}")
+                for kind, count, total in by_type(rows)
+            ),
+        )
+        shaped = sorted({(row.name, row.shapes) for row in rows if row.shapes})
+        shapes = (
+            (write_csv(self._directory / "operator_details.csv", ("Name", "Input Shapes"), shaped),) if shaped else ()
+        )
+        return (detail, types, *shapes)
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:.6f}"
+
+
+def _without_shapes(rows: list[OperatorRow]) -> list[OperatorRow]:
+    sums: defaultdict[tuple[str, str, int | None], list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        each = sums[row.name, row.category, row.device]
+        each[0] += row.count
+        each[1] += row.total_ns
+    merged = [
+        OperatorRow(name=name, category=category, device=device, shapes="", count=count, total_ns=total)
+        for (name, category, device), (count, total) in sums.items()
+    ]
+    return sorted(merged, key=lambda row: (-row.total_ns, row.name))
+
+
+def find_operators(
+    rows: Sequence[OperatorRow], name: str | None, device: int | None, shape: str | None, own: int
+) -> tuple[OperatorRow, ...]:
+    """Rows that fit.
+
+    Args:
+        rows: all that there are.
+        name: kind of an operator, or its name with or without scope; `None` for all.
+        device: number of a device, `None` for all.
+        shape: as rows have it, `None` for all.
+        own: device of the process, to which operators of the host belong.
+
+    Raises:
+        RuntimeError: if no operator has the name; names the nearest.
+    """
+    found = [row for row in rows if name is None or name in (row.type, row.short, row.name)]
+    if name is not None and not found:
+        known = sorted({row.type for row in rows})
+        raise RuntimeError(f"no operator {name!r} was recorded{did_you_mean(name, known[:50])}")
+    return tuple(
+        row
+        for row in found
+        if (device is None or device == (own if row.device is None else row.device))
+        and (shape is None or shape == row.shapes)
+    )
+
+
+def operators_as_json(found: Mapping[str, Sequence[OperatorRow]], device: int) -> str:
+    """The answer of `op_analyse`: rows by name, one for each side and shape; times in µs."""
+    answer: dict[str, object] = {}
+    for name, rows in found.items():
+        sums: dict[tuple[str, str], list[int]] = {}
+        for row in rows:
+            side = "cpu" if row.device is None else "device"
+            sums.setdefault((side, row.shapes), [0, 0])
+            sums[side, row.shapes][0] += row.count
+            sums[side, row.shapes][1] += row.total_ns
+        answer[name] = [
+            {
+                "op_side": side,
+                "input_shape": shapes,
+                "op_occurrences": count,
+                "op_total_time(us)": total / 1000,
+                "op_avg_time(us)": total / 1000 / count,
+            }
+            for (side, shapes), (count, total) in sums.items()
+        ]
+    return json.dumps({**answer, "device_id": str(device)}, ensure_ascii=False)
