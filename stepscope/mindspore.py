@@ -36,8 +36,7 @@ from stepscope.compat.mindspore.options.trace_handler import (
     tensorboard_trace_handler,
 )
 from stepscope.compat.mindspore.products.operators import OperatorRow
-from stepscope.compat.mindspore.profile import _ExperimentalConfig, profile  # pyright: ignore[reportPrivateUsage]
-from stepscope.compat.mindspore.profiler import Profiler
+from stepscope.compat.mindspore.profiler import Profiler, _ExperimentalConfig, profile  # pyright: ignore[reportPrivateUsage]
 
 EnvProfiler.init_profiler()
 

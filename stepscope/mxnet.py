@@ -31,8 +31,7 @@ from stepscope.compat.mxnet.objects.operators import custom_operator, sub_operat
 from stepscope.compat.mxnet.objects.scopes import current_scope, scope
 from stepscope.compat.mxnet.recording.capabilities import Capability
 from stepscope.compat.mxnet.recording.settings import MXNetSettings
-from stepscope.compat.mxnet.remote.remote_control import RemoteControl
-from stepscope.compat.mxnet.remote.remote_windows import RemoteCollector, RemoteProcesses
+from stepscope.compat.mxnet.remote import RemoteCollector, RemoteControl, RemoteProcesses
 from stepscope.compat.mxnet.statistics.series import FramePass
 
 _start_if_told(_os.environ)

@@ -15,7 +15,7 @@ from stepscope.backends.parallel_layout import DECLARED, layout_now, of_mindspor
 from stepscope.compat.mindspore.errors import ProfilerIOException
 from stepscope.compat.mindspore.options.options import DEFAULT_PATH, ProfilerOptions, absolute
 from stepscope.compat.mindspore.output_files import write_json
-from stepscope.compat.mindspore.sources.device import Target
+from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.exporters.plainjson import plain
 from stepscope.runtime.files.paths import can_create_in, temporary_directory, user_directory
 from stepscope.runtime.journal.format import FrameType
@@ -79,7 +79,7 @@ def new_directory(output_path: str | os.PathLike[str], worker: str | None, devic
 
 
 def write_facts(
-    directory: Path, target: Target, about: Mapping[str, Any], metadata: Mapping[str, Any], *, strategy: bool
+    directory: Path, target: DeviceTarget, about: Mapping[str, Any], metadata: Mapping[str, Any], *, strategy: bool
 ) -> None:
     """Writes `profiler_info_<rank>.json`, `profiler_metadata.json` and, if asked, `parallel_strategy_<rank>.json`.
 
@@ -131,7 +131,7 @@ def windows_in(journal: Path) -> set[int]:
     return found
 
 
-def parallel_strategy(target: Target, declared: Any = None) -> dict[str, Any]:
+def parallel_strategy(target: DeviceTarget, declared: Any = None) -> dict[str, Any]:
     """The place of this process in the job, and the layout: what is declared, what torch.distributed and what MindSpore knows.
 
     Args:

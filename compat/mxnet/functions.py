@@ -16,7 +16,7 @@ from stepscope.compat.mxnet.objects.names import domain_name, legal
 from stepscope.compat.mxnet.recording.capabilities import Capability, capabilities_of
 from stepscope.compat.mxnet.recording.recording import Recording
 from stepscope.compat.mxnet.recording.settings import settings_of
-from stepscope.compat.mxnet.remote.remote_control import Remote, for_server
+from stepscope.compat.mxnet.remote import Remote, for_server
 from stepscope.compat.mxnet.statistics.series import FramePass
 from stepscope.compat.mxnet.statistics.tables import FORMATS, SORT_KEYS, render
 from stepscope.runtime.lifecycle.join import join

@@ -91,7 +91,9 @@ def view(given: argparse.Namespace) -> int:
     if not given.path.exists():
         raise FormatError(f"there is no run or trace at {given.path}")
     for_tensorboard = _for_tensorboard(given.path)
-    viewer = given.viewer or ("tensorboard" if for_tensorboard and not opening.missing_for_tensorboard() else "perfetto")
+    viewer = given.viewer or (
+        "tensorboard" if for_tensorboard and not opening.missing_for_tensorboard() else "perfetto"
+    )
     if viewer == "tensorboard" and given.ui is not None:
         parser.error("--ui is a copy of Perfetto's page: it goes with --viewer perfetto")
     with _until_ended(), tempfile.TemporaryDirectory(prefix="stepscope-view-") as directory:

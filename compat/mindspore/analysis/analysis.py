@@ -28,7 +28,7 @@ from stepscope.compat.mindspore.products.report_page import ReportPage
 from stepscope.compat.mindspore.products.step_phases import StepPhases
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.compat.mindspore.products.timeline import TimelineSummary, TraceView
-from stepscope.compat.mindspore.sources.device import Target
+from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
@@ -47,7 +47,7 @@ class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How a window is analysed."""
 
     options: ProfilerOptions
-    target: Target
+    target: DeviceTarget
     limits: tuple[str, ...] = ()
     """Data that could not be recorded."""
     pretty: bool = False

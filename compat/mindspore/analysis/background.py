@@ -22,7 +22,7 @@ EXIT_SECONDS: Final = 60.0
 """How long the interpreter's exit waits for analyses at most; raw data of what is left are kept."""
 
 
-class Analyses:
+class AnalysisThread:
     """Runs jobs in order, on a daemon thread that is there while there are any."""
 
     def __init__(self) -> None:
@@ -75,12 +75,12 @@ class Analyses:
             if thread.is_alive():
                 log.error("an analysis was not finished in %g s: its raw data are kept", seconds)
 
-    def mine(self) -> bool:
+    def is_current(self) -> bool:
         """True if the caller is a job."""
         return self._thread is threading.current_thread()
 
 
-analyses: Final = Analyses()
+analysis_thread: Final = AnalysisThread()
 
-before_exit(lambda: analyses.wait(EXIT_SECONDS))
-os.register_at_fork(after_in_child=analyses.forget)
+before_exit(lambda: analysis_thread.wait(EXIT_SECONDS))
+os.register_at_fork(after_in_child=analysis_thread.forget)

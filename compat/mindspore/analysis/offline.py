@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -21,7 +20,7 @@ from stepscope.compat.mindspore.analysis.analysis import (
     analyse_window,
     collectives_of,
 )
-from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.errors import (
     NothingToAnalyse,
     ProfilerDirNotFoundException,
@@ -29,7 +28,7 @@ from stepscope.compat.mindspore.errors import (
 )
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory
-from stepscope.compat.mindspore.sources.device import Target
+from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.compat.mindspore.window_names import named_after
 from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events.record import EventBatch
@@ -58,10 +57,10 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
     diagnostics: tuple[str, ...] = ()
     options: msgspec.Raw = msgspec.Raw(b"{}")
 
-    def target(self, rank: int | None) -> Target:
+    def target(self, rank: int | None) -> DeviceTarget:
         """The device and rank that recorded it; `rank` is that of the journal."""
         own = int(self.rank_id) if self.rank_id.isdigit() else rank or 0
-        return Target(device=self.device_target, device_id=self.device_id, rank=own, rank_size=self.rank_size)
+        return DeviceTarget(device=self.device_target, device_id=self.device_id, rank=own, rank_size=self.rank_size)
 
     def recorded_with(self) -> ProfilerOptions:
         """The options; the defaults if they are those of another version."""
@@ -87,8 +86,8 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
     """
     if not path.is_dir():
         raise ProfilerDirNotFoundException(f"there is no directory {path}")
-    if not analyses.mine():
-        return analyses.call(lambda: analyse_below(path, options, pretty, steps))
+    if not analysis_thread.is_current():
+        return analysis_thread.call(lambda: analyse_below(path, options, pretty, steps))
     done: list[WindowAnalysis] = []
     failed: list[str] = []
     places = dict(_below(path, failed))
@@ -176,16 +175,28 @@ def _info(directory: Path) -> WindowInfo:
     return WindowInfo()
 
 
+class _Content(msgspec.Struct, frozen=True, kw_only=True):
+    """What a journal has, without its events."""
+
+    windows: dict[int, Window | None]
+    """By index; `None` for those that were not closed."""
+    rank: int | None
+    recovered: bool
+    """True if the process was killed and the journal was completed."""
+    ended: bool
+    """True if it was written to its end: windows may be missing after a cut."""
+
+
 class _Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """A run that was found."""
 
     raw: Path
     journal: Path
+    content: _Content
     directory: Path
     """The directory of its first window."""
-    windows: dict[int, Window | None]
     info: WindowInfo
-    target: Target
+    target: DeviceTarget
     options: ProfilerOptions
 
 
@@ -202,22 +213,23 @@ def _refusals(raw: Path, rejected: list[str], failed: list[str]) -> Generator[No
 
 def _recorded(raw: Path, below: Path, options: ProfilerOptions) -> _Recorded:
     journal = _journal(raw)
-    windows, rank = _windows(journal)
+    content = _content(journal)
+    windows = content.windows
     if not windows:
         raise ProfilerRawFileException(f"{journal.name} holds no events of a window")
     directory = _window_directory(raw)
-    if _was_recovered(journal):
+    if content.recovered:
         new = named_after(directory, windows[min(windows)], below)
         journal, directory = new / journal.relative_to(directory), new
     info = _info(directory)
-    target = info.target(rank)
+    target = info.target(content.rank)
     if options.analyse_only and target.rank != options.rank_id:
         raise ProfilerRawFileException(f"it is of rank {target.rank}; rank_id={options.rank_id} was asked for")
     return _Recorded(
         raw=raw,
         journal=journal,
+        content=content,
         directory=directory,
-        windows=windows,
         info=info,
         target=target,
         options=info.recorded_with(),
@@ -243,7 +255,8 @@ def _analyse_run(
     steps: tuple[int, ...] | None,
     fastest: Mapping[Key, int],
 ) -> list[WindowAnalysis]:
-    journal, windows, directory, target = recorded.journal, recorded.windows, recorded.directory, recorded.target
+    journal, directory, target = recorded.journal, recorded.directory, recorded.target
+    windows = recorded.content.windows
     request = AnalysisRequest(
         options=recorded.options,
         target=target,
@@ -260,7 +273,7 @@ def _analyse_run(
             else _sibling(directory, index, named_device(request.options, target.device))
         )
         done.append(analyse_window(journal, index if window is None else window, place, request)[0])
-    whole = all(each.complete for each in done) and _has_end(journal)
+    whole = all(each.complete for each in done) and recorded.content.ended
     if options.data_simplification and whole and directory != recorded.raw:
         shutil.rmtree(directory / RAW, ignore_errors=True)
     return done
@@ -300,31 +313,17 @@ def _journal(raw: Path) -> Path:
     return choice.journal
 
 
-def _was_recovered(journal: Path) -> bool:
-    """True if the process was killed and its journal was completed."""
-    with JournalReader(journal) as reader:
-        for _ in reader.items(wanted=lambda header: False):
-            pass
-        return reader.recovered is not None
-
-
-def _has_end(journal: Path) -> bool:
-    """True if a journal was written to its end: windows may be missing after a cut."""
-    with JournalReader(journal) as reader:
-        for _ in reader:
-            pass
-        return reader.end is not None
-
-
-def _windows(journal: Path) -> tuple[dict[int, Window | None], int | None]:
-    """Windows of a journal by index, `None` for those that were not closed; and the rank."""
+def _content(journal: Path) -> _Content:
     windows: dict[int, Window | None] = {}
     with JournalReader(journal) as reader:
-        item: Any
         for item in reader:
             if isinstance(item, EventBatch):
                 windows.setdefault(item.window, None)
             elif isinstance(item, Window):
                 windows[item.index] = item
-        rank = None if reader.run is None else reader.run.rank
-    return dict(sorted(windows.items())), rank
+        return _Content(
+            windows=dict(sorted(windows.items())),
+            rank=None if reader.run is None else reader.run.rank,
+            recovered=reader.recovered is not None,
+            ended=reader.end is not None,
+        )

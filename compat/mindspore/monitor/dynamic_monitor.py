@@ -24,7 +24,7 @@ from stepscope.compat.mindspore.monitor.monitor_file import Late, MonitorFile
 from stepscope.compat.mindspore.monitor.open_monitors import open_monitors
 from stepscope.compat.mindspore.monitor.window_recorder import WindowRecorder
 from stepscope.compat.mindspore.profiler import Profiler
-from stepscope.compat.mindspore.sources import device as targets
+from stepscope.compat.mindspore.sources.device import detect_target
 from stepscope.runtime.control.controller import Controller
 from stepscope.runtime.control.entry_points.environment import directory_from_environment
 from stepscope.runtime.control.settings import Control
@@ -98,7 +98,7 @@ class DynamicProfilerMonitor:
         warn_of_unknown(kwargs)
         output_path = output_directory(output_path)
         place = Path(cfg_path)
-        target = targets.find()
+        target = detect_target()
         self.rank = target.rank
         self.output_path = Path(directory_from_environment(output_path))
         self.config_path = Path(os.path.realpath(place if place.suffix == ".json" else place / CONFIG))

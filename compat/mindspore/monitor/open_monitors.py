@@ -6,7 +6,7 @@ import os
 import weakref
 from typing import Final, Protocol
 
-from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.runtime.lifecycle.shutdown_hooks import before_close
 
@@ -35,7 +35,7 @@ def _terminated() -> None:
     """Windows end in order, and products are made as far as there is time for that."""
     for monitor in list(open_monitors):
         monitor.terminate()
-    analyses.wait(TERMINATED)
+    analysis_thread.wait(TERMINATED)
 
 
 before_exit(_close_all)

@@ -1,4 +1,4 @@
-"""A take: one recording, from start to stop."""
+"""A capture: one recording from start to stop, with its directories and windows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import resource
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,16 @@ from stepscope.backends.counters.process_memory import COUNTER, capacities, resi
 from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.build import trace
 from stepscope.compat.mindspore.analysis.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
-from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.options.trace_handler import TraceHandler
 from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory, windows_in, write_facts
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operators import OperatorTable
-from stepscope.compat.mindspore.recording.overhead_estimate import costs
+from stepscope.compat.mindspore.recording.cost_estimate import RecordingCost, costs
 from stepscope.compat.mindspore.sources import backends as sources
 from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
-from stepscope.compat.mindspore.sources.device import Target
+from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import options_in_effect
@@ -44,18 +44,18 @@ from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 
-KEPT_TABLES = 256
-"""Windows of a take whose tables of operators are kept in memory; those of earlier ones need raw data."""
+MOST_TABLES = 256
+"""Windows of a capture whose tables of operators stay in memory; those of earlier ones need raw data."""
 
 CLOSE_SECONDS = 30.0
-"""How long the end of a take waits at most for what was recorded to be on disk."""
+"""How long the end of a capture waits at most until the recorded events are on disk."""
 
 
-class TakePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a take."""
+class CapturePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a capture."""
 
     options: ProfilerOptions
-    target: Target
+    target: DeviceTarget
     limits: tuple[str, ...]
     schedule: ScheduleFunction | None
     handler: TraceHandler | None
@@ -71,8 +71,8 @@ class TakePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments that STEPSCOPE_OPTIONS cannot change."""
 
 
-class TakenWindow:
-    """One finished window, and what was made of it."""
+class CapturedWindow:
+    """One finished window, and the products that were made of it."""
 
     def __init__(self, window: Window, directory: Path, journal: Path) -> None:
         self.window = window
@@ -86,7 +86,7 @@ class TakenWindow:
         """Has the products made; those that were made already in the same way are not made again."""
         key = request.pretty, request.steps
         if key not in self._done:
-            self._done[key] = analyses.submit(lambda: self._analyse(request))
+            self._done[key] = analysis_thread.submit(lambda: self._analyse(request))
         return self._done[key]
 
     def _analyse(self, request: AnalysisRequest) -> WindowAnalysis:
@@ -129,10 +129,10 @@ class TakenWindow:
         if not segments.exists(journal):
             raise FileNotFoundError(f"raw data of {self.directory} were deleted; record with data_simplification=False")
         index = self.window.index
-        return analyses.call(lambda: operators_of(journal, index, steps))
+        return analysis_thread.call(lambda: operators_of(journal, index, steps))
 
 
-class Take:
+class Capture:
     """Records with a profiler of stepscope, whose run is in the first window's directory.
 
     Args:
@@ -145,13 +145,13 @@ class Take:
         ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
     """
 
-    def __init__(self, plan: TakePlan, owner: object, step: int) -> None:
+    def __init__(self, plan: CapturePlan, owner: object, step: int) -> None:
         self._plan, self._owner = plan, owner
         handler = plan.handler
         self._worker = None if handler is None else handler.worker_name
         self._named_device = named_device(plan.options, plan.target.device)
         self.directory = new_directory(plan.base, self._worker, self._named_device)
-        self.windows: list[TakenWindow] = []
+        self.windows: list[CapturedWindow] = []
         self._failed: dict[int, str] = {}
         """Windows whose directory could not be written, and why."""
         self.ended = False
@@ -159,7 +159,7 @@ class Take:
         self._page = resource.getpagesize() if plan.options.memory else 0
         self._estimate = costs.estimate(plan.options)
         waits = plan.options.data_process and "mindspore" in plan.target.frameworks
-        self._waits = DatasetWaits() if waits else None
+        self._dataset_waits = DatasetWaits() if waits else None
         self._journal: Path | None = None
         self.profiler = self._make(step)
 
@@ -210,8 +210,8 @@ class Take:
                 log.warning("%s: cannot write how it is recorded: %s", self.directory, error.strerror)
             self.profiler.start()
             self._read_memory()
-            if self._waits is not None:
-                self._waits.begin()
+            if self._dataset_waits is not None:
+                self._dataset_waits.begin()
         except BaseException:
             try:
                 self.profiler.close()  # it may record already, into the directory
@@ -220,43 +220,39 @@ class Take:
             raise
 
     def step(self) -> None:
-        """Ends a step, and has what it launched in it; where memory is wanted, what there is of it then as well."""
-        self._settle()
+        """Ends a step. The operators that it launched are part of it, and a reading of the memory, if that is wanted."""
+        self._wait_for_operators()
         self._read_memory()
         self._stepped = True
         self.profiler.step()
 
     def end(self) -> None:
-        """Ends recording, delivers, and lets go of everything but what was written."""
+        """Ends recording, and waits until the events are on disk."""
         if self.ended:
             return
         self.ended = True
-        problem = "" if self._waits is None else self._waits.end()
+        problem = "" if self._dataset_waits is None else self._dataset_waits.end()
         if problem:
             log.warning("data_process recorded nothing: %s", problem)
-        self._settle()
+        self._wait_for_operators()
         if not self._stepped:  # else what the last step() began is a step only if the program did something in it
             self._read_memory()
         self.profiler.stop()
         self.profiler.close()
         pipeline = self.profiler.statistics().pipeline
-        steps = sum(len(taken.window.steps) for taken in self.windows)
+        steps = sum(len(window.window.steps) for window in self.windows)
         if pipeline is not None and steps:
-            overhead, journal = pipeline.overhead, self.journal
-            costs.add(
-                self._plan.options,
-                steps=steps,
-                size=sum(path.stat().st_size for path in segments.segment_paths(journal)),
-                cost_ns=overhead.training_ns + overhead.background_ns,
-                recorded_ns=overhead.recorded_ns,
-            )
+            overhead = pipeline.overhead
+            size = sum(path.stat().st_size for path in segments.segment_paths(self.journal))
+            cost_ns = overhead.training_ns + overhead.background_ns
+            costs.add(self._plan.options, RecordingCost(steps, size, cost_ns, overhead.recorded_ns))
 
-    def _settle(self) -> None:
+    def _wait_for_operators(self) -> None:
         for backend in self._asynchronous:
             backend.settle()
 
     def _read_memory(self) -> None:
-        """Reads the memory once more, where it is wanted: a step, or all of a take, may be over before the thread reads it."""
+        """Reads the memory once more, where it is wanted: a step, or all of a capture, may be over before the thread reads it."""
         if self._page and self.profiler.current_action.records:
             _core.counter(COUNTER, resident_bytes(self._page), category=MEMORY)
 
@@ -272,7 +268,7 @@ class Take:
 
     def simplify(self) -> Future[None]:
         """Deletes raw data once everything that is asked for by then is made, if the options say so."""
-        return analyses.submit(self._simplify)
+        return analysis_thread.submit(self._simplify)
 
     def _simplify(self) -> None:
         if not (self._plan.options.data_simplification and self.windows):
@@ -281,45 +277,44 @@ class Take:
             shutil.rmtree(self.directory / RAW, ignore_errors=True)
 
     def missing(self) -> tuple[str, ...]:
-        """Windows that were recorded and that this take cannot analyse: a sentence for each. Their raw data are kept."""
+        """Windows that were recorded and that this capture cannot analyse: a sentence for each. Their raw data are kept."""
         if not segments.exists(self.journal):  # deleted, as all was analysed
             return ()
         try:
             recorded = windows_in(self.journal)
         except (FormatError, OSError) as error:
             return (f"the windows of {self.journal} cannot be listed: {error}; it stays where it is",)
-        known = {taken.window.index for taken in self.windows}
-        reasons = [
+        known = {window.window.index for window in self.windows}
+        return tuple(
             f"window {index}: {self._failed.get(index, 'it was not delivered before the recording was closed')}; its raw data "
             f"stay in {self.journal.parent}: `stepscope analyse {self.directory}` makes its products"
             for index in sorted((recorded | self._failed.keys()) - known)
-        ]
-        return tuple(reasons)
+        )
 
     def move(self, base: Path) -> None:
         """Moves its directories below another one; after the end, before any analysis."""
-        for old in dict.fromkeys((self.directory, *(taken.directory for taken in self.windows))):
+        for old in self._directories():
             if old.parent == base.resolve():
                 continue
             base.mkdir(parents=True, exist_ok=True)
             new = base.resolve() / old.name
             old.rename(new)
-            with contextlib.suppress(OSError):  # what else is there stays
+            with contextlib.suppress(OSError):  # it has other files
                 old.parent.rmdir()
-            self._moved(old, new)
+            if self.directory == old:
+                self._journal = new / self.journal.relative_to(old)
+                self.directory = new
+            for window in self.windows:
+                window.moved(old, new, self._journal)
 
-    def _moved(self, old: Path, new: Path) -> None:
-        if self.directory == old:
-            self._journal = new / self.journal.relative_to(old)
-            self.directory = new
-        for taken in self.windows:
-            taken.moved(old, new, self._journal)
+    def _directories(self) -> Iterable[Path]:
+        return dict.fromkeys((self.directory, *(window.directory for window in self.windows)))
 
     def discard(self) -> None:
         """Ends recording and deletes what was written: it was begun too early."""
         self.end()
-        for each in (self.directory, *(taken.directory for taken in self.windows)):
-            shutil.rmtree(each, ignore_errors=True)
+        for directory in self._directories():
+            shutil.rmtree(directory, ignore_errors=True)
         self.windows.clear()
 
     def _about(self, window: int) -> dict[str, Any]:
@@ -333,19 +328,19 @@ class Take:
         }
 
     def _ready(self, window: Window) -> None:
-        """Takes a finished window; on a worker thread."""
+        """Is called with each finished window, on a worker thread."""
         try:
-            taken = self._take_window(window)
+            captured = self._add_window(window)
         except BaseException as error:
             self._failed[window.index] = f"its directory could not be written: {type(error).__name__}: {error}"
             raise
         plan = self._plan
         if plan.handler is not None and plan.handler.analyse_flag:
-            taken.analyse(self.request())
+            captured.analyse(self.request())
         if plan.callback is not None:
-            call(plan.callback, self._owner)
+            _call(plan.callback, self._owner)
 
-    def _take_window(self, window: Window) -> TakenWindow:
+    def _add_window(self, window: Window) -> CapturedWindow:
         """Makes its directory, and writes its facts and, where raw data stay, its journal."""
         plan = self._plan
         first = not self.windows
@@ -362,17 +357,17 @@ class Take:
         if not first and not plan.options.data_simplification:
             (directory / RAW).mkdir()
             window.export(directory / RAW / "window.journal")
-        taken = TakenWindow(window, directory, self.journal)
-        self.windows.append(taken)
-        if len(self.windows) > KEPT_TABLES:
-            self.windows[-1 - KEPT_TABLES].forget_operators()
-        return taken
+        captured = CapturedWindow(window, directory, self.journal)
+        self.windows.append(captured)
+        if len(self.windows) > MOST_TABLES:
+            self.windows[-1 - MOST_TABLES].forget_operators()
+        return captured
 
 
-def call(callback: Callable[..., Any], owner: object) -> None:
-    """Calls the program's `on_trace_ready`: with the profiler, or with nothing if it takes nothing."""
+def _call(callback: Callable[..., Any], owner: object) -> None:
+    """Calls the program's `on_trace_ready` with the profiler, or without arguments if it has no parameters."""
     try:
-        takes = bool(inspect.signature(callback).parameters)
+        has_parameters = bool(inspect.signature(callback).parameters)
     except (TypeError, ValueError):  # a builtin
-        takes = True
-    callback(owner) if takes else callback()
+        has_parameters = True
+    callback(owner) if has_parameters else callback()

@@ -14,10 +14,10 @@ from stepscope.compat.mindspore.analysis.analysis import Analysis
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.options.trace_handler import TraceHandler
 from stepscope.compat.mindspore.output_layout import default_or_other
-from stepscope.compat.mindspore.recording.capture import Take, TakenWindow, TakePlan
-from stepscope.compat.mindspore.recording.overhead_estimate import CostEstimate, costs
-from stepscope.compat.mindspore.sources import device as targets
+from stepscope.compat.mindspore.recording.capture import Capture, CapturedWindow, CapturePlan
+from stepscope.compat.mindspore.recording.cost_estimate import CostEstimate, costs
 from stepscope.compat.mindspore.sources.capabilities import limits
+from stepscope.compat.mindspore.sources.device import detect_target
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import STEPS, directory_from_environment
 from stepscope.runtime.control.settings import Control
@@ -67,7 +67,7 @@ class Recording:
                 raise TypeError(f"{who}: {name} must be callable, {got(value)}")
         self._control = Control.of(control)
         self.options = options
-        self.target = targets.find()
+        self.target = detect_target()
         self.limitations = limits(options.asked(), self.target)
         """What was asked for and cannot be recorded here, in words."""
         self._who, self._strict_start = who, strict_start
@@ -78,8 +78,8 @@ class Recording:
         """Whether the caller has decided which steps are recorded and where, so that STEPSCOPE_OPTIONS has no say in it; to be
         set before `start()`."""
         self._metadata = Metadata()
-        self._takes: list[Take] = []
-        self._take: Take | None = None
+        self._captures: list[Capture] = []
+        self._capture: Capture | None = None
         self._next_step = 0
         for text in (*self.limitations, *self.target.notes):
             log.warning("%s: %s", who, text)
@@ -87,12 +87,12 @@ class Recording:
     @property
     def recording(self) -> bool:
         """True if it was started and not stopped."""
-        return self._take is not None
+        return self._capture is not None
 
     @property
-    def windows(self) -> tuple[TakenWindow, ...]:
+    def windows(self) -> tuple[CapturedWindow, ...]:
         """What was recorded so far, window by window, each with its directory."""
-        return tuple(window for take in self._takes for window in take.windows)
+        return tuple(window for capture in self._captures for window in capture.windows)
 
     @property
     def directories(self) -> tuple[Path, ...]:
@@ -102,11 +102,11 @@ class Recording:
     @property
     def step_num(self) -> int:
         """Number of the current step. Set it before `start()` to go on where a run ended, or to count from 1."""
-        return self._next_step if self._take is None else self._take.profiler.step_num
+        return self._next_step if self._capture is None else self._capture.profiler.step_num
 
     @step_num.setter
     def step_num(self, step: int) -> None:
-        if self._take is not None:
+        if self._capture is not None:
             raise ProfilerStateError("step_num can be set before start(), not while it records")
         self._next_step = step
 
@@ -118,7 +118,7 @@ class Recording:
             ProfilerIOException: if nothing can be written to the output path.
             ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
         """
-        if self._take is not None:
+        if self._capture is not None:
             raise ProfilerStateError(f"{self._who}.start(): it has started already; call stop() first")
         if self._strict_start and self.options.start_profile:
             raise ProfilerStateError(
@@ -133,10 +133,10 @@ class Recording:
 
     def _start(self) -> None:
         log.info("%s: recording begins; %s", self._who, self.estimate)
-        self.target = targets.find()  # a framework may have been imported meanwhile
+        self.target = detect_target()  # a framework may have been imported meanwhile
         named = None if self._handler is None else self._handler.dir_name
         base = default_or_other(self.options.output_path) if named is None else named
-        plan = TakePlan(
+        plan = CapturePlan(
             options=self.options,
             target=self.target,
             limits=limits(self.options.asked(), self.target),
@@ -148,10 +148,10 @@ class Recording:
             control=self._control,
             fixed=("output_dir", *STEPS) if self.decided else ("output_dir",),
         )
-        take = Take(plan, self, self._next_step)
-        take.begin()
-        self._take = take
-        self._takes.append(take)
+        capture = Capture(plan, self, self._next_step)
+        capture.begin()
+        self._capture = capture
+        self._captures.append(capture)
 
     def stop(self) -> None:
         """Ends recording, and waits until what was recorded is on disk; for the products, if a handler makes them.
@@ -159,7 +159,7 @@ class Recording:
         Raises:
             RuntimeError: if it does not record.
         """
-        if self._take is None:
+        if self._capture is None:
             raise ProfilerStateError(f"{self._who}.stop(): it has not started; call start() first")
         self._stop()
 
@@ -169,24 +169,24 @@ class Recording:
             made.result()
 
     def _end(self) -> Future[None] | None:
-        """Ends the take, if there is one; returns what to wait for."""
-        take, self._take = self._take, None
-        if take is None:
+        """Ends the capture, if there is one; returns what to wait for."""
+        capture, self._capture = self._capture, None
+        if capture is None:
             return None
-        self._next_step = take.profiler.step_num
-        take.end()
+        self._next_step = capture.profiler.step_num
+        capture.end()
         handler = self._handler
         if handler is None or not handler.analyse_flag:
             return None
-        made = take.simplify()
+        made = capture.simplify()
         return None if handler.async_mode else made
 
     def step(self) -> None:
         """Ends a step. While it does not record the step is only counted."""
-        if self._take is None:
+        if self._capture is None:
             self._next_step += 1
         else:
-            self._take.step()
+            self._capture.step()
 
     def watch_data(self, loader: Iterable[T]) -> Iterator[T]:
         """Yields what a loader yields, and records the time that the loop waits for each as a span `data_wait`."""
@@ -210,8 +210,8 @@ class Recording:
             TypeError: if the key is no str.
         """
         self._metadata.add(key, value)
-        if self._take is not None:
-            self._take.profiler.add_metadata(key, value)
+        if self._capture is not None:
+            self._capture.profiler.add_metadata(key, value)
 
     def add_metadata_json(self, key: str, value: str) -> None:
         """Adds a fact given as JSON text. Text that is not JSON is kept as a str, and said so in the log.
@@ -220,12 +220,12 @@ class Recording:
             TypeError: if key or value is no str.
         """
         self._metadata.add_json(key, value)
-        if self._take is not None:
-            self._take.profiler.add_metadata_json(key, value)
+        if self._capture is not None:
+            self._capture.profiler.add_metadata_json(key, value)
 
     def analyses(self) -> Analysis:
         """What was made of the windows so far; waits for what is being made."""
-        found = [window.analyse(take.request()) for take in self._takes for window in take.windows]
+        found = [window.analyse(capture.request()) for capture in self._captures for window in capture.windows]
         return Analysis(tuple(future.result() for future in found))
 
     def move(self, output_path: str | os.PathLike[str]) -> None:
@@ -235,21 +235,21 @@ class Recording:
             RuntimeError: while it records.
             OSError: if that cannot be done.
         """
-        if self._take is not None:
+        if self._capture is not None:
             raise ProfilerStateError(f"{self._who}.move(): call stop() first")
-        for take in self._takes:
-            take.move(Path(output_path))
+        for capture in self._captures:
+            capture.move(Path(output_path))
 
     def discard(self) -> None:
         """Ends recording and deletes what the latest recording wrote."""
-        take, self._take = self._take, None
-        if take is not None:
-            self._takes.remove(take)
-            take.discard()
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            self._captures.remove(capture)
+            capture.discard()
 
     def trust_report(self) -> RunReport | None:
         """What the latest recording captured, what it dropped, and at what cost; `None` before the first."""
-        return self._takes[-1].profiler.report() if self._takes else None
+        return self._captures[-1].profiler.report() if self._captures else None
 
     def raise_errors(self) -> None:
         """Raises what backends and the program's own `on_trace_ready` raised so far, if anything.
@@ -257,11 +257,11 @@ class Recording:
         Raises:
             ExceptionGroup: of what the latest recording kept.
         """
-        if self._takes:
-            self._takes[-1].profiler.raise_errors()
+        if self._captures:
+            self._captures[-1].profiler.raise_errors()
 
     def __enter__(self) -> Self:
-        if self.options.start_profile and self._take is None:
+        if self.options.start_profile and self._capture is None:
             self._start()
         return self
 

@@ -10,10 +10,10 @@ from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.sources.counters import counter_backends
-from stepscope.compat.mindspore.sources.device import Target
+from stepscope.compat.mindspore.sources.device import DeviceTarget
 
 
-def choose(options: ProfilerOptions, target: Target) -> list[Backend]:
+def choose(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
     """Backends for one recording. Frameworks that are not imported yet are left out.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from stepscope.compat.mindspore.sources.counters import why_not
-from stepscope.compat.mindspore.sources.device import DEVICES, Target
+from stepscope.compat.mindspore.sources.device import DEVICES, DeviceTarget
 
 
 class Capability(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
 """By option and device. `npu` and `gpu` are activities that were asked for by name."""
 
 
-def limits(asked: Iterable[str], target: Target) -> tuple[str, ...]:
+def limits(asked: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
     """Lists the options that cannot be followed here, one sentence for each.
 
     Args:

@@ -12,7 +12,7 @@ from stepscope.backends.counters.nvml import refusal as nvml_refusal
 from stepscope.backends.counters.perf import GROUPS, PerfBackend, PerfGroup, refusals
 from stepscope.compat.mindspore.options.enums import AicoreMetrics, HostSystem
 from stepscope.compat.mindspore.options.options import ProfilerOptions
-from stepscope.compat.mindspore.sources.device import Target
+from stepscope.compat.mindspore.sources.device import DeviceTarget
 
 HARDWARE: Final[tuple[PerfGroup, ...]] = ("ipc", "cache", "branch")
 """Groups that the processor counts."""
@@ -44,7 +44,7 @@ DEVICE: Final[Mapping[str, NvmlPart]] = {
 }
 
 
-def counter_backends(options: ProfilerOptions, target: Target) -> list[Backend]:
+def counter_backends(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
     """Backends for the counters that are asked for, as far as this machine has them.
 
     Args:
@@ -70,7 +70,7 @@ def counter_backends(options: ProfilerOptions, target: Target) -> list[Backend]:
     return chosen
 
 
-def why_not(option: str, target: Target) -> str:
+def why_not(option: str, target: DeviceTarget) -> str:
     """Why this machine has no counters for an option, although its device could; empty if it has them."""
     return _REFUSALS[option, target.device]() if (option, target.device) in _REFUSALS else ""
 

@@ -14,7 +14,7 @@ from stepscope.runtime.settings.validation import did_you_mean
 DEVICES: Final = ("CPU", "GPU", "Ascend")
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The device and the place."""
 
     device: str = "CPU"
@@ -39,7 +39,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return f"gpu/{self.device_id}" if self.device == "GPU" else "cpu/0"
 
 
-def find() -> Target:
+def detect_target() -> DeviceTarget:
     """Asks the frameworks that are imported, then the environment. Imports none.
 
     Raises:
@@ -69,7 +69,7 @@ def find() -> Target:
         text = os.environ.get(name, "")
         if text and not text.strip().isdigit():
             notes.append(f"{name} is {text!r}, which is no number: 0 is taken unless somebody else says")
-    return Target(
+    return DeviceTarget(
         device=device,
         device_id=_device_id(mindspore if "mindspore" in frameworks else None, device),
         rank=rank,

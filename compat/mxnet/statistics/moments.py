@@ -13,10 +13,13 @@ EXACT = 4096
 """Different values that are kept apart exactly; from then on they are rounded to one part in 256."""
 
 
-class Moments:
-    """Count, total, mean, standard deviation, minimum and maximum (Chan et al. 1979, "Updating formulae")."""
+class Values:
+    """Count, total, mean, standard deviation, minimum and maximum (Chan et al. 1979, "Updating formulae"), and quantiles.
 
-    __slots__ = ("count", "m2", "max", "mean", "min", "total")
+    Quantiles are exact up to `EXACT` different values, else off by one part in 512 at most.
+    """
+
+    __slots__ = ("_counts", "_rounds", "count", "m2", "max", "mean", "min", "total")
 
     def __init__(self) -> None:
         self.count = 0
@@ -26,6 +29,8 @@ class Moments:
         """Sum of the squared distances from the mean."""
         self.min = math.inf
         self.max = -math.inf
+        self._counts: Counter[float] = Counter()
+        self._rounds = False
 
     def add(self, values: NDArray[np.float64]) -> None:
         """Adds finite values, of which there is at least one."""
@@ -38,31 +43,17 @@ class Moments:
         self.total += float(values.sum())
         self.min = min(self.min, float(values.min()))
         self.max = max(self.max, float(values.max()))
-
-    @property
-    def std(self) -> float:
-        """The standard deviation of the values themselves, not an estimate of what they are a sample of."""
-        return math.sqrt(self.m2 / self.count) if self.count else math.nan
-
-
-class Values(Moments):
-    """The same, with quantiles: exact up to `EXACT` different values, else off by one part in 512 at most."""
-
-    __slots__ = ("_counts", "_rounds")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._counts: Counter[float] = Counter()
-        self._rounds = False
-
-    def add(self, values: NDArray[np.float64]) -> None:
-        super().add(values)
         self._counts.update((_rounded(values) if self._rounds else values).tolist())
         if len(self._counts) > EXACT and not self._rounds:
             self._rounds = True
             before, self._counts = self._counts, Counter()
             for value, rounded in zip(before, _rounded(np.array(list(before))).tolist(), strict=True):
                 self._counts[rounded] += before[value]
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the values themselves, not an estimate of what they are a sample of."""
+        return math.sqrt(self.m2 / self.count) if self.count else math.nan
 
     def quantiles(self, *shares: float) -> tuple[float, ...]:
         """The value of the nearest rank for each share, `nan` without values."""

@@ -6,7 +6,6 @@ import math
 from enum import StrEnum
 
 from stepscope.compat.mxnet.statistics.moments import Values
-from stepscope.compat.mxnet.statistics.series import CounterSeries, Shares, SpanSeries
 from stepscope.runtime.settings.documented import Documented
 
 
@@ -49,51 +48,29 @@ class Row(Documented, frozen=True, kw_only=True):
     """Passes of a frame per second."""
 
     @classmethod
-    def of_span(cls, category: str, name: str, series: SpanSeries) -> Row:
-        """A row of durations."""
-        return cls._of(Section.TIME, category, name, series.durations, rate=series.rate)
+    def of(cls, section: Section, category: str, name: str, values: Values, **others: float) -> Row:
+        """A row of durations, bytes or values of a counter.
 
-    @classmethod
-    def of_counter(cls, section: Section, category: str, name: str, series: CounterSeries) -> Row:
-        """A row of a counter's values, or of bytes."""
+        Args:
+            section: what the values are.
+            category: of the events.
+            name: of the events.
+            values: in ns, bytes, or as the counter has them.
+            others: `last` and `weighted`, on the same scale; `rate`.
+        """
         scale = SCALES[section]
-        return cls._of(
-            section, category, name, series.values, last=series.last / scale, weighted=series.weighted / scale
-        )
-
-    @classmethod
-    def of_marker(cls, category: str, name: str, count: int) -> Row:
-        """A row of instants."""
-        return cls(section=Section.MARKER, category=category, name=name, count=count)
-
-    @classmethod
-    def _of(
-        cls,
-        section: Section,
-        category: str,
-        name: str,
-        values: Values,
-        *,
-        last: float = math.nan,
-        weighted: float = math.nan,
-        rate: float = math.nan,
-    ) -> Row:
-        scale = SCALES[section]
-        shares = Shares.of(values)
-        return cls(
-            section=section,
-            category=category,
-            name=name,
-            count=values.count,
-            total=values.total / scale,
-            min=values.min / scale,
-            max=values.max / scale,
-            avg=values.mean / scale,
-            std=values.std / scale,
-            p50=shares.p50 / scale,
-            p95=shares.p95 / scale,
-            p99=shares.p99 / scale,
-            last=last,
-            weighted=weighted,
-            rate=rate,
-        )
+        p50, p95, p99 = values.quantiles(0.50, 0.95, 0.99)
+        rate = others.pop("rate", math.nan)
+        numbers = {
+            "total": values.total,
+            "min": values.min,
+            "max": values.max,
+            "avg": values.mean,
+            "std": values.std,
+            "p50": p50,
+            "p95": p95,
+            "p99": p99,
+            **others,
+        }
+        scaled = {field: number / scale for field, number in numbers.items()}
+        return cls(section=section, category=category, name=name, count=values.count, rate=rate, **scaled)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -97,16 +96,3 @@ class CounterSeries:
     def weighted(self) -> float:
         """The mean over the time from the first value to the last; the plain mean where no time passed."""
         return self._area / self._seconds if self._seconds > 0 else self.values.mean
-
-
-class Shares(msgspec.Struct, frozen=True):
-    """Quantiles that tables show."""
-
-    p50: float
-    p95: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Values) -> Shares:
-        """Those of a series."""
-        return cls(*values.quantiles(0.50, 0.95, 0.99))

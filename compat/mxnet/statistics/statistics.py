@@ -61,12 +61,7 @@ class Statistics:
             self._clear()
 
     def add(self, events: Block, args: bytes) -> None:
-        """Adds the spans, counters and instants of a block; steps are no spans of the program.
-
-        Args:
-            events: any events.
-            args: the heap of their arguments.
-        """
+        """Adds the spans, counters and instants of a block, whose arguments are in a heap; steps are no spans of the program."""
         kinds: Any = events["kind"]
         spans = _whole(events[(kinds == Kind.SPAN) & (events["flags"] & int(Flag.NUMBERED) == 0)])
         counters = events[(kinds == Kind.COUNTER) & np.isfinite(events["value"])]
@@ -106,9 +101,18 @@ class Statistics:
         """The statistics as they are now, by category and name."""
         with self._lock:
             found = [
-                *(Row.of_span(*_texts(key), series) for key, series in self._spans.items()),
-                *(Row.of_counter(_section(key), *_texts(key), series) for key, series in self._counters.items()),
-                *(Row.of_marker(*_texts(key), count) for key, count in self._markers.items()),
+                *(
+                    Row.of(Section.TIME, *_texts(key), series.durations, rate=series.rate)
+                    for key, series in self._spans.items()
+                ),
+                *(
+                    Row.of(_section(key), *_texts(key), series.values, last=series.last, weighted=series.weighted)
+                    for key, series in self._counters.items()
+                ),
+                *(
+                    Row(section=Section.MARKER, category=category, name=name, count=count)
+                    for (category, name), count in ((_texts(key), count) for key, count in self._markers.items())
+                ),
             ]
         return sorted(found, key=lambda row: (row.category, _ORDER[row.section], row.name))
 

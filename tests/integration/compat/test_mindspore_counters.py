@@ -113,8 +113,8 @@ import stepscope as sc
 from stepscope.compat.mindspore.sources.capabilities import limits
 from stepscope.compat.mindspore.sources.counters import counter_backends
 from stepscope.compat.mindspore.options.options import read_options
-from stepscope.compat.mindspore.sources.device import Target
-options, target = read_options({"pcie": True, "hbm_ddr": True, "sys_interconnection": True}, "test"), Target(device="GPU")
+from stepscope.compat.mindspore.sources.device import DeviceTarget
+options, target = read_options({"pcie": True, "hbm_ddr": True, "sys_interconnection": True}, "test"), DeviceTarget(device="GPU")
 print(len(limits(options.asked(), target)))
 memory = sc.exporters.MemoryExporter()
 with sc.trace(backends=counter_backends(options, target), exporters=[memory], options=sc.Options(journal=False)):

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.compat.mindspore.environment import VARIABLE, read_variable
 from stepscope.compat.mindspore.sources.counters import why_not
-from stepscope.compat.mindspore.sources.device import Target
+from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.mindspore import DynamicProfilerMonitor, EnvProfiler
 from tests.support import mindspore_output as output
 from tests.support.arming import say_in_environment
@@ -65,7 +65,7 @@ def test_no_change_of_code(tmp_path: Path) -> None:
     recorded = output.info(directory)["options"]
     assert (recorded["profile_memory"], recorded["profile_framework"]) == (True, "time")
     assert recorded["aicore_metrics"] == "ArithmeticUtilization"
-    assert ("aicore_metrics gives nothing on CPU" in log) == bool(why_not("aicore_metrics", Target()))
+    assert ("aicore_metrics gives nothing on CPU" in log) == bool(why_not("aicore_metrics", DeviceTarget()))
 
 
 @pytest.mark.checklist("B7", "B8")

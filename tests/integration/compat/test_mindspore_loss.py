@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.output_layout import RAW, windows_in, write_facts
-from stepscope.compat.mindspore.recording import capture as take
+from stepscope.compat.mindspore.recording import capture
 from stepscope.mindspore import Profiler, schedule
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT
@@ -49,7 +49,7 @@ def test_a_window_that_cannot_be_written_keeps_the_raw_data(tmp_path: Path, monk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(directory, *arguments, **options)
 
-    monkeypatch.setattr(take, "write_facts", full)
+    monkeypatch.setattr(capture, "write_facts", full)
     profiler = two_windows(tmp_path, data_simplification=True)
     analysis = profiler.analyse()
     assert analysis is not None
@@ -83,7 +83,7 @@ def test_one_journal_that_cannot_be_read_costs_its_window(
     (damaged.directory / RAW / "window.journal").write_bytes(b"this is no journal")
     analysis = profiler.analyse(mode=mode)
     if mode == "async":
-        analyses.submit(lambda: None).result()
+        analysis_thread.submit(lambda: None).result()
     else:
         assert analysis is not None
         assert [window.window for window in analysis.windows] == [0] and not analysis.complete
@@ -127,10 +127,10 @@ def test_a_start_that_fails_halfway_records_nothing(tmp_path: Path, monkeypatch:
     """What had begun is ended before its directory is deleted."""
     before = set(threading.enumerate())
 
-    def broken(self: take.Take) -> None:
+    def broken(self: capture.Capture) -> None:
         raise OSError(errno.EIO, "no memory can be read")
 
-    monkeypatch.setattr(take.Take, "_read_memory", broken)
+    monkeypatch.setattr(capture.Capture, "_read_memory", broken)
     profiler = Profiler(output_path=tmp_path, start_profile=False)
     with pytest.raises(OSError, match="no memory can be read"):
         profiler.start()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
-from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.monitor.dynamic_args import DEFAULT_FILE
 from stepscope.compat.mindspore.options.options import read_options
 from stepscope.compat.mindspore.output_layout import RAW
@@ -435,7 +435,7 @@ def test_modes_of_analysis(job: Job) -> None:
     assert not (directory / PRODUCTS).exists()
     job.change(start_step=4, stop_step=4, analyse_mode=1)
     job.callbacks(monitor, 4, first=3)
-    analyses.wait(60)
+    analysis_thread.wait(60)
     assert output.steps_of(job.windows()["rank0_start4_stop4"]) == [4]
     Profiler.offline_analyse(job.output)
     assert output.steps_of(directory) == [1]

@@ -14,10 +14,9 @@ import pytest
 
 from stepscope.compat.mindspore.options.enums import DYNAMIC_METRICS, PROFILER_METRICS
 from stepscope.compat.mindspore.options.options import NEED_OP_TIME, ProfilerOptions, read_options
-from stepscope.compat.mindspore.sources import device as targets
 from stepscope.compat.mindspore.sources.capabilities import CAPABILITIES, limits, markdown
 from stepscope.compat.mindspore.sources.counters import why_not
-from stepscope.compat.mindspore.sources.device import Target
+from stepscope.compat.mindspore.sources.device import DeviceTarget, detect_target
 from stepscope.mindspore import (
     AicoreMetrics,
     DynamicProfilerMonitor,
@@ -165,31 +164,33 @@ def test_what_a_device_cannot_give() -> None:
     """The table says for each device what an option gives, and why not, in one sentence each."""
     asked = read(aicore_metrics=1, l2_cache=True, hbm_ddr=True, pcie=True, export_type=[ExportType.Db]).asked()
     for device in ("CPU", "GPU", "Ascend"):
-        said = limits(asked, Target(device=device))
+        said = limits(asked, DeviceTarget(device=device))
         names = ["aicore_metrics", "l2_cache", "hbm_ddr", "pcie", "export_type"]
         # What the device could give depends on the machine.
-        names = [name for name in names if not CAPABILITIES[name][device].given or why_not(name, Target(device=device))]
+        names = [
+            name for name in names if not CAPABILITIES[name][device].given or why_not(name, DeviceTarget(device=device))
+        ]
         assert names[-1] == "export_type"
         assert [text.split(" gives nothing on ")[0] for text in said] == names
         assert all(device in text for text in said)
-    assert limits(("profile_communication",), Target()) == (
+    assert limits(("profile_communication",), DeviceTarget()) == (
         "profile_communication gives nothing without mindspore or torch, which is not imported yet",
     )
-    assert limits(("profile_communication",), Target(frameworks=("torch",))) == ()
-    assert limits(("data_process",), Target()) == (
+    assert limits(("profile_communication",), DeviceTarget(frameworks=("torch",))) == ()
+    assert limits(("data_process",), DeviceTarget()) == (
         "data_process gives nothing without mindspore or torch, which is not imported yet; callbacks and "
         "`watch_data(loader)` record it all the same",
     )
-    assert limits(("data_process",), Target(frameworks=("mindspore",))) == ()
-    assert limits(("op_time",), Target(frameworks=("mindspore",))) == ()
-    assert limits(read().asked(), Target()) == ()
+    assert limits(("data_process",), DeviceTarget(frameworks=("mindspore",))) == ()
+    assert limits(("op_time",), DeviceTarget(frameworks=("mindspore",))) == ()
+    assert limits(read().asked(), DeviceTarget()) == ()
     for named in (["CPU", "NPU"], ["NPU"]):
-        assert "npu gives nothing on CPU: no NPU is in use" in limits(read(activities=named).asked(), Target())
+        assert "npu gives nothing on CPU: no NPU is in use" in limits(read(activities=named).asked(), DeviceTarget())
     for device in ("GPU", "Ascend"):
-        (text,) = limits(("op_time",), Target(device=device, frameworks=("mindspore",)))
+        (text,) = limits(("op_time",), DeviceTarget(device=device, frameworks=("mindspore",)))
         assert text.startswith(f"op_time on {device}: MindSpore is not waited for between steps")
         assert ("kernels on the device are missing" in text) == (device == "Ascend")
-    assert "HCCL" in limits(("profile_communication",), Target(device="Ascend"))[0]
+    assert "HCCL" in limits(("profile_communication",), DeviceTarget(device="Ascend"))[0]
 
 
 def test_every_option_that_asks_for_something_is_in_the_table() -> None:
@@ -209,10 +210,10 @@ def test_the_documentation_has_the_table() -> None:
 def test_options_that_change_nothing() -> None:
     """They are accepted, and it is said that they change nothing."""
     for device in ("CPU", "GPU", "Ascend"):
-        first, second = limits(read(sync_enable=False, env_enable=True).asked(), Target(device=device))[-2:][::-1]
+        first, second = limits(read(sync_enable=False, env_enable=True).asked(), DeviceTarget(device=device))[-2:][::-1]
         assert first.startswith(f"sync_enable gives nothing on {device}: sync_enable=False changes nothing: ")
         assert "MS_PROFILER_OPTIONS is followed when stepscope.mindspore is imported" in second
-    assert limits(read(sync_enable=True).asked(), Target()) == ()
+    assert limits(read(sync_enable=True).asked(), DeviceTarget()) == ()
 
 
 @pytest.mark.checklist("C8", "C9", "D6")
@@ -231,19 +232,19 @@ def test_rank_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank and device come from whoever says them; what is no number is said, and 0 is taken."""
     for name in ("RANK", "RANK_ID", "LOCAL_RANK", "SLURM_PROCID", "WORLD_SIZE", "RANK_SIZE", "DEVICE_ID"):
         monkeypatch.delenv(name, raising=False)
-    assert (targets.find().rank, targets.find().rank_size, targets.find().device_id) == (0, 1, 0)
+    assert (detect_target().rank, detect_target().rank_size, detect_target().device_id) == (0, 1, 0)
     for name in ("LOCAL_RANK", "RANK_ID", "SLURM_PROCID", "RANK"):
         monkeypatch.setenv(name, "3")
-        assert targets.find().rank == 3, name
+        assert detect_target().rank == 3, name
         monkeypatch.delenv(name)
     monkeypatch.setenv("RANK_ID", "2")
     monkeypatch.setenv("RANK_SIZE", "8")
     monkeypatch.setenv("DEVICE_ID", "5")
-    found = targets.find()
+    found = detect_target()
     assert (found.rank, found.rank_size, found.device_id, found.notes) == (2, 8, 5, ())
     for name in ("RANK_ID", "DEVICE_ID"):
         monkeypatch.setenv(name, "two")
-    found = targets.find()
+    found = detect_target()
     assert (found.rank, found.device_id) == (0, 0)
     assert found.notes == tuple(
         f"{name} is 'two', which is no number: 0 is taken unless somebody else says"
@@ -271,7 +272,7 @@ def test_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
     for target, device, number in (("ascend", "Ascend", 3), ("GPU", "GPU", 3), ("CPU", "CPU", 0)):
         context["device_target"] = target
-        found = targets.find()
+        found = detect_target()
         assert (found.device, found.device_id, found.mode) == (device, number, "graph")
 
 

@@ -18,7 +18,7 @@ from stepscope.analysis.recording import load
 from stepscope.backends.counters.process_memory import COUNTER
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.compat.mindspore.output_layout import RAW
-from stepscope.compat.mindspore.recording.overhead_estimate import costs
+from stepscope.compat.mindspore.recording.cost_estimate import costs
 from stepscope.mindspore import Profiler, ProfilerActivity, ProfilerLevel, schedule
 from stepscope.runtime._core import span
 from stepscope.runtime.events import strings

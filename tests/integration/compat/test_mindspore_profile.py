@@ -12,7 +12,7 @@ import pytest
 
 import stepscope.mindspore as ms
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
-from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.runtime.errors import ControlError, ScheduleError
 from stepscope.runtime.schedule.action import ProfilerAction
@@ -167,11 +167,11 @@ def test_collecting_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_products_in_the_background(tmp_path: Path) -> None:
     """`async_mode` lets the end of training not wait for them."""
     release = threading.Event()
-    analyses.submit(lambda: release.wait(60))
+    analysis_thread.submit(lambda: release.wait(60))
     recording = train(2, on_trace_ready=ms.tensorboard_trace_handler(tmp_path, async_mode=True))
     assert not (recording.directories[0] / PRODUCTS).exists()
     release.set()
-    analyses.wait(60)
+    analysis_thread.wait(60)
     assert output.steps_of(recording.directories[0]) == [0, 1]
 
 

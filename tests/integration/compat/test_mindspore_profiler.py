@@ -18,7 +18,7 @@ import pytest
 from stepscope import mindspore
 from stepscope.compat.mindspore import errors
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
-from stepscope.compat.mindspore.analysis.background import analyses
+from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.mindspore import (
     Profiler,
@@ -232,7 +232,7 @@ def test_steps_that_were_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureF
     assert told == "step_list: 90, 91, 92, 93, 94 and 5 more were not recorded; the nearest to 90 is 5"
     caplog.clear()
     assert profiler.analyse(step_list=[7], mode="async") is None
-    analyses.wait(60)
+    analysis_thread.wait(60)
     said(caplog.records, "step_list", "7", "5")
 
 
@@ -248,7 +248,7 @@ def test_analysis_in_the_background(tmp_path: Path) -> None:
     """`async` returns before the work is done, which a thread of this process does; training goes on meanwhile."""
     profiler = output.recorded(tmp_path)
     release = threading.Event()
-    ahead: Future[bool] = analyses.submit(lambda: release.wait(60))
+    ahead: Future[bool] = analysis_thread.submit(lambda: release.wait(60))
     assert profiler.analyse(mode="async") is None
     (directory,) = profiler.directories
     assert not (directory / PRODUCTS).exists()
@@ -257,7 +257,7 @@ def test_analysis_in_the_background(tmp_path: Path) -> None:
     assert ahead.result(60)
     assert profiler.analyses().complete
     assert output.steps_of(directory) == [0, 1, 2]
-    analyses.wait(60)
+    analysis_thread.wait(60)
 
 
 @pytest.mark.checklist("A9", "C15")
@@ -419,7 +419,7 @@ def test_analyse_only(tmp_path: Path) -> None:
     assert not (tmp_path / "here").exists()
     output.recorded(tmp_path / "later")
     assert profiler.analyse(offline_path=tmp_path / "later", mode="async") is None
-    analyses.wait(60)
+    analysis_thread.wait(60)
     assert output.steps_of(next(output.windows_below(tmp_path / "later"))) == [0, 1, 2]
 
 

@@ -1,4 +1,4 @@
-"""What a recording is likely to cost, by what this process has recorded so far: told when one starts."""
+"""Estimates what a recording will cost from what earlier recordings of this process took."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from stepscope.runtime.threads import locks
 EVENT_BYTES: Final = 8
 """Bytes that an event takes in the raw data, about, arguments not included (docs/event-columns.md)."""
 
-Detail = tuple[bool, bool, bool, bool]
-
 
 class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """An estimate before the first step: what recordings of the same detail in this process took, on average."""
+    """The mean cost of recordings of the same detail in this process."""
 
     steps: int = 0
     """Steps that it is based on; 0 if nothing was recorded yet."""
@@ -29,7 +27,7 @@ class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
     ns_per_step: float = 0.0
     """Of the program's threads and of the background's processor time together."""
     fraction: float | None = None
-    """That time as a share of the time recorded; `None` where that is too short to say."""
+    """That time as a share of the time recorded; `None` where that is too short."""
     ns_per_event: float = 0.0
     """What a span takes of the thread that records it, measured on this machine."""
 
@@ -46,15 +44,23 @@ class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class _Sum:
-    """What recordings of one detail took."""
+class RecordingCost(msgspec.Struct, frozen=True):
+    """What one or more recordings took."""
 
-    def __init__(self) -> None:
-        self.steps = self.bytes = self.cost_ns = self.recorded_ns = 0
+    steps: int = 0
+    bytes: int = 0
+    """Of raw data."""
+    cost_ns: int = 0
+    """Taken from the program and in the background."""
+    recorded_ns: int = 0
+
+    def __add__(self, other: RecordingCost) -> RecordingCost:
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return RecordingCost(*(one + two for one, two in pairs))
 
 
-class CostBook:
-    """Adds up what the recordings of this process took, by how much they recorded."""
+class RecordingCosts:
+    """Adds up the costs of the recordings of this process, by their detail."""
 
     def __init__(self) -> None:
         self.forget()
@@ -62,44 +68,31 @@ class CostBook:
     def forget(self) -> None:
         """Begins anew."""
         self._lock = locks.reentrant()
-        self._sums: dict[Detail, _Sum] = {}
+        self._sums: dict[tuple[bool, ...], RecordingCost] = {}
 
-    def add(self, options: ProfilerOptions, *, steps: int, size: int, cost_ns: int, recorded_ns: int) -> None:
-        """Enters a recording that has ended.
-
-        Args:
-            options: those that it was made with.
-            steps: that it recorded.
-            size: of its raw data, in bytes.
-            cost_ns: time that recording took from the program and in the background.
-            recorded_ns: time in which it recorded.
-        """
+    def add(self, options: ProfilerOptions, cost: RecordingCost) -> None:
+        """Enters a recording that has ended."""
         with self._lock:
-            each = self._sums.setdefault(_detail(options), _Sum())
-            each.steps += steps
-            each.bytes += size
-            each.cost_ns += cost_ns
-            each.recorded_ns += recorded_ns
+            self._sums[_detail(options)] = self._sums.get(_detail(options), RecordingCost()) + cost
 
     def estimate(self, options: ProfilerOptions) -> CostEstimate:
         """Estimates the cost of a recording with these options."""
         with self._lock:
-            each = self._sums.get(_detail(options), _Sum())
-            steps = each.steps
-            return CostEstimate(
-                steps=steps,
-                bytes_per_step=each.bytes / steps if steps else 0.0,
-                ns_per_step=each.cost_ns / steps if steps else 0.0,
-                fraction=each.cost_ns / each.recorded_ns if each.recorded_ns >= MIN_RECORDED_NS else None,
-                ns_per_event=event_costs().span,
-            )
+            known = self._sums.get(_detail(options), RecordingCost())
+        return CostEstimate(
+            steps=known.steps,
+            bytes_per_step=known.bytes / known.steps if known.steps else 0.0,
+            ns_per_step=known.cost_ns / known.steps if known.steps else 0.0,
+            fraction=known.cost_ns / known.recorded_ns if known.recorded_ns >= MIN_RECORDED_NS else None,
+            ns_per_event=event_costs().span,
+        )
 
 
-def _detail(options: ProfilerOptions) -> Detail:
+def _detail(options: ProfilerOptions) -> tuple[bool, ...]:
     return options.operators, options.shapes, options.memory, options.stacks
 
 
-costs: Final = CostBook()
+costs: Final = RecordingCosts()
 """Those of this process."""
 
 os.register_at_fork(after_in_child=costs.forget)

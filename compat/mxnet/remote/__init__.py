@@ -1,1 +1,0 @@
-"""`profile_process="server"`: the protocol that reaches other processes, and what stepscope has for it."""
