@@ -50,11 +50,6 @@ def named_device(options: ProfilerOptions, device: str) -> str:
 def new_directory(output_path: str | os.PathLike[str], worker: str | None, device: str) -> Path:
     """Makes a directory that was not there before: `<worker>_<pid>_<UTC, to the ms>_<device>_ms`, for its owner only.
 
-    Args:
-        output_path: directory in which it is made; made itself if need be.
-        worker: default: the name of the host.
-        device: `CPU`, `GPU` or `Ascend`.
-
     Raises:
         ProfilerIOException: if it cannot be made; says where and why.
     """
@@ -81,14 +76,7 @@ def new_directory(output_path: str | os.PathLike[str], worker: str | None, devic
 def write_facts(
     directory: Path, target: DeviceTarget, about: Mapping[str, Any], metadata: Mapping[str, Any], *, strategy: bool
 ) -> None:
-    """Writes `profiler_info_<rank>.json`, `profiler_metadata.json` and, if asked, `parallel_strategy_<rank>.json`.
-
-    Args:
-        directory: that of the window.
-        target: where it was recorded.
-        about: of the recording.
-        metadata: that the program added; without any there is no file.
-        strategy: whether the place in the job is wanted.
+    """Writes `profiler_info_<rank>.json`, `profiler_metadata.json` if the program added any, and `parallel_strategy_<rank>.json` if asked.
 
     Raises:
         OSError: if a file cannot be written.
@@ -132,11 +120,8 @@ def windows_in(journal: Path) -> set[int]:
 
 
 def parallel_strategy(target: DeviceTarget, declared: Any = None) -> dict[str, Any]:
-    """The place of this process in the job, and the layout: what is declared, what torch.distributed and what MindSpore knows.
-
-    Args:
-        target: where the process runs.
-        declared: the program's own statement, by `add_metadata("parallel_layout", {"data": 2, "tensor": 4})`.
+    """The rank and layout of this process: as declared by `add_metadata("parallel_layout", {"data": 2, "tensor": 4})`, and as
+    torch.distributed and MindSpore have it.
     """
     mindspore: Any = sys.modules.get("mindspore") if "mindspore" in target.frameworks else None
     context: dict[str, Any] = {} if mindspore is None else of_mindspore(mindspore)["sharding"]

@@ -132,12 +132,11 @@ class Profiler(Recording):
 
         Args:
             path: the directory of a window, or one above, such as the `output_path`.
-            pretty: as for `analyse`.
-            step_list: as for `analyse`.
+            pretty, step_list: as for `analyse`.
             data_simplification: delete raw data when the products are complete.
 
         Returns:
-            What was made, and which directories were passed over, with the reason for each.
+            The products, and the directories that were passed over, with the reason for each.
 
         Raises:
             TypeError: if an argument is not what it should be.

@@ -23,15 +23,12 @@ _NAME = re.compile(r"rank(\d+)_start\d+_stop\d+")
 
 
 def named_after(directory: Path, window: Window | None, below: Path) -> Path:
-    """Renames what a killed process left of a window, which has the name that was asked for.
+    """Renames the window that a killed process left, which has the name that was requested, after the steps in it.
 
-    Args:
-        directory: that of the window, in one that has the name.
-        window: as it was recovered. Its last step is not counted, unless it is the only one: it has not ended.
-        below: nothing but what is in this directory is renamed.
+    The last step has not ended, so it does not count unless it is the only one. Directories outside of `below` are not renamed.
 
     Returns:
-        Where it is now; where it was, if it is no window of a monitor, or cannot be moved, which is logged.
+        Its directory now: the same one, if it is no window of a monitor, or cannot be moved, which is logged.
     """
     named = _NAME.fullmatch(directory.parent.name)
     if named is None or window is None or not window.steps or below.resolve() not in directory.parent.resolve().parents:

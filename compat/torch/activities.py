@@ -63,16 +63,10 @@ def supported_activities() -> set[Any]:
 
 
 def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[list[Any] | None, set[str]]:
-    """Chooses the activities to record, of those that were asked for.
+    """Chooses the activities to record, of those that were asked for: as `TorchBackend` takes them, and by name.
 
-    Warns of devices that are asked for and not there; torch records nothing of them, and may say nothing.
-
-    Args:
-        activities: members of `ProfilerActivity`, or dicts from these to kinds of events; `None` for all there are.
-        use_cuda: torch's deprecated switch.
-
-    Returns:
-        What to give to `TorchBackend`, and the names of what is recorded.
+    Warns of devices that are asked for and not there; torch records nothing of them, and may say nothing. `use_cuda` is torch's
+    deprecated switch.
 
     Raises:
         TypeError: if activities are no such thing.

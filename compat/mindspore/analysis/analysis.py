@@ -115,14 +115,7 @@ class Analysis(msgspec.Struct, frozen=True):
         rejected: Iterable[str] = (),
         failed: Iterable[str] = (),
     ) -> Analysis:
-        """An analysis, with a line in the log for each reason.
-
-        Args:
-            windows: what was made.
-            steps: only these were to be analysed; `None` for all.
-            rejected: reasons why something was passed over.
-            failed: reasons why something that was recorded could not be analysed.
-        """
+        """An analysis of windows, or of `steps` in them, with a line in the log for each reason why something was rejected or failed."""
         done, failures = tuple(windows), tuple(failed)
         missing = not_recorded(steps, (step for window in done for step in window.recorded))
         reasons = (*rejected, *failures, *([missing] if missing else []))
@@ -143,15 +136,9 @@ class Analysis(msgspec.Struct, frozen=True):
 def analyse_window(
     journal: Path, window: Window | int, directory: Path, request: AnalysisRequest
 ) -> tuple[WindowAnalysis, OperatorTable]:
-    """Makes the products of one window. Where one fails, the others are made all the same.
+    """Makes the products of one window in a new directory in that of the window. Where one fails, the others are made.
 
     It runs an event loop of its own, so it may not be called where one runs.
-
-    Args:
-        journal: has the window.
-        window: the window, or its index where only the journal knows it.
-        directory: that of the window; products go to a new directory in it.
-        request: how.
 
     Raises:
         FormatError: if the journal cannot be read.

@@ -73,12 +73,7 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
 def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tuple[int, ...] | None) -> Analysis:
     """Makes the products of every window that is found below a path, newest run first.
 
-    Args:
-        path: a directory.
-        options: whose `data_simplification` counts, and `rank_id` if they are for an analysis only; all else is as it
-            was recorded.
-        pretty: write JSON over several lines.
-        steps: only these, `None` for all.
+    Of the options `data_simplification` counts, and `rank_id` if they are for an analysis only; all others are as recorded.
 
     Raises:
         ProfilerDirNotFoundException: if there is no such directory.
@@ -107,13 +102,7 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
 
 
 def _below(path: Path, unreadable: list[str], depth: int = DEPTH) -> Iterator[tuple[Path, frozenset[str]]]:
-    """A directory and those below it, each with the names that it holds; links are not followed.
-
-    Args:
-        path: the directory.
-        unreadable: gets a sentence for each that cannot be listed.
-        depth: levels below it.
-    """
+    """A directory and those below it, each with the names in it. Links are not followed; `unreadable` gets the reasons."""
     try:
         with os.scandir(path) as entries:
             found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}

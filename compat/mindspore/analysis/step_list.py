@@ -14,11 +14,8 @@ MOST_NAMED = 5
 def read_step_list(given: Any) -> tuple[int, ...] | None:
     """The steps in ascending order, each once; `None`, for all, stays.
 
-    Args:
-        given: any iterable of whole numbers.
-
     Raises:
-        TypeError: if it is something else; names what is wrong in it.
+        TypeError: if it is something else than an iterable of whole numbers; names what is wrong in it.
     """
     if given is None:
         return None

@@ -106,15 +106,10 @@ E = TypeVar("E", bound=Enum)
 
 
 def member(kind: type[E], value: object, numbers: Mapping[int, E] | None = None) -> E:
-    """The member that a user means; case does not matter in names.
-
-    Args:
-        kind: the enumeration.
-        value: a member, its name or value, or a number.
-        numbers: what numbers mean; none if they mean nothing.
+    """The member that a user means: by itself, by name or value in any case, or by MindSpore's number.
 
     Raises:
-        ValueError: if it is none; an unknown name comes with the one that is like it.
+        ValueError: if there is none; an unknown name comes with the one that is like it.
         TypeError: if it is neither a member nor a text nor a number that may stand for one.
     """
     if isinstance(value, kind):

@@ -153,20 +153,16 @@ _NO_REQUEST = frozenset(
 
 
 def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, AicoreMetrics] | None = None) -> Any:
-    """Reads arguments by name.
+    """Reads arguments by name. The log names unknown ones, with the nearest known name; they have no effect.
 
     Args:
-        given: the arguments. The log names unknown ones, with the nearest known name, and they are left out.
-        who: what the caller is, for messages.
-        metrics: what numbers mean as `aicore_metrics`; default: as in `Profiler`.
-
-    Returns:
-        `ProfilerOptions`.
+        given: the arguments.
+        who: the caller, for messages.
+        metrics: numbers of `aicore_metrics`; default: those of `Profiler`.
 
     Raises:
         TypeError: naming an option, its value and the type that it should have.
-        ValueError: for a value out of its range, and for one that needs another option. A path that is none is a
-            `ProfilerPathErrorException`.
+        ValueError: for a value out of its range, and for one that needs another option.
     """
     known = ProfilerOptions.__struct_fields__
     values: dict[str, Any] = {}

@@ -30,16 +30,12 @@ _Runs = list[tuple[CollectiveRun, int | None]]
 
 
 class Communication(Product):
-    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator. Besides there is
-    `communication_matrix.json`, if it is known between which ranks something was sent.
+    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator. `communication_matrix.json` has
+    what was sent from one rank to another, if that is known.
 
-    Of an operator there are its runs, the begin of the first as Unix time, and the time from the begin to the end of each. The
-    time of waiting needs the other ranks, which an analysis of one of them does not have; the bytes need shapes, or were declared.
-    Keys of what is not known are not there.
-
-    Args:
-        directory: for the files.
-        fastest: ns of each collective on the rank that was in it for the shortest time; empty if the other ranks are not known.
+    An operator has its runs, the begin of the first as Unix time, and the time from the begin to the end of each. Waiting needs the
+    other ranks: `fastest` has the ns of each collective on the rank that was in it for the shortest time. Bytes need shapes, or are
+    declared. Keys of unknown facts are left out.
     """
 
     name = "communication"

@@ -21,11 +21,6 @@ class Flops(Product):
 
     An operator has the operations of one run, and the rate of its runs on the host. The summary has those of one step, in the
     mean, and the rate over the time of the steps. The file of steps is a table with commas, as MindSpore's of that name.
-
-    Args:
-        directory: for the files.
-        rank: number in their names.
-        peak: floating-point operations in a second that the device can do at most; `None`: not declared.
     """
 
     name = "flops"

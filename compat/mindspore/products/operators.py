@@ -227,17 +227,10 @@ def _without_shapes(rows: list[OperatorRow]) -> list[OperatorRow]:
 def find_operators(
     rows: Sequence[OperatorRow], name: str | None, device: int | None, shape: str | None, own: int
 ) -> tuple[OperatorRow, ...]:
-    """Rows that fit.
-
-    Args:
-        rows: all that there are.
-        name: kind of an operator, or its name with or without scope; `None` for all.
-        device: number of a device, `None` for all.
-        shape: as rows have it, `None` for all.
-        own: device of the process, to which operators of the host belong.
+    """Rows whose operator, device or shapes fit; operators of the host belong to the device `own`.
 
     Raises:
-        RuntimeError: if no operator has the name; names the nearest.
+        RuntimeError: if no operator has the name, with or without scope, or the kind; names the nearest.
     """
     found = [row for row in rows if name is None or name in (row.type, row.short, row.name)]
     if name is not None and not found:

@@ -135,11 +135,6 @@ class CapturedWindow:
 class Capture:
     """Records with a profiler of stepscope, whose run is in the first window's directory.
 
-    Args:
-        plan: what to do.
-        owner: given to the program's `on_trace_ready`.
-        step: number of the first step.
-
     Raises:
         ProfilerIOException: if nothing can be written there.
         ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.

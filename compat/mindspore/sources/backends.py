@@ -14,12 +14,7 @@ from stepscope.compat.mindspore.sources.device import DeviceTarget
 
 
 def choose(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
-    """Backends for one recording. Frameworks that are not imported yet are left out.
-
-    Args:
-        options: what is wanted.
-        target: what there is.
-    """
+    """Backends that record what the options ask for. Frameworks that are not imported yet are left out."""
     chosen: list[Backend] = []
     if "mindspore" in target.frameworks and (options.operators or options.memory):
         chosen.append(

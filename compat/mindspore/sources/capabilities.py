@@ -159,12 +159,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
 
 
 def limits(asked: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
-    """Lists the options that cannot be followed here, one sentence for each.
-
-    Args:
-        asked: names of options, as `ProfilerOptions.asked` gives them.
-        target: the device, and the frameworks that are imported.
-    """
+    """Sentences on options, as `ProfilerOptions.asked` names them, that cannot be followed with this device and these frameworks."""
     said: list[str] = []
     for name in asked:
         table = CAPABILITIES.get(name)

@@ -45,12 +45,7 @@ DEVICE: Final[Mapping[str, NvmlPart]] = {
 
 
 def counter_backends(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
-    """Backends for the counters that are asked for, as far as this machine has them.
-
-    Args:
-        options: what is wanted.
-        target: the device.
-    """
+    """Backends for the counters that the options ask for, as far as this machine has them."""
     chosen: list[Backend] = []
     parts: list[HostPart] = [HOST[each] for each in options.host_sys]
     if options.sys_io:

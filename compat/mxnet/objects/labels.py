@@ -18,11 +18,7 @@ class Label:
 
 
 class Labels:
-    """Follows asyncio tasks: one that is made under a label keeps it, also when that is left.
-
-    Args:
-        name: of the context variable.
-    """
+    """Labels that follow asyncio tasks: one that is made under a label keeps it, also when that is left."""
 
     def __init__(self, name: str) -> None:
         self._innermost: ContextVar[Label | None] = ContextVar(name, default=None)

@@ -11,11 +11,7 @@ from stepscope.runtime.session.job import rank_from_environment
 
 
 class Files:
-    """The files that this process has written.
-
-    Args:
-        child: whether the process was forked by one that writes files of the same names.
-    """
+    """The files that this process has written; a forked child gives its own other names than its parent."""
 
     def __init__(self, child: bool = False) -> None:
         self._used: set[str] = set()

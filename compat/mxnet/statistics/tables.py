@@ -42,14 +42,7 @@ _MORE: tuple[tuple[str, Callable[[Row], float]], ...] = (
 
 
 def render(rows: Iterable[Row], format: str, sort_by: str, ascending: bool) -> str:
-    """The rows as text, those of a category sorted by a column, categories by their names.
-
-    Args:
-        rows: in the order of their categories.
-        format: one of `FORMATS`.
-        sort_by: one of `SORT_KEYS`.
-        ascending: whether the smallest comes first.
-    """
+    """The rows as text in one of `FORMATS`, those of a category sorted by one of `SORT_KEYS`, categories by their names."""
     groups = [
         (category, section, sorted(group, key=lambda row: getattr(row, sort_by), reverse=not ascending))
         for (category, section), group in groupby(rows, key=lambda row: (row.category, row.section))

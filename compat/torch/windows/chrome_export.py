@@ -31,12 +31,9 @@ class _TorchTrace(ChromeTraceExporter):
 
 
 def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
-    """Plays a window from its journal into a Chrome trace in object form, as torch's tools want it.
+    """Writes a window from its journal as a Chrome trace in object form, with these facts as keys, as torch's tools want it.
 
-    Args:
-        cycle: the window.
-        path: file to write; `.pt.trace.json` is for TensorBoard's plugin, `.gz` is compressed.
-        facts: become keys of the trace.
+    A name that ends in `.pt.trace.json` is for TensorBoard's plugin, `.gz` is compressed.
 
     Raises:
         ProfilerStateError: if the journal is gone.

@@ -67,14 +67,8 @@ class KeptResults:
 def export_memory_timeline(
     result: Any, path: str | os.PathLike[str], device: str | None, use_device: str | None
 ) -> None:
-    """Writes what torch's `export_memory_timeline` writes, in the format that the file's ending names: `.html` (needs
-    matplotlib), `.raw.json.gz`, `.json.gz`, or JSON.
-
-    Args:
-        result: torch's `_ProfilerResult`.
-        path: file to write.
-        device: such as `cpu` or `cuda:0`; default: the first accelerator that was recorded, else the host.
-        use_device: the accelerator that was recorded.
+    """Writes what torch's `export_memory_timeline` makes of its `_ProfilerResult`, in the format that the file's ending names: `.html`
+    (needs matplotlib), `.raw.json.gz`, `.json.gz`, or JSON. The default device is the accelerator that was recorded, else the host.
 
     Raises:
         BackendError: if this version of torch makes none.
