@@ -182,7 +182,7 @@ class RankSummary:
         """How batches are prepared: by MindSpore's data sets, and by DataLoaders."""
         self.loaders = pipelines.loaders
         """Facts of each DataLoader that the program iterated over, the latest last."""
-        self.ready_batches = pipelines.ready_batches
+        self.queue = pipelines.ready_batches
         """Of all DataLoaders, how many batches were ready at each fetch."""
         known = rank.known_steps
         self.facts: Facts = finished(rank, builders) if known is None else known

@@ -102,9 +102,7 @@ def check(job: Job) -> list[Finding]:
     if workers:
         kind = "input-bound-workers"
         ready = (
-            f": at the median {np.median(rank.ready_batches):.0f} batches are ready when one is fetched"
-            if rank.ready_batches
-            else ""
+            f": at the median {np.median(rank.queue):.0f} batches are ready when one is fetched" if rank.queue else ""
         )
         evidence[0] += f"; {human_count(workers, 'worker')} cannot keep up{ready}"
         where = "" if place is None else f" in {place}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import logging
@@ -13,11 +14,11 @@ from typing import Any
 
 from stepscope.backends.parallel_layout import DECLARED, layout_now, of_mindspore
 from stepscope.compat.mindspore.errors import ProfilerIOException
-from stepscope.compat.mindspore.options.options import DEFAULT_PATH, ProfilerOptions, absolute
+from stepscope.compat.mindspore.options.options import DEFAULT_PATH, ProfilerOptions
 from stepscope.compat.mindspore.output_files import write_json
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.exporters.plainjson import plain
-from stepscope.runtime.files.paths import can_create_in, temporary_directory, user_directory
+from stepscope.runtime.files.paths import absolute, can_create_in, temporary_directory, user_directory
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import decode_record
@@ -31,7 +32,7 @@ RAW = "FRAMEWORK"
 
 def default_or_other(output_path: str) -> str:
     """The output path; where it is the default, which nobody chose, and cannot be written, another place, with a warning."""
-    default = output_path in (DEFAULT_PATH, absolute(DEFAULT_PATH))
+    default = output_path in (DEFAULT_PATH, str(absolute(DEFAULT_PATH)))
     if not default or can_create_in(Path(output_path)):
         return output_path
     place = temporary_directory()
@@ -59,18 +60,25 @@ def new_directory(output_path: str | os.PathLike[str], worker: str | None, devic
     name = f"{worker or this_host()}_{os.getpid()}_{stamp}_{device.lower()}_ms"
     try:
         base.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
-            path = base / (name if number == 1 else f"{name}-{number}")
-            try:
-                path.mkdir(mode=0o700)
-                return path.resolve()
-            except FileExistsError:
-                if not path.is_dir():
-                    raise
+        return make_numbered(base, name).resolve()
     except OSError as error:
-        said = f"cannot write below {base}: {error.strerror}; choose another output_path"
-        raise ProfilerIOException(error.errno, said) from error
-    raise AssertionError("there is always a next number")
+        text = f"cannot write below {base}: {error.strerror}; choose another output_path"
+        raise ProfilerIOException(error.errno, text) from error
+
+
+def make_numbered(base: Path, name: str) -> Path:
+    """Makes a directory that was not there before, for its owner only: its name ends with a number if it has to.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    path = base / name
+    for number in itertools.count(2):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            break
+        path = base / f"{name}-{number}"
+    return path
 
 
 def write_facts(

@@ -161,11 +161,7 @@ class profile(Results):
             activities=wanted,
             experimental_config=experimental_config,
             keeper=self._kept,
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
-            with_stack=with_stack,
-            with_flops=with_flops,
-            with_modules=with_modules,
+            **flags,
         )
         self._hooks: CycleHooks | None = None
         self._journal: JournalExporter | None = None
@@ -413,9 +409,9 @@ class profile(Results):
         """
         errors = [*self._errors, *([] if self._current is None else _errors_of(self._current))]
         for error, text in self._callbacks.raised.retained:
-            told = ExporterError(f"on_trace_ready raised {text}")
-            told.__cause__ = error
-            errors.append(told)
+            raised = ExporterError(f"on_trace_ready raised {text}")
+            raised.__cause__ = error
+            errors.append(raised)
         if errors:
             raise ExceptionGroup(f"the profile kept errors, {len(errors)} in number", errors)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from stepscope.analysis.parallel_layout import has_groups
 from stepscope.compat.mindspore.analysis.step_list import not_recorded
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options.options import ProfilerOptions
+from stepscope.compat.mindspore.output_layout import make_numbered
 from stepscope.compat.mindspore.products.base import Product, is_communication
 from stepscope.compat.mindspore.products.communication import Communication
 from stepscope.compat.mindspore.products.data_pipeline import DataPipelineFiles
@@ -91,8 +92,8 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         """A line for each product."""
         lines = [f"window {self.window}, {human_count(len(self.steps), 'step')}: {self.directory}"]
         for product in self.products:
-            said = product.problem or ", ".join(path.name for path in product.files) or "nothing was recorded for it"
-            lines.append(f"  {product.name:16} {'FAILED: ' if product.problem else ''}{said}")
+            result = ", ".join(path.name for path in product.files) or "nothing was recorded for it"
+            lines.append(f"  {product.name:16} {f'FAILED: {product.problem}' if product.problem else result}")
         lines += [f"  {self.dropped:,} events were kept out by timeline_limit"] if self.dropped else []
         lines += [f"  INCOMPLETE: {self.lacking}"] if self.lacking else []
         return "\n".join(lines)
@@ -144,7 +145,8 @@ def analyse_window(
         FormatError: if the journal cannot be read.
         OSError: if the directory cannot be made.
     """
-    place = _new_directory(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    place = make_numbered(directory, PRODUCTS)
     stages = _stages(place, request)
     maker = _Maker(stages, request)
 
@@ -221,18 +223,6 @@ def collectives_of(journal: Path) -> CollectiveTable:
     return table
 
 
-def _new_directory(directory: Path) -> Path:
-    """A directory for products that was not there before: none is ever overwritten."""
-    number = 1
-    while True:
-        place = directory / (PRODUCTS if number == 1 else f"{PRODUCTS}-{number}")
-        try:
-            place.mkdir(parents=True)
-            return place
-        except FileExistsError:
-            number += 1
-
-
 def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     options, target = request.options, request.target
     operators, times, phases = OperatorFiles(place, target.device_id), StepTimes(place), StepPhases(place)
@@ -269,46 +259,41 @@ class _Maker:
         self.window: Window | None = None
 
     async def open(self, run: Run) -> None:
-        for stage in list(self._working):
-            try:
-                await stage.open(run)
-            except Exception as error:
-                await self._failed(stage, error)
+        await self._each(lambda stage: stage.open(run))
 
     async def export(self, batch: EventBatch) -> None:
         batch = _of_steps(_of_domains(batch, self._request.options), self._request.steps)
         if len(batch):
-            for stage in list(self._working):
-                try:
-                    await stage.add(batch)
-                except Exception as error:
-                    await self._failed(stage, error)
+            await self._each(lambda stage: stage.add(batch))
 
     async def close_window(self, window: Window) -> None:
         self.window = window
         self.recorded = tuple(step.number for step in window.steps)
-        wanted = self._request.steps
-        if wanted is not None:
-            kept = tuple(step for step in window.steps if step.number in wanted)
-            window = msgspec.structs.replace(window, steps=kept)
+        numbers = self._request.steps
+        if numbers is not None:
+            steps = tuple(step for step in window.steps if step.number in numbers)
+            window = msgspec.structs.replace(window, steps=steps)
         self.steps = tuple(step.number for step in window.steps)
-        for stage in list(self._working):
-            try:
-                self.status.append(ProductStatus(name=stage.name, files=await stage.finish(window)))
-            except Exception as error:
-                await self._failed(stage, error)
+
+        async def finish(stage: Product) -> None:
+            self.status.append(ProductStatus(name=stage.name, files=await stage.finish(window)))
+
+        await self._each(finish)
 
     async def aclose(self) -> None:
         for stage in self._working if self.window is None else ():  # the journal has nothing of the window
             await self._abandon(stage)
 
-    async def _failed(self, stage: Product, error: Exception) -> None:
-        self._working.remove(stage)
-        problem = f"{type(error).__name__}: {error}"
-        further = await self._abandon(stage)
-        if further:
-            problem = f"{problem}; and as it was closed, {further}"
-        self.status.append(ProductStatus(name=stage.name, problem=problem))
+    async def _each(self, call: Callable[[Product], Awaitable[None]]) -> None:
+        for stage in list(self._working):
+            try:
+                await call(stage)
+            except Exception as error:
+                self._working.remove(stage)
+                problem = f"{type(error).__name__}: {error}"
+                if further := await self._abandon(stage):
+                    problem = f"{problem}; and as it was closed, {further}"
+                self.status.append(ProductStatus(name=stage.name, problem=problem))
 
     async def _abandon(self, stage: Product) -> str:
         """Closes what a product has open; returns what went wrong."""
@@ -322,17 +307,16 @@ class _Maker:
 def _of_steps(batch: EventBatch, steps: tuple[int, ...] | None) -> EventBatch:
     if steps is None:
         return batch
-    kept = batch.events[np.isin(batch.events["step"], np.array(steps, np.int64))]
-    return EventBatch(batch.source, batch.window, kept, batch.args)
+    of_steps = np.isin(batch.events["step"], np.array(steps, np.int64))
+    return EventBatch(batch.source, batch.window, batch.events[of_steps], batch.args)
 
 
 def _of_domains(batch: EventBatch, options: ProfilerOptions) -> EventBatch:
     """Leaves out marks of mstx whose domain is not wanted."""
     if not (options.mstx_domain_include or options.mstx_domain_exclude):
         return batch
-    wanted: Callable[[int], bool] = lambda category: is_wanted_domain(  # noqa: E731
-        strings.text(category), options.mstx_domain_include, options.mstx_domain_exclude
-    )
-    refused = [category for category in np.unique(batch.events["category"]).tolist() if not wanted(category)]
-    kept = batch.events[~np.isin(batch.events["category"], refused)]
-    return EventBatch(batch.source, batch.window, kept, batch.args)
+    include, exclude = options.mstx_domain_include, options.mstx_domain_exclude
+    categories: list[int] = np.unique(batch.events["category"]).tolist()
+    refused = [each for each in categories if not is_wanted_domain(strings.text(each), include, exclude)]
+    wanted = ~np.isin(batch.events["category"], refused)
+    return EventBatch(batch.source, batch.window, batch.events[wanted], batch.args)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from stepscope.compat.mindspore import wire
+from stepscope.compat.mindspore.monitor.checksummed_block import decode_block, encode_block
 from stepscope.compat.mindspore.options.enums import (
     ACTIVITIES,
     DYNAMIC_METRICS,
@@ -19,7 +20,13 @@ from stepscope.compat.mindspore.options.enums import (
     ProfilerLevel,
     member,
 )
-from stepscope.compat.mindspore.options.options import ProfilerOptions, activities_of, boolean, read_options
+from stepscope.compat.mindspore.options.options import (
+    ProfilerOptions,
+    activities_of,
+    boolean,
+    read_options,
+    whole_number,
+)
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.session.ranks import ranks_from
@@ -98,9 +105,7 @@ class DynamicProfilerArgs:
         analyse_mode: 0 makes the products when the window ends, 1 does so in the background, -1 leaves them to
             `Profiler.offline_analyse`.
         activities: 0 for CPU and NPU, 1 for CPU, 2 for NPU, or names.
-        parallel_strategy: see `ProfilerOptions`.
-        with_stack: see `ProfilerOptions`.
-        data_simplification: see `ProfilerOptions`.
+        parallel_strategy, with_stack, data_simplification: see `ProfilerOptions`.
         is_valid: whether this was read from a file that could be read.
         further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`;
             `steps`, how many are recorded, in place of `stop_step`; `ranks`, those that record, as `"0,3-5"` or a list;
@@ -131,7 +136,7 @@ class DynamicProfilerArgs:
         if "aic_metrics" in further:
             other, aicore_metrics = aicore_metrics, further.pop("aic_metrics")
             if other not in (-1, aicore_metrics):
-                self._say(f"aicore_metrics is {other!r} and aic_metrics {aicore_metrics!r}: aic_metrics is taken")
+                self._warn(f"aicore_metrics is {other!r} and aic_metrics {aicore_metrics!r}: aic_metrics is taken")
         self.start_step: int | Literal["next"] = self._read("start_step", start_step, _start)
         self.stop_step: int = self._read("stop_step", stop_step, _integer)
         self._metrics: AicoreMetrics = self._read("aicore_metrics", aicore_metrics, _metrics)
@@ -151,8 +156,8 @@ class DynamicProfilerArgs:
             self._read("analyse", further.pop("analyse"), boolean, None) if "analyse" in further else None
         )
         if self._analyse is False and self._mode != -1:
-            self._say(f"analyse is False, so analyse_mode {self._mode} makes no products; did you mean analyse true?")
-        self.steps: int = self._read("steps", further.pop("steps", 0), _count, 0)
+            self._warn(f"analyse is False, so analyse_mode {self._mode} makes no products; did you mean analyse true?")
+        self.steps: int = self._read("steps", further.pop("steps", 0), partial(whole_number, least=0), 0)
         """How many steps are recorded; 0: `stop_step` says where they end."""
         self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), _ranks, ())
         """Those that record; `None` for all, none if it could not be read."""
@@ -168,13 +173,13 @@ class DynamicProfilerArgs:
         try:
             return read(value)
         except (TypeError, ValueError) as error:
-            taken = default[0] if default else FIELDS[name]
-            self._say(f"{name} is {value!r}: {error}; {taken!r} is taken")
-            return taken if default else read(taken)
+            fallback = default[0] if default else FIELDS[name]
+            self._warn(f"{name} is {value!r}: {error}; {fallback!r} is taken")
+            return fallback if default else read(fallback)
 
-    def _read_further(self, given: dict[str, Any]) -> dict[str, Any]:
-        kept: dict[str, Any] = {}
-        for name, value in given.items():
+    def _read_further(self, fields: dict[str, Any]) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        for name, value in fields.items():
             if name == "profile_framework" and isinstance(value, int) and not isinstance(value, bool):
                 value = self._read(name, value, _framework, None)
                 if value is None:
@@ -183,14 +188,14 @@ class DynamicProfilerArgs:
                 try:
                     read_options({name: value}, "dynamic profiler", metrics=DYNAMIC_METRICS)
                 except (TypeError, ValueError) as error:
-                    self._say(f"{error}; the default is taken")
+                    self._warn(f"{error}; the default is taken")
                 else:
-                    kept[name] = value
+                    options[name] = value
             else:
-                self._say(f"{name!r} is no field{did_you_mean(name, [*FIELDS, *sorted(_FURTHER), *_OWN])}")
-        return kept
+                self._warn(f"{name!r} is no field{did_you_mean(name, [*FIELDS, *sorted(_FURTHER), *_OWN])}")
+        return options
 
-    def _say(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         self._warnings.append(text)
 
     @property
@@ -234,7 +239,7 @@ class DynamicProfilerArgs:
     def _fields(self) -> dict[str, Any]:
         names = [activity.value for activity in self._activities]
         level = -1 if self._level is None else _number(self._level, LEVELS)
-        activities = next((number for number, held in ACTIVITIES.items() if set(held) == set(self._activities)), names)
+        activities = next((number for number, each in ACTIVITIES.items() if set(each) == set(self._activities)), names)
         return {
             "start_step": self.start_step,
             "stop_step": self.stop_step,
@@ -273,8 +278,8 @@ class DynamicProfilerArgs:
         return cls(*struct.unpack(cls.FMT, byte_data))
 
     def to_block(self) -> bytes:
-        """All of it as a versioned block with a checksum, see `wire`."""
-        return wire.pack(self._content())
+        """All fields as a versioned block with a checksum."""
+        return encode_block(self._content())
 
     def _content(self) -> dict[str, Any]:
         fields = {**self.vars, "run_id": self.run_id, "command": self.command, "is_valid": self.is_valid}
@@ -287,7 +292,7 @@ class DynamicProfilerArgs:
         Raises:
             WireError: if it is torn, of another version, or something else.
         """
-        return cls(**wire.unpack(block))
+        return cls(**decode_block(block))
 
     @classmethod
     def from_json(cls, content: bytes) -> DynamicProfilerArgs:
@@ -322,11 +327,10 @@ def _plain(value: Any) -> Any:
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"it must be a whole number, got {type(value).__name__}")
-    if not -(1 << 31) <= value < 1 << 31:
+    number = whole_number(value, -1 << 31)
+    if number >= 1 << 31:
         raise ValueError("it must fit 32 bits")
-    return value
+    return number
 
 
 def _metrics(value: Any) -> AicoreMetrics:
@@ -390,17 +394,10 @@ def _start(value: Any) -> int | Literal["next"]:
     return "next" if value == "next" else _integer(value)
 
 
-def _count(value: Any) -> int:
-    number = _integer(value)
-    if number < 0:
-        raise ValueError("it must be a number from 1")
-    return number
-
-
 def _ranks(value: Any) -> tuple[int, ...] | None:
     if value is None or isinstance(value, str):
         return ranks_from(value)
-    found = [_count(each) for each in cast(Iterable[Any], value)] if isinstance(value, list | tuple) else []
+    found = [whole_number(each, 0) for each in cast(Iterable[Any], value)] if isinstance(value, list | tuple) else []
     if not found:
         raise TypeError('it must name ranks, as "0,3-5" or [0, 3]')
     return ranks_from(found)

@@ -5,23 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import weakref
 from collections import deque
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
+from stepscope.compat.mindspore.analysis.background import analysis_thread
+from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.compat.mindspore.monitor.callback_class import as_callback, is_callback
 from stepscope.compat.mindspore.monitor.dynamic_args import DEFAULT_FILE, DynamicProfilerArgs
-from stepscope.compat.mindspore.monitor.monitor_arguments import (
-    DEFAULT_OUTPUT,
-    DEFAULT_POLL,
-    Position,
-    check,
-    output_directory,
-    poll_seconds,
-    warn_of_unknown,
-)
 from stepscope.compat.mindspore.monitor.monitor_file import Late, MonitorFile
-from stepscope.compat.mindspore.monitor.open_monitors import open_monitors
 from stepscope.compat.mindspore.monitor.window_recorder import WindowRecorder
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.compat.mindspore.sources.device import detect_target
@@ -29,8 +22,10 @@ from stepscope.runtime.control.controller import Controller
 from stepscope.runtime.control.entry_points.environment import directory_from_environment
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.files.file_reading import create_once
+from stepscope.runtime.lifecycle.shutdown_hooks import before_close
 from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.session.job import rank_from_environment
+from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.steps.window_follower import WindowFollower
 
 log = logging.getLogger("stepscope")
@@ -41,6 +36,12 @@ ALONE: Final = (
 )
 
 CONFIG: Final = "profiler_config.json"
+DEFAULT_OUTPUT: Final = "./dyn_profile_data"
+DEFAULT_POLL_S: Final = 2.0
+TERMINATION_WAIT_S: Final = 10.0
+"""How long a process that is terminated waits for the products of its windows. Their raw data stay in any case."""
+
+_OWN_ARGUMENTS = ("late", "granularity", "step_position", "strict", "agree")
 
 
 class DynamicProfilerMonitor:
@@ -83,20 +84,24 @@ class DynamicProfilerMonitor:
         self,
         cfg_path: str | os.PathLike[str],
         output_path: str | os.PathLike[str] = DEFAULT_OUTPUT,
-        poll_interval: float = DEFAULT_POLL,
+        poll_interval: float = DEFAULT_POLL_S,
         *,
         late: Late = "refuse",
         granularity: int = 1,
-        step_position: Position = "end",
+        step_position: Literal["begin", "end"] = "end",
         strict: bool = False,
         agree: bool = True,
         **kwargs: Any,
     ) -> None:
         if not isinstance(cfg_path, str | os.PathLike):
             raise TypeError("The cfg_path must be a string.")
-        check(late, step_position, granularity)
-        warn_of_unknown(kwargs)
-        output_path = output_directory(output_path)
+        _check(late, step_position, granularity)
+        for name in kwargs:
+            hint = did_you_mean(name, _OWN_ARGUMENTS)
+            log.warning("DynamicProfilerMonitor: %r is no argument and has no effect%s", name, hint)
+        if not isinstance(output_path, str | os.PathLike):
+            log.warning("output_path must be a path, got %r; %r is taken", output_path, DEFAULT_OUTPUT)
+            output_path = DEFAULT_OUTPUT
         place = Path(cfg_path)
         target = detect_target()
         self.rank = target.rank
@@ -110,7 +115,7 @@ class DynamicProfilerMonitor:
         self._step_num = 0
         self._ended = 0
         """Number of the last step that has ended."""
-        self._unraised: deque[str] = deque()
+        self._errors_to_raise: deque[str] = deque()
         self._early = False
         """Whether the window was begun where this was made, before anybody said that this is a callback."""
         # The loop's first step goes on already, unless `step()` is called at its begin. A callback of MindSpore is told of
@@ -124,7 +129,7 @@ class DynamicProfilerMonitor:
             settings=lambda: self._control.read() if several else self._control.content,
         )
         self._control = Controller(
-            Control(path=str(self.config_path), poll=poll_seconds(poll_interval), create=False, agree=several),
+            Control(path=str(self.config_path), poll=_poll_seconds(poll_interval), create=False, agree=several),
             self._windows.arming,
             self.rank,
             target.rank_size,
@@ -137,7 +142,7 @@ class DynamicProfilerMonitor:
             create_once(self.config_path, json.dumps(DEFAULT_FILE, indent=4).encode() + b"\n")
         self._control.start()
         log.info("[Dynamic Profiler] rank %d: config json file: %s", self.rank, self.config_path)
-        open_monitors.add(self)
+        _open_monitors.add(self)
         if goes_on and self._windows.next_change <= 1:
             self._early = self._before(1)
 
@@ -199,9 +204,9 @@ class DynamicProfilerMonitor:
         else:
             self._after(self._step_num)
             self._before(self._step_num + 1)
-        if self._unraised:
-            said = [self._unraised.popleft() for _ in range(len(self._unraised))]
-            raise RuntimeError(f"{self.config_path}: {'; '.join(said)}")
+        if self._errors_to_raise:
+            errors = [self._errors_to_raise.popleft() for _ in range(len(self._errors_to_raise))]
+            raise RuntimeError(f"{self.config_path}: {'; '.join(errors)}")
 
     def close(self) -> None:
         """Ends what runs, which is analysed as far as it came, and stops watching. Closing twice changes nothing."""
@@ -217,7 +222,7 @@ class DynamicProfilerMonitor:
             log.warning("[Dynamic Profiler] rank %d: %s inside of a window", self.rank, reason)
             self._cut(self._ended, reason)
         self._control.close()
-        open_monitors.discard(self)
+        _open_monitors.discard(self)
 
     # both
 
@@ -225,7 +230,7 @@ class DynamicProfilerMonitor:
         """A request was refused; on the control thread, or where this is made."""
         log.error("[Dynamic Profiler] rank %d: %s", self.rank, answer)
         if self._strict:
-            self._unraised.append(answer)
+            self._errors_to_raise.append(answer)
 
     def _before(self, step: int) -> bool:
         """Begins a window if one has to begin with this step; whether one did."""
@@ -256,3 +261,37 @@ class DynamicProfilerMonitor:
         window = self._windows.cut(step, reason)
         if window is not None:
             self._recorder.finish(window)
+
+
+def _check(late: object, step_position: object, granularity: object) -> None:
+    for name, value, known in (("late", late, ("refuse", "clip")), ("step_position", step_position, ("begin", "end"))):
+        if value not in known:
+            raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
+    if isinstance(granularity, bool) or not isinstance(granularity, int) or granularity < 1:
+        raise ValueError(f"granularity must be a whole number from 1, got {granularity!r}")
+
+
+def _poll_seconds(interval: object) -> float:
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0.01 <= interval <= 86_400:
+        log.error("poll_interval must be a number of seconds from 0.01 to 86400, got %r; 2 is taken", interval)
+        return DEFAULT_POLL_S
+    return float(interval)
+
+
+_open_monitors: Final[weakref.WeakSet[DynamicProfilerMonitor]] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for monitor in list(_open_monitors):
+        monitor.close()
+
+
+def _terminate_all() -> None:
+    for monitor in list(_open_monitors):
+        monitor.terminate()
+    analysis_thread.wait(TERMINATION_WAIT_S)
+
+
+before_exit(_close_all)
+before_close(_terminate_all)
+os.register_at_fork(after_in_child=_open_monitors.clear)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -22,6 +23,7 @@ from stepscope.compat.mindspore.options.enums import (
     ProfilerLevel,
     member,
 )
+from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.settings.validation import did_you_mean
 
 log = logging.getLogger("stepscope")
@@ -215,14 +217,6 @@ def boolean(value: Any) -> bool:
     return value
 
 
-def absolute(path: str) -> str:
-    """The absolute path; the path as it is, if it is relative and the working directory was deleted."""
-    try:
-        return os.path.abspath(path)
-    except FileNotFoundError:
-        return path
-
-
 def _path(value: Any) -> str:
     if value is None:
         value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or DEFAULT_PATH
@@ -232,18 +226,21 @@ def _path(value: Any) -> str:
         raise TypeError(f"it must be a path, got {type(value).__name__}") from None
     if isinstance(value, bytes) or not text or "\0" in text:
         raise ProfilerPathErrorException("it is no path")
-    return absolute(text)
+    return str(absolute(text))
 
 
-def _whole(least: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"it must be a whole number, got {type(value).__name__}")
-        if value < least:
-            raise ValueError(f"it must be {least} or more")
-        return value
+def whole_number(value: Any, least: int) -> int:
+    """A value that must be a whole number from `least` on.
 
-    return read
+    Raises:
+        TypeError: if it is something else; a bool is no number.
+        ValueError: if it is less.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"it must be a whole number, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"it must be {least} or more")
+    return value
 
 
 def _level(value: Any) -> ProfilerLevel | None:
@@ -311,8 +308,8 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "output_path": _path,
     "profiler_level": _level,
     "activities": lambda value: None if value is None else activities_of(value),
-    "timeline_limit": _whole(1),
-    "rank_id": _whole(0),
+    "timeline_limit": partial(whole_number, least=1),
+    "rank_id": partial(whole_number, least=0),
     "profile_framework": _framework,
     "overhead_budget": _budget,
     "peak_flops": lambda value: None if value is None else read_peak(value),

@@ -1,14 +1,15 @@
-"""Forwarding to other tools: what is started and stopped here is told to them as well."""
+"""Forwards tasks, frames, events and markers to another tool."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
 class Forward(Protocol):
-    """Who is told, besides, on the thread of the program. What it raises is kept, and it is asked no more."""
+    """Another tool that gets ranges and marks, on the thread of the program. After its first error it gets no more."""
 
     def start(self, name: str, category: str) -> object:
         """A range begins; what is returned is given to `stop`."""
@@ -24,7 +25,7 @@ class Forward(Protocol):
 
 
 class NvtxForward:
-    """Tells NVIDIA's tools, by the package `nvtx`; categories become its domains.
+    """Forwards to NVIDIA's tools, by the package `nvtx`; categories become its domains.
 
     Raises:
         ImportError: if the package is not installed.
@@ -48,40 +49,32 @@ class NvtxForward:
 
 
 class Forwarding:
-    """Who is told now, and what went wrong with it."""
+    """The tool that ranges and marks are forwarded to, and what it raised."""
 
     def __init__(self) -> None:
         self.to: Forward | None = None
         self.error: Exception | None = None
-        """What it raised; it was let go then."""
+        """The tool's first error, after which nothing is forwarded to it any more."""
 
     def start(self, name: str, category: str) -> object:
-        """Tells of a begin; what the tool returned, `None` if it failed."""
-        try:
-            return None if self.to is None else self.to.start(name, category)
-        except Exception as error:
-            self._fail(error)
-            return None
+        """Forwards a begin. Returns what the tool returned, `None` if it failed."""
+        return self._call(lambda to: to.start(name, category))
 
     def stop(self, started: object) -> None:
-        """Tells of an end."""
-        try:
-            if self.to is not None:
-                self.to.stop(started)
-        except Exception as error:
-            self._fail(error)
+        """Forwards an end."""
+        self._call(lambda to: to.stop(started))
 
     def mark(self, name: str, category: str) -> None:
-        """Tells of an instant."""
-        try:
-            if self.to is not None:
-                self.to.mark(name, category)
-        except Exception as error:
-            self._fail(error)
+        """Forwards an instant."""
+        self._call(lambda to: to.mark(name, category))
 
-    def _fail(self, error: Exception) -> None:
-        self.to, self.error = None, error
+    def _call(self, call: Callable[[Forward], object]) -> object:
+        try:
+            return None if self.to is None else call(self.to)
+        except Exception as error:
+            self.to, self.error = None, error
+            return None
 
 
 forwarding = Forwarding()
-"""Of this process; `set_config(forward=...)` says who is told."""
+"""Of this process; `set_config(forward=...)` names the tool."""

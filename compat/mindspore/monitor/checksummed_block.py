@@ -1,4 +1,4 @@
-"""Bytes of a configuration that pass between processes: versioned and checksummed, so that a torn read is seen.
+"""Fields as bytes with a version and a checksum, so that a reader notices a block that another process has half replaced.
 
 A block is `<magic> <version> <flags> <length> <CRC-32 of what follows>`, little-endian in 16 bytes, and then JSON.
 """
@@ -18,17 +18,16 @@ from stepscope.compat.mindspore.errors import WireError
 MAGIC: Final = b"SSDA"
 VERSION: Final = 1
 _HEAD = struct.Struct("<4sHHII")
-MAX_BYTES: Final = 1 << 20
 
 
-def pack(fields: Mapping[str, Any]) -> bytes:
-    """A block that holds these fields, whose values are those of JSON."""
+def encode_block(fields: Mapping[str, Any]) -> bytes:
+    """A block with these fields, whose values are those of JSON."""
     content = json.dumps(fields, separators=(",", ":")).encode()
     return _HEAD.pack(MAGIC, VERSION, 0, len(content), zlib.crc32(content)) + content
 
 
-def unpack(block: bytes) -> dict[str, Any]:
-    """The fields of a block. What lies behind it is not looked at.
+def decode_block(block: bytes) -> dict[str, Any]:
+    """The fields of a block; bytes behind it are ignored.
 
     Raises:
         WireError: if it is torn, of another version, or something else; says which.
@@ -41,10 +40,8 @@ def unpack(block: bytes) -> dict[str, Any]:
     if version != VERSION:
         raise WireError(f"the block is of version {version}; this one reads version {VERSION}")
     content = block[_HEAD.size : _HEAD.size + length]
-    if length > MAX_BYTES or len(content) != length:
-        raise WireError(f"the block was cut: {length} bytes were announced, {len(content)} are there")
-    if zlib.crc32(content) != checksum:
-        raise WireError("the block is torn: its checksum is wrong")
+    if len(content) != length or zlib.crc32(content) != checksum:
+        raise WireError(f"the block is torn: {length} bytes were announced, {len(content)} are there")
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
     except ValueError as error:
