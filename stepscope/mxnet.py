@@ -21,7 +21,7 @@ from stepscope.compat.mxnet.functions import (
     set_state,
     step,
 )
-from stepscope.compat.mxnet.functions import start_if_told as _start_if_told
+from stepscope.compat.mxnet.functions import start_from_environment as _start_from_environment
 from stepscope.compat.mxnet.objects.counter import Counter
 from stepscope.compat.mxnet.objects.domain import Domain
 from stepscope.compat.mxnet.objects.durations import Event, Frame, Task
@@ -34,7 +34,7 @@ from stepscope.compat.mxnet.recording.settings import MXNetSettings
 from stepscope.compat.mxnet.remote import RemoteCollector, RemoteControl, RemoteProcesses
 from stepscope.compat.mxnet.statistics.series import FramePass
 
-_start_if_told(_os.environ)
+_start_from_environment(_os.environ)
 
 __all__ = [
     "Capability",

@@ -64,32 +64,28 @@ class EnvProfiler:
             profiler.analyse()
 
 
-def _forget() -> None:
-    """In a forked child what records is the parent's."""
-    EnvProfiler.profiler = None
-
-
-os.register_at_fork(after_in_child=_forget)
+# In a forked child the profiler is the parent's.
+os.register_at_fork(after_in_child=lambda: setattr(EnvProfiler, "profiler", None))
 
 
 def _import_mindspore() -> None:
     """Imports MindSpore where it is installed, without the variable."""
     if "mindspore" in sys.modules:
-        _end_theirs()
+        _end_mindspores_profiler()
         return
     if importlib.util.find_spec("mindspore") is None:
         return
-    said = os.environ.pop(VARIABLE, None)
+    text = os.environ.pop(VARIABLE, None)
     try:
         importlib.import_module("mindspore")
     except Exception as error:  # the program will see it, if it needs MindSpore
         log.error("%s: MindSpore cannot be imported, so its operators are not recorded: %s", VARIABLE, error)
     finally:
-        if said is not None:
-            os.environ[VARIABLE] = said
+        if text is not None:
+            os.environ[VARIABLE] = text
 
 
-def _end_theirs() -> None:
+def _end_mindspores_profiler() -> None:
     """MindSpore follows the variable at its import, if that came before ours; two profilers would record with one runtime."""
     theirs: Any = getattr(sys.modules.get("mindspore.profiler.envprofiler"), "EnvProfiler", None)
     profiler = getattr(theirs, "profiler", None)

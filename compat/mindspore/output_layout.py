@@ -19,10 +19,10 @@ from stepscope.compat.mindspore.output_files import write_json
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.exporters.plainjson import plain
 from stepscope.runtime.files.paths import absolute, can_create_in, temporary_directory, user_directory
-from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.records import decode_record
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.records import WindowOpened
 from stepscope.runtime.session.job import job_from_environment, this_host
+from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 
@@ -108,23 +108,15 @@ def write_facts(
 
 
 def windows_in(journal: Path) -> set[int]:
-    """Numbers of the windows that a journal of a run says were begun, without a look at its events.
+    """Numbers of the windows that have begun in a journal of a run. Events are not read.
 
     Raises:
         OSError: if it cannot be read.
         FormatError: if it is no journal.
     """
-    found: set[int] = set()
-    reader = FrameReader(journal, follow=False)
-    try:
-        while (frame := reader.next(lambda _: True)) is not None:
-            kind, _, payload = frame
-            if kind in (FrameType.WINDOW_OPENED, FrameType.WINDOW_CLOSED):
-                record = decode_record(kind, payload)
-                found |= set() if record is None else {record.index}
-    finally:
-        reader.close()
-    return found
+    with JournalReader(journal) as reader:
+        items = reader.items(wanted=lambda header: False)
+        return {item.index for item in items if isinstance(item, Window | WindowOpened)}
 
 
 def parallel_strategy(target: DeviceTarget, declared: Any = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from stepscope.runtime.windows.window import Window
 log = logging.getLogger("stepscope")
 
 METADATA = "dynamic_profiler"
-"""Key in the metadata of a window, of what it was asked for with."""
+"""Key of the request in the metadata of a window."""
 STEPS_PER_CALL = "steps_per_call"
 """Steps of training for each step of the trace: more than one where a callback is called once for a group."""
 
@@ -30,13 +30,13 @@ def named_after(directory: Path, window: Window | None, below: Path) -> Path:
     Returns:
         Its directory now: the same one, if it is no window of a monitor, or cannot be moved, which is logged.
     """
-    named = _NAME.fullmatch(directory.parent.name)
-    if named is None or window is None or not window.steps or below.resolve() not in directory.parent.resolve().parents:
+    name = _NAME.fullmatch(directory.parent.name)
+    if name is None or window is None or not window.steps or below.resolve() not in directory.parent.resolve().parents:
         return directory
     steps = [step.number for step in window.steps]
     steps = steps if window.complete or len(steps) == 1 else steps[:-1]
     last = steps[0] + len(steps) * _steps_per_call(directory) - 1
-    right = directory.parent.with_name(recorded_name(int(named[1]), steps[0], last))
+    right = directory.parent.with_name(recorded_name(int(name[1]), steps[0], last))
     if right == directory.parent:
         return directory
     try:
@@ -45,14 +45,14 @@ def named_after(directory: Path, window: Window | None, below: Path) -> Path:
     except OSError as error:
         log.warning("%s holds steps %d to %d and cannot be renamed: %s", directory, steps[0], last, error)
         return directory
-    with contextlib.suppress(OSError):  # what else is there stays
+    with contextlib.suppress(OSError):  # it has other files
         directory.parent.rmdir()
     return new
 
 
 def _steps_per_call(directory: Path) -> int:
     try:
-        said: Any = json.loads((directory / "profiler_metadata.json").read_bytes())
-        return int(said[METADATA][STEPS_PER_CALL])
+        metadata: Any = json.loads((directory / "profiler_metadata.json").read_bytes())
+        return int(metadata[METADATA][STEPS_PER_CALL])
     except (OSError, ValueError, KeyError, TypeError):  # none was written, or by another version
         return 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stepscope.compat.mxnet import functions
 from stepscope.compat.mxnet.errors import one_of
 from stepscope.runtime.display.warning import warn
@@ -19,8 +17,7 @@ def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") 
     """
     _deprecated("profiler_set_config", "set_config")
     one_of("mode", mode, MODES)
-    given: dict[str, Any] = {f"profile_{mode}": True, "filename": filename}
-    functions.set_config(**given)
+    functions.set_config(**{f"profile_{mode}": True}, filename=filename)
 
 
 def profiler_set_state(state: str = "stop") -> None:

@@ -16,7 +16,7 @@ from stepscope.compat.mxnet.objects.names import domain_name, legal
 from stepscope.compat.mxnet.recording.capabilities import Capability, capabilities_of
 from stepscope.compat.mxnet.recording.recording import Recording
 from stepscope.compat.mxnet.recording.settings import settings_of
-from stepscope.compat.mxnet.remote import Remote, for_server
+from stepscope.compat.mxnet.remote import for_server, remote_control
 from stepscope.compat.mxnet.statistics.series import FramePass
 from stepscope.compat.mxnet.statistics.tables import FORMATS, SORT_KEYS, render
 from stepscope.runtime.lifecycle.join import join
@@ -28,7 +28,8 @@ log = logging.getLogger("stepscope")
 STATES = ("run", "stop")
 
 _recording = Recording()
-_remote = Remote()
+_remote: object = None
+"""The handle of `set_kvstore_handle`."""
 
 
 def set_kvstore_handle(handle: object) -> None:
@@ -37,7 +38,8 @@ def set_kvstore_handle(handle: object) -> None:
     Args:
         handle: a `RemoteControl`; anything else, as a handle of MXNet's, is kept, and calls for the server raise.
     """
-    _remote.handle = handle
+    global _remote
+    _remote = handle
 
 
 def set_config(**settings: Any) -> None:
@@ -55,8 +57,8 @@ def set_config(**settings: Any) -> None:
     """
     checked = settings_of(settings)
     if for_server(checked.profile_process):
-        given = {name: value for name, value in settings.items() if name != "profile_process"}
-        _remote.control("set_config()").configure(given)
+        others = {name: value for name, value in settings.items() if name != "profile_process"}
+        remote_control(_remote, "set_config()").configure(others)
         return
     _recording.configure(checked, frozenset(settings))
 
@@ -76,7 +78,7 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     """
     one_of("state", state, STATES, MXNetStateError)
     if for_server(profile_process):
-        _remote.control("set_state()").set_state(state)
+        remote_control(_remote, "set_state()").set_state(state)
     elif state == "run":
         _recording.run()
     else:
@@ -91,7 +93,7 @@ def pause(profile_process: str = "worker") -> None:
         MXNetError: for the server, if nothing reaches it.
     """
     if for_server(profile_process):
-        _remote.control("pause()").pause()
+        remote_control(_remote, "pause()").pause()
     else:
         _recording.pause()
 
@@ -102,7 +104,7 @@ def resume(profile_process: str = "worker") -> None:
     What was started in the pause, and not stopped, begins now.
     """
     if for_server(profile_process):
-        _remote.control("resume()").resume()
+        remote_control(_remote, "resume()").resume()
     else:
         _recording.resume()
 
@@ -122,7 +124,7 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
         OutputError: if the table of allocations cannot be written.
     """
     if for_server(profile_process):
-        _remote.control("dump()").dump(bool(finished))
+        remote_control(_remote, "dump()").dump(bool(finished))
     else:
         _recording.dump(bool(finished))
 
@@ -195,7 +197,7 @@ MODES = {1: "profile_symbolic", 2: "profile_imperative", 4: "profile_api", 8: "p
 _Mode = Annotated[int, msgspec.Meta(ge=0, le=sum(MODES))]
 
 
-def start_if_told(environment: Mapping[str, str]) -> bool:
+def start_from_environment(environment: Mapping[str, str]) -> bool:
     """Begins to record if `MXNET_PROFILER_AUTOSTART` is 1, as `MXNET_PROFILER_MODE` says (a sum of `MODES`, 13 by default).
 
     A value that cannot be followed is an error in the log; the default is taken.

@@ -46,25 +46,19 @@ class RemoteControl(Protocol):
         ...
 
 
-class Remote:
-    """The remote control of this process, if there is one."""
+def remote_control(handle: object, call: str) -> RemoteControl:
+    """The handle, if it is a remote control.
 
-    def __init__(self) -> None:
-        self.handle: object = None
-
-    def control(self, call: str) -> RemoteControl:
-        """What reaches the others.
-
-        Raises:
-            MXNetError: if nothing does.
-        """
-        if isinstance(self.handle, RemoteControl) and not isinstance(self.handle, type):
-            return self.handle
-        given = "none was given" if self.handle is None else f"{type(self.handle).__name__} is none"
-        raise MXNetError(
-            f"{call} with profile_process='server' needs a remote control, and {given}; "
-            "give one to set_kvstore_handle(), such as stepscope.mxnet.RemoteProcesses(pid)"
-        )
+    Raises:
+        MXNetError: if it is none; names the call that needs one.
+    """
+    if isinstance(handle, RemoteControl) and not isinstance(handle, type):
+        return handle
+    found = "none was given" if handle is None else f"{type(handle).__name__} is none"
+    raise MXNetError(
+        f"{call} with profile_process='server' needs a remote control, and {found}; "
+        "give one to set_kvstore_handle(), such as stepscope.mxnet.RemoteProcesses(pid)"
+    )
 
 
 def for_server(profile_process: object) -> bool:

@@ -14,7 +14,7 @@ from stepscope.runtime.requests.armed_window import ArmedWindow, recorded_name
 
 log = logging.getLogger("stepscope")
 
-KEPT: Final = 64
+MOST_PROFILERS: Final = 64
 """Windows whose profilers can be asked afterwards."""
 
 
@@ -24,7 +24,7 @@ class WindowRecorder:
     def __init__(self, rank: int, output_path: Path) -> None:
         """Args: of this process; where windows go unless a configuration says."""
         self.profilers: list[Profiler] = []
-        """One for each window so far, of the latest `KEPT`."""
+        """One for each window so far, of the latest `MOST_PROFILERS`."""
         self.steps_per_call = 1
         """Steps of training for each step of the trace."""
         self._rank, self._output_path = rank, output_path
@@ -54,9 +54,9 @@ class WindowRecorder:
             return False
         self._profiler, self._mode = profiler, config.analyse_mode
         self.profilers.append(profiler)
-        del self.profilers[:-KEPT]
+        del self.profilers[:-MOST_PROFILERS]
         self._mark("start", window)
-        self._tell("start", window, f"start at step {first}, will stop at step {last}")
+        self._log("start", window, f"start at step {first}, will stop at step {last}")
         return True
 
     def step(self, ended: ArmedWindow | None = None) -> None:
@@ -95,7 +95,7 @@ class WindowRecorder:
         except Exception as error:  # training goes on; raw data are kept
             log.error("[Dynamic Profiler] rank %d: the window did not end well: %s", self._rank, error)
         why = f": {ended.reason}" if ended.state in ("aborted", "cut") else ""
-        self._tell("stop", ended, f"stop at step {ended.last}{why}")
+        self._log("stop", ended, f"stop at step {ended.last}{why}")
 
     def discard(self) -> None:
         """Forgets the window that runs, and what it has recorded."""
@@ -115,7 +115,7 @@ class WindowRecorder:
         """In the trace, in the step that goes on."""
         _core.instant(f"dynamic profiler: {event}", category="stepscope", first=window.first, last=window.last)
 
-    def _tell(self, event: str, window: ArmedWindow, said: str) -> None:
-        """In the log, whose record has the facts as `stepscope`."""
+    def _log(self, event: str, window: ArmedWindow, text: str) -> None:
+        """Writes to the log; the record has the facts as `stepscope`."""
         facts = {"event": event, "rank": self._rank, "first": window.first, "last": window.last}
-        log.info("[Dynamic Profiler] rank %d: %s", self._rank, said, extra={"stepscope": facts})
+        log.info("[Dynamic Profiler] rank %d: %s", self._rank, text, extra={"stepscope": facts})

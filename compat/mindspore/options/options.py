@@ -100,7 +100,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             for name in self.__struct_fields__
             if name not in _NO_REQUEST and getattr(self, name) not in (False, None, (), AicoreMetrics.AiCoreNone)
         ]
-        names += [name for name, held in (("record_shapes", self.shapes), ("with_stack", self.stacks)) if held]
+        names += [name for name, wanted in (("record_shapes", self.shapes), ("with_stack", self.stacks)) if wanted]
         names += ["export_type"] if ExportType.Db in self.export_type else []
         names += [] if self.sync_enable else ["sync_enable"]
         named = self.activities or ()
@@ -139,17 +139,8 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 _NO_REQUEST = frozenset(
-    ("output_path", "profiler_level", "activities", "start_profile", "sync_enable", "timeline_limit", "export_type")
-    + (
-        "overhead_budget",
-        "peak_flops",
-        "ascend_names",
-        "data_simplification",
-        "analyse_only",
-        "rank_id",
-        "mstx_domain_include",
-        "mstx_domain_exclude",
-    )
+    "output_path profiler_level activities start_profile sync_enable timeline_limit export_type overhead_budget peak_flops "
+    "ascend_names data_simplification analyse_only rank_id mstx_domain_include mstx_domain_exclude".split()
 )
 """Options that say how and where, not what."""
 

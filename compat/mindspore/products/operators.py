@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,7 +23,9 @@ from stepscope.runtime.export.run import Run
 from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.windows.window import Window
 
-KEPT_ARGUMENTS = 1 << 14
+K = TypeVar("K")
+
+MOST_ARGUMENTS = 1 << 14
 """Different arguments whose meaning is remembered."""
 
 DETAIL = ("op_side", "op_type", "op_name", "full_op_name", "op_occurrences", "op_total_time(ms)", "op_avg_time(ms)",
@@ -133,32 +135,34 @@ class OperatorTable:
 
     def _shapes_of(self, events: Block, heap: bytes) -> NDArray[np.uint32]:
         shapes = np.zeros(len(events), np.uint32)
-        held = (events["args_len"] > 0) & ((events["flags"] & int(Flag.ARG_INLINE)) == 0)
-        held &= in_categories(events, OPERATORS)
-        for index in np.flatnonzero(held).tolist():
+        may_have = (events["args_len"] > 0) & ((events["flags"] & int(Flag.ARG_INLINE)) == 0)
+        may_have &= in_categories(events, OPERATORS)
+        for index in np.flatnonzero(may_have).tolist():
             at, length = int(events["args_at"][index]), int(events["args_len"][index])
             text = heap[at : at + length]
             number = self._known.get(text)
             if number is None:
-                shape = _text(_core.decode_arguments(heap, at, length).get(SHAPES))
-                number = self._shapes.setdefault(shape, len(self._shapes))
-                if len(self._known) < KEPT_ARGUMENTS:
+                found: Any = _core.decode_arguments(heap, at, length).get(SHAPES)
+                number = self._shapes.setdefault("" if found is None else str(found), len(self._shapes))
+                if len(self._known) < MOST_ARGUMENTS:
                     self._known[text] = number
             shapes[index] = number
         return shapes
 
 
-def _text(shapes: Any) -> str:
-    return "" if shapes is None else shapes if isinstance(shapes, str) else str(shapes)
-
-
 def by_type(rows: Iterable[OperatorRow]) -> list[tuple[str, int, int]]:
     """(type, count, total in ns), the longest first."""
-    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    sums = _sums(rows, lambda row: row.type)
+    return sorted(((kind, *sums[kind]) for kind in sums), key=lambda each: (-each[2], each[0]))
+
+
+def _sums(rows: Iterable[OperatorRow], key: Callable[[OperatorRow], K]) -> dict[K, tuple[int, int]]:
+    """Count and total in ns of the rows of each key."""
+    sums: dict[K, tuple[int, int]] = {}
     for row in rows:
-        sums[row.type][0] += row.count
-        sums[row.type][1] += row.total_ns
-    return sorted(((kind, count, total) for kind, (count, total) in sums.items()), key=lambda each: (-each[2], each[0]))
+        count, total = sums.get(key(row), (0, 0))
+        sums[key(row)] = count + row.count, total + row.total_ns
+    return sums
 
 
 class OperatorFiles(Product):
@@ -212,14 +216,11 @@ def _ms(ns: float) -> str:
 
 
 def _without_shapes(rows: list[OperatorRow]) -> list[OperatorRow]:
-    sums: defaultdict[tuple[str, str, int | None], list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows:
-        each = sums[row.name, row.category, row.device]
-        each[0] += row.count
-        each[1] += row.total_ns
     merged = [
         OperatorRow(name=name, category=category, device=device, shapes="", count=count, total_ns=total)
-        for (name, category, device), (count, total) in sums.items()
+        for (name, category, device), (count, total) in _sums(
+            rows, lambda row: (row.name, row.category, row.device)
+        ).items()
     ]
     return sorted(merged, key=lambda row: (-row.total_ns, row.name))
 
@@ -248,12 +249,7 @@ def operators_as_json(found: Mapping[str, Sequence[OperatorRow]], device: int) -
     """The answer of `op_analyse`: rows by name, one for each side and shape; times in µs."""
     answer: dict[str, object] = {}
     for name, rows in found.items():
-        sums: dict[tuple[str, str], list[int]] = {}
-        for row in rows:
-            side = "cpu" if row.device is None else "device"
-            sums.setdefault((side, row.shapes), [0, 0])
-            sums[side, row.shapes][0] += row.count
-            sums[side, row.shapes][1] += row.total_ns
+        sums = _sums(rows, lambda row: ("cpu" if row.device is None else "device", row.shapes))
         answer[name] = [
             {
                 "op_side": side,

@@ -1,4 +1,4 @@
-"""Recording: what `Profiler` and `profile` share."""
+"""The base of `Profiler` and `profile`: starts and stops captures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from stepscope.compat.mindspore.analysis.analysis import Analysis
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.options.trace_handler import TraceHandler
 from stepscope.compat.mindspore.output_layout import default_or_other
@@ -33,10 +32,10 @@ log = logging.getLogger("stepscope")
 
 
 class Recording:
-    """Records in takes, each from `start()` to `stop()`, any number of them. Several may run at once.
+    """Records captures, each from `start()` to `stop()`, any number of them. Several may run at once.
 
-    What the options ask for and the device cannot give is said when this is made, in the log and in `limitations`; what
-    recording is likely to cost when it starts, in the log and in `estimate`.
+    The log and `limitations` name options that the device cannot follow, when this is made; the log and `estimate` tell what
+    recording is likely to cost, when it starts.
     """
 
     def __init__(
@@ -51,12 +50,9 @@ class Recording:
     ) -> None:
         """
         Args:
-            options: what to record.
-            schedule: which steps; any callable from a step's number, `None` for all.
-            on_trace_ready: a `TraceHandler`, or any callable.
+            options, schedule, on_trace_ready, control: see `Profiler`.
             who: name of the class, for messages.
             strict_start: whether `start()` is refused if the options start at once, as MindSpore's `Profiler` does.
-            control: by which ways windows can be asked for; without a schedule nothing else is recorded then.
 
         Raises:
             TypeError: if schedule or handler are not callable, or `control` is none.
@@ -222,11 +218,6 @@ class Recording:
         self._metadata.add_json(key, value)
         if self._capture is not None:
             self._capture.profiler.add_metadata_json(key, value)
-
-    def analyses(self) -> Analysis:
-        """What was made of the windows so far; waits for what is being made."""
-        found = [window.analyse(capture.request()) for capture in self._captures for window in capture.windows]
-        return Analysis(tuple(future.result() for future in found))
 
     def move(self, output_path: str | os.PathLike[str]) -> None:
         """Moves what was recorded, and not analysed yet, below another directory, which gets its true name so.

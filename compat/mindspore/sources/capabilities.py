@@ -14,7 +14,7 @@ from stepscope.compat.mindspore.sources.device import DEVICES, DeviceTarget
 class Capability(msgspec.Struct, frozen=True):
     """The effect of one option on one device."""
 
-    given: bool
+    supported: bool
     text: str
     """The recorded data, or the reason for none."""
     needs: tuple[str, ...] = ()
@@ -160,29 +160,29 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
 
 def limits(asked: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
     """Sentences on options, as `ProfilerOptions.asked` names them, that cannot be followed with this device and these frameworks."""
-    said: list[str] = []
+    sentences: list[str] = []
     for name in asked:
         table = CAPABILITIES.get(name)
         if table is None:
             continue
         capability = table[target.device]
-        if not capability.given:
-            said.append(f"{name} gives nothing on {target.device}: {capability.text}")
+        if not capability.supported:
+            sentences.append(f"{name} gives nothing on {target.device}: {capability.text}")
         elif capability.needs and not set(capability.needs) & set(target.frameworks):
             besides = f"; {capability.besides}" if capability.besides else ""
             needs = " or ".join(capability.needs)
-            said.append(f"{name} gives nothing without {needs}, which is not imported yet{besides}")
+            sentences.append(f"{name} gives nothing without {needs}, which is not imported yet{besides}")
         elif why := why_not(name, target):
-            said.append(f"{name} gives nothing on {target.device}: {why}")
+            sentences.append(f"{name} gives nothing on {target.device}: {why}")
         elif capability.caveat and "mindspore" in target.frameworks:
-            said.append(f"{name} on {target.device}: {capability.caveat}")
-    return tuple(said)
+            sentences.append(f"{name} on {target.device}: {capability.caveat}")
+    return tuple(sentences)
 
 
 def markdown() -> str:
     """The table for the documentation."""
     lines = ["| option | " + " | ".join(DEVICES) + " |", "| --- |" + " --- |" * len(DEVICES)]
     for name, table in CAPABILITIES.items():
-        cells = [("" if table[device].given else "**no**: ") + table[device].text for device in DEVICES]
+        cells = [("" if table[device].supported else "**no**: ") + table[device].text for device in DEVICES]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)

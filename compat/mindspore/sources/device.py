@@ -1,4 +1,4 @@
-"""The place of a profiler: the device that training is for, and the place of this process in the job."""
+"""The device that training is for, and the rank of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEVICES: Final = ("CPU", "GPU", "Ascend")
 
 
 class DeviceTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """The device and the place."""
+    """The device, the rank, and the frameworks of the program."""
 
     device: str = "CPU"
     """One of `DEVICES`."""
@@ -31,7 +31,7 @@ class DeviceTarget(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     """MindSpore's."""
     notes: tuple[str, ...] = ()
-    """Facts that could not be found out, and the values that were taken instead."""
+    """Variables that cannot be read, and the values that are used instead."""
 
     @property
     def memory(self) -> str:
@@ -45,57 +45,54 @@ def detect_target() -> DeviceTarget:
     Raises:
         RuntimeError: if MindSpore is set to a device that nobody knows.
     """
-    mindspore: Any = sys.modules.get("mindspore")
-    torch: Any = sys.modules.get("torch")
-    notes: list[str] = []
-    frameworks = tuple(name for name, module in (("mindspore", mindspore), ("torch", torch)) if _whole(module))
+    mindspore, torch = _imported("mindspore"), _imported("torch")
     device, mode, version = "CPU", "", ""
-    if "mindspore" in frameworks:
-        said = str(mindspore.get_context("device_target"))
-        known = {"cpu": "CPU", "gpu": "GPU", "ascend": "Ascend"}
-        if said.lower() not in known:
+    if mindspore is not None:
+        name = str(mindspore.get_context("device_target"))
+        known = {device.lower(): device for device in DEVICES}
+        if name.lower() not in known:
             raise RuntimeError(
-                f"MindSpore's device_target is {said!r}, which no profiler knows{did_you_mean(said, DEVICES)}"
+                f"MindSpore's device_target is {name!r}, which no profiler knows{did_you_mean(name, DEVICES)}"
             )
-        device = known[said.lower()]
+        device = known[name.lower()]
         mode = "graph" if mindspore.get_context("mode") == mindspore.GRAPH_MODE else "pynative"
         version = str(getattr(mindspore, "__version__", ""))
-    elif "torch" in frameworks and torch.cuda.is_available():
+    elif torch is not None and torch.cuda.is_available():
         device = "GPU"
-    rank, size, size_known = _place(
-        mindspore if "mindspore" in frameworks else None, torch if "torch" in frameworks else None
-    )
-    for name in ("RANK_ID", "DEVICE_ID"):
-        text = os.environ.get(name, "")
-        if text and not text.strip().isdigit():
-            notes.append(f"{name} is {text!r}, which is no number: 0 is taken unless somebody else says")
+    rank, size, size_known = _rank_and_size(mindspore, torch)
+    numbers = {name: os.environ.get(name, "").strip() for name in ("RANK_ID", "DEVICE_ID")}
     return DeviceTarget(
         device=device,
-        device_id=_device_id(mindspore if "mindspore" in frameworks else None, device),
+        device_id=_device_id(mindspore, device),
         rank=rank,
         rank_size=size,
         size_known=size_known,
-        frameworks=frameworks,
+        frameworks=tuple(name for name, module in (("mindspore", mindspore), ("torch", torch)) if module is not None),
         mode=mode,
         version=version,
-        notes=tuple(notes),
+        notes=tuple(
+            f"{name} is {os.environ[name]!r}, which is no number: 0 is taken unless somebody else says"
+            for name, text in numbers.items()
+            if text and not text.isdigit()
+        ),
     )
 
 
-def _whole(module: Any) -> bool:
-    """True if a module was imported to its end; a profiler may be made while it is."""
-    return module is not None and hasattr(module, "Tensor")
+def _imported(name: str) -> Any:
+    """A module that was imported to its end; a profiler may be made while it is imported."""
+    module = sys.modules.get(name)
+    return module if hasattr(module, "Tensor") else None
 
 
 def _device_id(mindspore: Any, device: str) -> int:
-    text = os.environ.get("DEVICE_ID", "").strip()
     if mindspore is not None and device != "CPU":
         return int(mindspore.get_context("device_id"))
+    text = os.environ.get("DEVICE_ID", "").strip()
     return int(text) if text.isdigit() else 0
 
 
-def _place(mindspore: Any, torch: Any) -> tuple[int, int, bool]:
-    """Rank and number of ranks, and whether that is known: what a framework that has joined its peers knows, else the
+def _rank_and_size(mindspore: Any, torch: Any) -> tuple[int, int, bool]:
+    """Rank and number of ranks, and whether that is known: from a framework that has joined its peers, else from the
     environment, else 0 of 1."""
     if mindspore is not None:
         management: Any = sys.modules.get("mindspore.communication.management")

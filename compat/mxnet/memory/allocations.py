@@ -1,4 +1,4 @@
-"""The table of allocations with the scope of each: an exporter that keeps them until they are written."""
+"""The table of allocations with the scope of each: an exporter that collects them until they are written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stepscope.backends.counters.nvml_library import LIBRARY, Nvml, NvmlError
 from stepscope.compat.mxnet.memory.counters import used_on_devices
 from stepscope.compat.mxnet.objects.scopes import CATEGORY, NONE
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.exporters.output import make_directory, output_error
+from stepscope.exporters.output import make_directory, output_error, whole_file
 from stepscope.runtime.threads import locks
 
-KEPT = 1 << 18
-"""Allocations, and scopes, that are kept; further ones are counted."""
+MOST_ALLOCATIONS = 1 << 18
+"""Allocations, and scopes, that are collected; further ones are counted."""
 
 AMEND = "nvml_amend"
 """Name of the row, for each device, with the memory that no allocation explains, as MXNet calls it."""
@@ -25,18 +25,13 @@ COLUMNS = ("Attribute Name", "Requested Size", "Device", "Actual Size", "Reuse?"
 
 
 class Allocations:
-    """Keeps what backends tell of allocations (`Kind.MEMORY`), such as `TorchBackend(profile_memory=True)`."""
+    """Collects the allocations that backends report (`Kind.MEMORY`), such as `TorchBackend(profile_memory=True)`."""
 
     name = "mxnet allocations"
 
     def __init__(self) -> None:
         self._lock = locks.reentrant()
-        self._log = AllocationLog(lambda _, category: category == CATEGORY, KEPT)
-
-    @property
-    def left_out(self) -> int:
-        """Allocations, releases and scopes that there was no room for."""
-        return self._log.left_out
+        self._log = AllocationLog(lambda _, category: category == CATEGORY, MOST_ALLOCATIONS)
 
     async def open(self, run: Run) -> None:
         pass
@@ -67,8 +62,9 @@ class Allocations:
         finally:
             nvml.close()
         with self._lock:
-            held = {one.device: one.held for _, one in self._log.labelled()}
-        return [(device, size - held.get(device, 0)) for device, size in used.items() if size > held.get(device, 0)]
+            allocated = {one.device: one.held for _, one in self._log.labelled()}
+        unexplained = [(device, size - allocated.get(device, 0)) for device, size in used.items()]
+        return [(device, size) for device, size in unexplained if size > 0]
 
     def write(self, prefix: str) -> Path:
         """Writes `<prefix>-pid_<pid>.csv`, over what was written before.
@@ -77,17 +73,15 @@ class Allocations:
             OutputError: if it cannot be written.
         """
         path = Path(f"{prefix}-pid_{os.getpid()}.csv")
-        part = path.with_name(path.name + ".part")
         try:
             make_directory(path.parent)
-            with part.open("w", newline="", encoding="utf-8") as file:
+            with whole_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
                 writer.writerow(COLUMNS)
                 for label, one in self.labelled():
                     writer.writerow([label, one.bytes, one.device, one.bytes, 0])
                 for device, size in self._unexplained_memory():
                     writer.writerow([AMEND, size, device, size, 0])
-            part.replace(path)
         except OSError as error:
             raise output_error(error, path, "write the allocations") from error
         return path

@@ -43,8 +43,8 @@ def capabilities_of(settings: MXNetSettings) -> tuple[Capability, ...]:
     )
 
 
-def say(settings: MXNetSettings, asked: frozenset[str]) -> None:
-    """Says in the log what is not recorded: as a warning if some of it was asked for by name, else as information."""
+def log_missing(settings: MXNetSettings, asked: frozenset[str]) -> None:
+    """Logs which events are not recorded: as a warning if some of them were asked for by name, else as information."""
     missing = [one.kind for one in capabilities_of(settings) if not one.recorded and settings.asks_for(one.kind)]
     if not missing:
         return

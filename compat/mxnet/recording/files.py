@@ -19,10 +19,6 @@ class Files:
         self.latest: Path | None = None
         """The file that is written, or was last."""
 
-    def of_child(self) -> Files:
-        """Those of a forked child."""
-        return Files(child=True)
-
     def next(self, filename: str) -> Path:
         """The file for another recording: the one that was asked for, with the rank of one of several, and numbered if this
         process has written that already. What an earlier process has left there is replaced, as MXNet does."""

@@ -1,11 +1,10 @@
-"""The recording that `set_config` and `set_state` steer: a profiler of stepscope with MXNet's files."""
+"""The recording that `set_config` and `set_state` control: a profiler of stepscope with MXNet's files."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -15,7 +14,7 @@ from stepscope.compat.mxnet.memory.allocations import Allocations
 from stepscope.compat.mxnet.memory.counters import MemoryBackend
 from stepscope.compat.mxnet.objects.forwarding import forwarding
 from stepscope.compat.mxnet.objects.pausing import pausing
-from stepscope.compat.mxnet.recording.capabilities import capabilities_of, say
+from stepscope.compat.mxnet.recording.capabilities import capabilities_of, log_missing
 from stepscope.compat.mxnet.recording.files import Files
 from stepscope.compat.mxnet.recording.settings import SHAPES, MXNetSettings
 from stepscope.compat.mxnet.statistics.row import Row
@@ -30,7 +29,7 @@ from stepscope.runtime.windows.open_window import STEPS
 log = logging.getLogger("stepscope")
 
 
-class _StepsOfTheProgram(ChromeTraceExporter):
+class _WithoutImplicitStep(ChromeTraceExporter):
     """Leaves out the span of a step that no call of `step()` has ended: in a program without steps it is the whole run."""
 
     _marks = 0
@@ -56,23 +55,15 @@ class Recording:
         self._files = Files()
         self.settings = MXNetSettings()
         self._asked: frozenset[str] = frozenset()
-        self._profiler: Profiler | None = None
+        self.profiler: Profiler | None = None
+        """The profiler that records, or did last; `None` before the first `run`."""
         self._statistics = Statistics()
         self._allocations = Allocations()
-        self._running = False
+        self.running = False
+        """True if the state is `run`."""
         self._recorded = False
         """True if it has run since `close`."""
         self._pauses = 0
-
-    @property
-    def running(self) -> bool:
-        """True if the state is `run`."""
-        return self._running
-
-    @property
-    def profiler(self) -> Profiler | None:
-        """The profiler that records, or did last; `None` before the first `run`."""
-        return self._profiler
 
     @property
     def file(self) -> Path | None:
@@ -86,12 +77,12 @@ class Recording:
             changes = any(getattr(settings, name) != getattr(self.settings, name) for name in SHAPES)
             self.settings, self._asked = settings, asked
             forwarding.to = settings.forward
-            if self._profiler is None or not changes:
+            if self.profiler is None or not changes:
                 return
-            running, pauses = self._running, self._pauses
+            running, pauses = self.running, self._pauses
             self.stop()
-            self._profiler.close()
-            self._profiler = None
+            self.profiler.close()
+            self.profiler = None
             if running:
                 self.run()
                 for _ in range(pauses):
@@ -100,45 +91,45 @@ class Recording:
     def run(self) -> None:
         """Begins to record, or goes on after `stop` in the same file."""
         with self._lock:
-            if self._running:
+            if self.running:
                 return
-            if self._profiler is None:
-                self._profiler = self._make()
-                say(self.settings, self._asked)
-            self._profiler.start()
-            self._running = self._recorded = True
+            if self.profiler is None:
+                self.profiler = self._make()
+                log_missing(self.settings, self._asked)
+            self.profiler.start()
+            self.running = self._recorded = True
 
     def stop(self) -> None:
         """Records nothing more; what was recorded is in the file then."""
         with self._lock:
-            if self._running and self._profiler is not None:
-                self._running = False
+            if self.running and self.profiler is not None:
+                self.running = False
                 self._pauses = 0
                 pausing.forget()
-                self._profiler.stop()
+                self.profiler.stop()
 
     def pause(self) -> None:
         """Records nothing until `resume`; pauses nest."""
         with self._lock:
-            if self._running and self._profiler is not None:
+            if self.running and self.profiler is not None:
                 self._pauses += 1
                 pausing.pause()
-                self._profiler.pause()
+                self.profiler.pause()
 
     def resume(self) -> None:
         """Ends the latest pause."""
         with self._lock:
-            if not self._pauses or self._profiler is None:
+            if not self._pauses or self.profiler is None:
                 return
             self._pauses -= 1
-            self._profiler.resume()
+            self.profiler.resume()
             if not self._pauses:
                 pausing.resume()
 
     def step(self) -> None:
         """The next step begins."""
-        if self._running and self._profiler is not None:
-            self._profiler.step()
+        if self.running and self.profiler is not None:
+            self.profiler.step()
 
     def dump(self, finished: bool) -> None:
         """Has everything recorded so far in the file, and stops if `finished`. A file that was left for another one is
@@ -178,26 +169,26 @@ class Recording:
             self.stop()
             self._recorded = False
             self._statistics, self._allocations = Statistics(), Allocations()
-            if self._profiler is not None:
-                self._profiler.close()
-                self._profiler = None
+            if self.profiler is not None:
+                self.profiler.close()
+                self.profiler = None
 
     def of_child(self) -> Recording:
         """The recording of a forked child: the settings, and none of the locks and files."""
         child = Recording()
         child.settings, child._asked = self.settings, self._asked
-        child._files = self._files.of_child()
+        child._files = Files(child=True)
         return child
 
     def _flush(self) -> None:
-        if self._profiler is not None and self._running and not self._profiler.flush():
+        if self.profiler is not None and self.running and not self.profiler.flush():
             log.warning("stepscope.mxnet: not everything that was recorded is in %s yet", self._files.latest)
 
     def _make(self) -> Profiler:
         settings = self.settings
         path = self._files.next(settings.filename)
         exporters: list[Exporter] = [
-            _StepsOfTheProgram(path, form="object", closed=True, dialect="mxnet"),
+            _WithoutImplicitStep(path, form="object", closed=True, dialect="mxnet"),
             self._statistics,
             *settings.exporters,
         ]
@@ -216,6 +207,5 @@ class Recording:
             control=settings.control,
             options=msgspec.structs.replace(settings.options, drain_interval=interval),
         )
-        said: list[dict[str, Any]] = [msgspec.structs.asdict(one) for one in capabilities_of(settings)]
-        made.add_metadata("capabilities", said)
+        made.add_metadata("capabilities", [msgspec.structs.asdict(one) for one in capabilities_of(settings)])
         return made

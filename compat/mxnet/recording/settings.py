@@ -133,13 +133,14 @@ def _check_objects(settings: MXNetSettings) -> None:
         for item in getattr(settings, name):
             if isinstance(item, type) or not isinstance(item, contract):
                 raise MXNetValueError(f"set_config(): {name} has {item!r}, which is no {contract.__name__}")
-    if not isinstance(settings.options, Options):
-        raise MXNetValueError(f"set_config(): options must be stepscope.Options, got {settings.options!r}")
-    if not isinstance(settings.control, str | Control | None):
-        raise MXNetValueError(f"set_config(): control must be a path or stepscope.Control, got {settings.control!r}")
-    if settings.forward is not None and not isinstance(settings.forward, Forward):
-        raise MXNetValueError(f"set_config(): forward must have start, stop and mark, got {settings.forward!r}")
+    others: tuple[tuple[str, Any, str], ...] = (
+        ("options", Options, "be stepscope.Options"),
+        ("control", str | Control | None, "be a path or stepscope.Control"),
+        ("forward", Forward | None, "have start, stop and mark"),
+        ("metadata", Mapping, "be a mapping"),
+    )
+    for name, kind, expected in others:
+        if not isinstance(value := getattr(settings, name), kind):
+            raise MXNetValueError(f"set_config(): {name} must {expected}, got {value!r}")
     if settings.schedule is not None and not callable(settings.schedule):
         raise MXNetValueError(f"set_config(): schedule must be callable, got {settings.schedule!r}")
-    if not isinstance(settings.metadata, Mapping):
-        raise MXNetValueError(f"set_config(): metadata must be a mapping, got {settings.metadata!r}")

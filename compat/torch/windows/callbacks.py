@@ -34,8 +34,6 @@ class Callbacks:
         self._ended = self._turn
         self._pid = os.getpid()
         self.raised: ErrorLog[Exception] = ErrorLog()
-        self.made = 0
-        """Calls that have returned or raised."""
 
     def put(self, view: Any) -> None:
         """Has the function called with this; any thread.
@@ -68,8 +66,6 @@ class Callbacks:
         except Exception as error:
             log.warning("on_trace_ready raised, training goes on: %s", error_text(error), exc_info=error)
             self.raised.record("on_trace_ready", error)
-        finally:
-            self.made += 1
 
 
 class _Turn:

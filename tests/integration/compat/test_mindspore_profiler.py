@@ -255,7 +255,8 @@ def test_analysis_in_the_background(tmp_path: Path) -> None:
     output.work(0)
     release.set()
     assert ahead.result(60)
-    assert profiler.analyses().complete
+    analysis = profiler.analyse()
+    assert analysis is not None and analysis.complete
     assert output.steps_of(directory) == [0, 1, 2]
     analysis_thread.wait(60)
 
