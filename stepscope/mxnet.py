@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os as _os
 
-from stepscope.compat.mxnet.deprecated import dump_profile, profiler_set_config, profiler_set_state
 from stepscope.compat.mxnet.errors import MXNetError, MXNetStateError, MXNetValueError
 from stepscope.compat.mxnet.functions import (
     capabilities,
@@ -12,9 +11,12 @@ from stepscope.compat.mxnet.functions import (
     current_file,
     current_profiler,
     dump,
+    dump_profile,
     dumps,
     passes,
     pause,
+    profiler_set_config,
+    profiler_set_state,
     resume,
     set_config,
     set_kvstore_handle,

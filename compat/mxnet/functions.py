@@ -19,6 +19,7 @@ from stepscope.compat.mxnet.recording.settings import settings_of
 from stepscope.compat.mxnet.remote import for_server, remote_control
 from stepscope.compat.mxnet.statistics.series import FramePass
 from stepscope.compat.mxnet.statistics.tables import FORMATS, SORT_KEYS, render
+from stepscope.runtime.display.warning import warn
 from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.settings.arguments import got
@@ -188,6 +189,36 @@ def current_file() -> Path | None:
 def close() -> None:
     """Ends the recording and its file. It is done at the interpreter's exit, too; `set_state("run")` begins another one."""
     _recording.close()
+
+
+_DEPRECATED_MODES = ("symbolic", "imperative", "api", "memory", "all")
+
+
+def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
+    """`set_config(profile_<mode>=True, filename=filename)`.
+
+    Raises:
+        MXNetValueError: for another mode, or a filename that is none.
+    """
+    _deprecated("profiler_set_config", "set_config")
+    one_of("mode", mode, _DEPRECATED_MODES)
+    set_config(**{f"profile_{mode}": True}, filename=filename)
+
+
+def profiler_set_state(state: str = "stop") -> None:
+    """`set_state(state)`, with its errors."""
+    _deprecated("profiler_set_state", "set_state")
+    set_state(state)
+
+
+def dump_profile() -> None:
+    """`dump(True)`, with its errors."""
+    _deprecated("dump_profile", "dump")
+    dump(True)
+
+
+def _deprecated(name: str, instead: str) -> None:
+    warn(f"{name}() is deprecated; use {instead}() instead")
 
 
 MODES = {1: "profile_symbolic", 2: "profile_imperative", 4: "profile_api", 8: "profile_memory"}

@@ -17,9 +17,9 @@ from stepscope.compat.mxnet.objects.pausing import pausing
 from stepscope.compat.mxnet.recording.capabilities import capabilities_of, log_missing
 from stepscope.compat.mxnet.recording.files import Files
 from stepscope.compat.mxnet.recording.settings import SHAPES, MXNetSettings
-from stepscope.compat.mxnet.statistics.row import Row
 from stepscope.compat.mxnet.statistics.series import FramePass
 from stepscope.compat.mxnet.statistics.statistics import Statistics
+from stepscope.compat.mxnet.statistics.tables import Row
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.events.record import EventBatch, Kind

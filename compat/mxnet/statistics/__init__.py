@@ -1,1 +1,1 @@
-"""The tables of `dumps`: `statistics.py` adds up events, `row.py` has a line of a table, `tables.py` formats it."""
+"""The tables of `dumps`: `statistics.py` adds up events, `series.py` those of one name, `tables.py` has rows and their formats."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from stepscope.compat.mxnet.memory.counters import DEVICE_STORAGE
 from stepscope.compat.mxnet.objects.durations import FRAME, FRAMES
-from stepscope.compat.mxnet.statistics.row import Row, Section
 from stepscope.compat.mxnet.statistics.series import CounterSeries, FramePass, SpanSeries
+from stepscope.compat.mxnet.statistics.tables import Row, Section
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings

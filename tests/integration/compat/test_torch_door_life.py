@@ -159,7 +159,7 @@ def test_a_callback_may_end_the_profile() -> None:
         ({"activities": []}, ValueError, ["activities", "ProfilerActivity.CPU"]),
         ({"activities": ["CPU twice"]}, ValueError, ["activities", "CPU"]),
         ({"activities": ["CPU"]}, TypeError, ["activities", "torch.profiler.ProfilerActivity", "CPU"]),
-        ({"activities": [{OwnActivity.CPU: ["CPU_OPS"]}]}, ValueError, ["'CPU_OPS'", "CPU", "the nearest is CPU_OP"]),
+        ({"activities": [{OwnActivity.CPU: ["CPU_OPS"]}]}, ValueError, ["'CPU_OPS'", "CPU", "'CPU_OP'"]),
         ({"activities": [{OwnActivity.CPU: "CPU_OP"}]}, TypeError, ["kinds of events of CPU", "a list", "'CPU_OP'"]),
         ({"activities": [{OwnActivity.CPU: [3]}]}, TypeError, ["kinds of events of CPU", "str", "3"]),
         ({"schedule": 3}, TypeError, ["schedule", "3"]),
