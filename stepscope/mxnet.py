@@ -29,8 +29,7 @@ from stepscope.compat.mxnet.objects.domain import Domain
 from stepscope.compat.mxnet.objects.durations import Event, Frame, Task
 from stepscope.compat.mxnet.objects.forwarding import Forward, NvtxForward
 from stepscope.compat.mxnet.objects.marker import Marker
-from stepscope.compat.mxnet.objects.operators import custom_operator, sub_operator
-from stepscope.compat.mxnet.objects.scopes import current_scope, scope
+from stepscope.compat.mxnet.objects.scopes import current_scope, custom_operator, scope, sub_operator
 from stepscope.compat.mxnet.recording.capabilities import Capability
 from stepscope.compat.mxnet.recording.settings import MXNetSettings
 from stepscope.compat.mxnet.remote import RemoteCollector, RemoteControl, RemoteProcesses

@@ -27,9 +27,8 @@ from stepscope.compat.mindspore.errors import (
     ProfilerRawFileException,
 )
 from stepscope.compat.mindspore.options.options import ProfilerOptions
-from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory
+from stepscope.compat.mindspore.output_layout import RAW, named_after, named_device, new_directory
 from stepscope.compat.mindspore.sources.device import DeviceTarget
-from stepscope.compat.mindspore.window_names import named_after
 from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import segments

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from stepscope.compat.mindspore.monitor.dynamic_args import UNSET_PATH, DynamicProfilerArgs
+from stepscope.compat.mindspore.output_layout import METADATA, STEPS_PER_CALL
 from stepscope.compat.mindspore.profiler import Profiler
-from stepscope.compat.mindspore.window_names import METADATA, STEPS_PER_CALL
 from stepscope.runtime import _core
 from stepscope.runtime.requests.armed_window import ArmedWindow, recorded_name
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from stepscope.compat.mindspore.sources.counters import why_not
+from stepscope.compat.mindspore.sources.backends import why_not
 from stepscope.compat.mindspore.sources.device import DEVICES, DeviceTarget
 
 

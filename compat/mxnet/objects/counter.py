@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any, Self
 
 from stepscope.compat.mxnet.objects.names import Named, domain_name, legal
 from stepscope.runtime import _core
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.threads import locks
 
-_lock = threading.RLock()
+_lock = locks.reentrant()
 """Of all counters: held while one changes, so that no change is lost, and values are recorded in their order."""
 
 
@@ -100,11 +99,3 @@ def _number(value: Any) -> float:
             number: float = convert(value)
             return number
     raise TypeError(f"a counter takes numbers, {got(value)}")
-
-
-def _renew() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew)

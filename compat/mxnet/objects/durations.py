@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 import itertools
-import os
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -18,6 +17,7 @@ from stepscope.compat.mxnet.objects.pausing import Start, pausing
 from stepscope.runtime import _core
 from stepscope.runtime.annotations.decorate import decorate
 from stepscope.runtime.events import clock
+from stepscope.runtime.threads import locks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -92,7 +92,7 @@ class Duration:
         if one.is_forwarded:
             forwarding.stop(one.forwarded)
         if one.span is None:
-            pausing.give_up(one)
+            pausing.cancel(one)
         else:
             one.span.__exit__(kind, error, trace)
 
@@ -201,7 +201,7 @@ class Frame(Duration):
         return _framed(self, function)
 
 
-_lock = threading.RLock()
+_lock = locks.reentrant()
 """Of the starts of all objects."""
 
 
@@ -219,14 +219,6 @@ def _trio_task() -> object:
         return sys.modules["trio"].lowlevel.current_task()
     except RuntimeError:
         return None
-
-
-def _renew() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew)
 
 
 def _framed(frame: Frame, function: F) -> F:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 from stepscope.runtime import _core
+from stepscope.runtime.threads import locks
 
 
 class Start:
@@ -34,14 +34,11 @@ class Waiting(Protocol):
 
 
 class Pausing:
-    """Whether recording is paused, and who waits for its end. Any thread."""
+    """Whether recording is paused, and the starts that wait for its end. Any thread."""
 
     def __init__(self) -> None:
-        self.paused = False
-        self.resumed: Callable[[], object] = lambda: None
-        """Called after the end of a pause."""
-        self._waiting: list[tuple[weakref.ref[Waiting], Start]] = []
-        self._lock = threading.RLock()
+        self._lock = locks.reentrant()
+        self.renew()
 
     def pause(self) -> None:
         """From now on what is started waits."""
@@ -72,22 +69,17 @@ class Pausing:
                 self._waiting.append((weakref.ref(item), start))
             return self.paused
 
-    def give_up(self, start: Start) -> None:
-        """A start was stopped: it waits no more, if it did."""
-        if not self._waiting:
-            return
+    def cancel(self, start: Start) -> None:
+        """Removes a start that was stopped, if it waits."""
         with self._lock:
-            for at in range(len(self._waiting) - 1, -1, -1):
-                if self._waiting[at][1] is start:
-                    del self._waiting[at]
-                    return
+            self._waiting = [(item, waiting) for item, waiting in self._waiting if waiting is not start]
 
     def renew(self) -> None:
-        """In a forked child: its parent's threads may have held the lock."""
-        self._lock = threading.RLock()
+        """Begins anew, as in a forked child."""
         self.paused = False
-        self.resumed = lambda: None
-        self._waiting = []
+        self.resumed: Callable[[], object] = lambda: None
+        """Called after the end of a pause."""
+        self._waiting: list[tuple[weakref.ref[Waiting], Start]] = []
 
 
 pausing = Pausing()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import groupby
 
-from stepscope.compat.mxnet.statistics.moments import Values
+from stepscope.compat.mxnet.statistics.series import Values
 from stepscope.runtime.display.text_table import Column, markdown_code, markdown_table, printable
 from stepscope.runtime.settings.documented import Documented
 

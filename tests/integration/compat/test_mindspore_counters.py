@@ -14,7 +14,7 @@ import pytest
 from stepscope.backends.counters.nvml import refusal
 from stepscope.backends.counters.perf import GROUPS, refusals
 from stepscope.compat.mindspore.environment import VARIABLE
-from stepscope.compat.mindspore.sources.counters import HARDWARE, HOST, METRICS
+from stepscope.compat.mindspore.sources.backends import HARDWARE, HOST, METRICS
 from stepscope.mindspore import AicoreMetrics, HostSystem, Profiler
 from tests.support import mindspore_output as output
 from tests.support import nvml
@@ -111,13 +111,13 @@ def test_devices(tmp_path: Path) -> None:
 import sys; sys.path.append(sys.argv[1])
 import stepscope as sc
 from stepscope.compat.mindspore.sources.capabilities import limits
-from stepscope.compat.mindspore.sources.counters import counter_backends
+from stepscope.compat.mindspore.sources.backends import choose
 from stepscope.compat.mindspore.options.options import read_options
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 options, target = read_options({"pcie": True, "hbm_ddr": True, "sys_interconnection": True}, "test"), DeviceTarget(device="GPU")
 print(len(limits(options.asked(), target)))
 memory = sc.exporters.MemoryExporter()
-with sc.trace(backends=counter_backends(options, target), exporters=[memory], options=sc.Options(journal=False)):
+with sc.trace(backends=choose(options, target), exporters=[memory], options=sc.Options(journal=False)):
     import time; time.sleep(0.3)
 print(*sorted(set(memory.names(kind=sc.exporters.Kind.COUNTER))), sep=",")
 """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.compat.mindspore.environment import VARIABLE, read_variable
-from stepscope.compat.mindspore.sources.counters import why_not
+from stepscope.compat.mindspore.sources.backends import why_not
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.mindspore import DynamicProfilerMonitor, EnvProfiler
 from tests.support import mindspore_output as output

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.compat.mxnet.statistics import statistics
-from stepscope.compat.mxnet.statistics.moments import EXACT, Values
-from stepscope.compat.mxnet.statistics.series import CounterSeries, SpanSeries
+from stepscope.compat.mxnet.statistics.series import EXACT, CounterSeries, SpanSeries, Values
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
 
