@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from stepscope.compat.mindspore.analysis.analysis import Analysis
-from stepscope.compat.mindspore.at_exit import before_exit
+from stepscope.compat.mindspore.analysis.background import before_exit
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.runtime.settings.arguments import got
 
@@ -32,11 +32,11 @@ class EnvProfiler:
 
     @classmethod
     def init_profiler(cls, environment: Mapping[str, str] | None = None) -> Profiler | None:
-        """Starts the profiler, unless it runs; `None` if nothing is to be recorded. Importing `stepscope.mindspore` does this, and so
-        does `stepscope run`; it ends with the interpreter.
+        """Starts the profiler, unless it runs; `None` if nothing is to be recorded. Importing `stepscope.mindspore` does this,
+        and so does `stepscope run`; it ends with the interpreter.
 
-        Where MindSpore is installed and not imported yet, it is imported, so that its operators are recorded from the
-        first. It does not see the variable then: it would start a second profiler. Processes that the program starts see it.
+        Where MindSpore is installed and not imported yet, it is imported, so that its operators are recorded from the first.
+        It does not see the variable then: it would start a second profiler. Processes that the program starts see it.
         """
         text = (os.environ if environment is None else environment).get(VARIABLE, "")
         if cls.profiler is not None or not text.strip():

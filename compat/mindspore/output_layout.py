@@ -94,7 +94,8 @@ def make_numbered(base: Path, name: str) -> Path:
 def write_facts(
     directory: Path, target: DeviceTarget, about: Mapping[str, Any], metadata: Mapping[str, Any], *, strategy: bool
 ) -> None:
-    """Writes `profiler_info_<rank>.json`, `profiler_metadata.json` if the program added any, and `parallel_strategy_<rank>.json` if asked.
+    """Writes `profiler_info_<rank>.json`, `profiler_metadata.json` if the program added any, and, if asked,
+    `parallel_strategy_<rank>.json`.
 
     Raises:
         OSError: if a file cannot be written.

@@ -45,8 +45,7 @@ class Profiler(Recording):
         Args:
             schedule: which steps are recorded, if `step()` is called at the end of each. Default: all.
             on_trace_ready: what happens with each window; default: nothing, until `analyse()`.
-            control: ours: by which ways windows can be asked of the running profiler, as for `stepscope.trace`. Without
-                a schedule nothing is recorded then but what is asked for.
+            control: ours: as for `stepscope.trace`; without a schedule only requested windows are recorded.
             options: see `ProfilerOptions`. The log names an unknown one, with the nearest that there is.
         """
         if options.get("output_path") is None:
@@ -83,7 +82,7 @@ class Profiler(Recording):
             TypeError, ValueError: if an argument is not what it should be.
         """
         steps = read_step_list(step_list)
-        _check_bool("pretty", pretty)
+        _check_pretty(pretty)
         if mode not in ("sync", "async"):
             raise ValueError(f"mode must be 'sync' or 'async', got {mode!r}")
         if offline_path is not None:
@@ -143,8 +142,7 @@ class Profiler(Recording):
             ProfilerDirNotFoundException: if there is no such directory.
             RuntimeError: if there is nothing to analyse; says why of every directory that was looked at.
         """
-        _check_bool("pretty", pretty)
-        _check_bool("data_simplification", data_simplification)
+        _check_pretty(pretty)
         options = read_options({"data_simplification": data_simplification}, "offline_analyse")
         return offline.analyse_below(Path(path), options, pretty, read_step_list(step_list))
 
@@ -256,8 +254,7 @@ class profile(Recording):
             schedule: which steps are recorded; default: all, in one window.
             on_trace_ready: `tensorboard_trace_handler(...)`, which makes the products, or any callable.
             experimental_config: further options.
-            control: ours: by which ways windows can be asked of the running profiler, as for `stepscope.trace`. Without
-                a schedule nothing is recorded then but what is asked for.
+            control: ours: as for `stepscope.trace`; without a schedule only requested windows are recorded.
         """
         if experimental_config is not None and not isinstance(experimental_config, _ExperimentalConfig):
             raise TypeError(f"profile: experimental_config must be a _ExperimentalConfig, {got(experimental_config)}")
@@ -281,6 +278,6 @@ class profile(Recording):
             self._start()
 
 
-def _check_bool(name: str, value: object) -> None:
+def _check_pretty(value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, {got(value)}")
+        raise TypeError(f"pretty must be a bool, {got(value)}")

@@ -183,7 +183,7 @@ def current_profiler() -> Profiler | None:
 
 def current_file() -> Path | None:
     """The trace file that is written, or was last."""
-    return _recording.file
+    return _recording.files.latest
 
 
 def close() -> None:

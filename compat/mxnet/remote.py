@@ -27,23 +27,18 @@ class RemoteControl(Protocol):
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         """The settings of `set_config`, as they were given, without `profile_process`."""
-        ...
 
     def set_state(self, state: str) -> None:
         """`run` or `stop`."""
-        ...
 
     def pause(self) -> None:
         """Records nothing until `resume`."""
-        ...
 
     def resume(self) -> None:
         """Ends the latest pause."""
-        ...
 
     def dump(self, finished: bool) -> None:
         """Completes the files, and stops if `finished`."""
-        ...
 
 
 def remote_control(handle: object, call: str) -> RemoteControl:

@@ -17,8 +17,7 @@ from stepscope.backends.torch.backend import Mode, TorchBackend
 from stepscope.backends.torch.stream import emitting
 from stepscope.build import trace
 from stepscope.compat.torch.activities import DEVICES, choose, has_torch, members
-from stepscope.compat.torch.results import Results, export_facts
-from stepscope.compat.torch.view import View
+from stepscope.compat.torch.results import Results, View, export_facts
 from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.compat.torch.windows.cycle import Asked, Cycle
 from stepscope.compat.torch.windows.cycle_hooks import CycleHooks, Observer
@@ -103,8 +102,7 @@ class profile(Results):
             output_dir: of the run's journal; default: a new directory under `stepscope_runs`.
             exporters: further outputs, written while training goes on.
             options: sizes of buffers, deadlines, and what is dropped first.
-            control: by which ways windows can be asked of the running profile, as for `stepscope.trace`; without a
-                schedule nothing is recorded then but what is asked for.
+            control: as for `stepscope.trace`; without a schedule only requested windows are recorded.
 
         STEPSCOPE_OPTIONS takes the place of what it names, as for `stepscope.trace`; a journal is kept in any case.
 

@@ -1,1 +1,1 @@
-"""Makes the products of windows: `analysis.py` of one, `background.py` runs it, `offline.py` finds what was recorded before."""
+"""Makes the products of windows: `analysis.py` of one, in `background.py`'s thread; `offline.py` of earlier recordings."""

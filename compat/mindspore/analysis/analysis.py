@@ -116,7 +116,7 @@ class Analysis(msgspec.Struct, frozen=True):
         rejected: Iterable[str] = (),
         failed: Iterable[str] = (),
     ) -> Analysis:
-        """An analysis of windows, or of `steps` in them, with a line in the log for each reason why something was rejected or failed."""
+        """An analysis of windows, or of `steps` in them. The log has a line for each reason why something was left out."""
         done, failures = tuple(windows), tuple(failed)
         missing = not_recorded(steps, (step for window in done for step in window.recorded))
         reasons = (*rejected, *failures, *([missing] if missing else []))

@@ -1,4 +1,4 @@
-"""The thread that analyses windows, one after the other, so that training does not wait for it."""
+"""The thread that analyses windows, one after the other, and functions that run before the interpreter exits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from stepscope.compat.mindspore.at_exit import before_exit
+import stepscope.runtime.lifecycle.interpreter_exit as _exit
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.background_call import start
+from stepscope.runtime.threads.background_call import call_before_threads_end, start, start_also_at_exit
+
+assert _exit is not None
+# Hooks run in reverse order of registration: those of the runtime, which close profilers, come after ours.
 
 T = TypeVar("T")
 
@@ -78,6 +81,16 @@ class AnalysisThread:
     def is_current(self) -> bool:
         """True if the caller is a job."""
         return self._thread is threading.current_thread()
+
+
+def before_exit(function: Callable[[], object]) -> None:
+    """Has a function called, the last one first, before profilers are closed and before Python refuses new threads."""
+
+    def call() -> None:
+        start_also_at_exit()
+        function()
+
+    call_before_threads_end(call)
 
 
 analysis_thread: Final = AnalysisThread()

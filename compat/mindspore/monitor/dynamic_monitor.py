@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from stepscope.compat.mindspore.analysis.background import analysis_thread
-from stepscope.compat.mindspore.at_exit import before_exit
-from stepscope.compat.mindspore.monitor.callback_class import as_callback, is_callback
+from stepscope.compat.mindspore.analysis.background import analysis_thread, before_exit
 from stepscope.compat.mindspore.monitor.dynamic_args import DEFAULT_FILE, DynamicProfilerArgs
 from stepscope.compat.mindspore.monitor.monitor_file import Late, MonitorFile
 from stepscope.compat.mindspore.monitor.window_recorder import WindowRecorder
@@ -77,7 +76,7 @@ class DynamicProfilerMonitor:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        made: Self = object.__new__(as_callback(cls))
+        made: Self = object.__new__(_as_callback(cls))
         return made
 
     def __init__(
@@ -120,7 +119,7 @@ class DynamicProfilerMonitor:
         """Whether the window was begun where this was made, before anybody said that this is a callback."""
         # The loop's first step goes on already, unless `step()` is called at its begin. A callback of MindSpore is told of
         # it: so rank 0 has until then to plan a window that begins with it.
-        goes_on = step_position == "end" and not (several and is_callback(type(self)))
+        goes_on = step_position == "end" and not (several and _is_callback(type(self)))
         self._windows = WindowFollower(
             "dynamic profiler",
             rank=self.rank,
@@ -261,6 +260,30 @@ class DynamicProfilerMonitor:
         window = self._windows.cut(step, reason)
         if window is not None:
             self._recorder.finish(window)
+
+
+_classes: dict[type, type] = {}
+
+
+def _is_callback(kind: type[Any]) -> bool:
+    """True if it is a callback of MindSpore's own class."""
+    base = _callback_class()
+    return base is not None and issubclass(kind, base)
+
+
+def _as_callback(kind: type[Any]) -> type[Any]:
+    """The class, which is also a callback of MindSpore if that is imported: it calls nothing else."""
+    base = _callback_class()
+    if base is None or issubclass(kind, base):
+        return kind
+    if kind not in _classes:
+        body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+        _classes[kind] = type(kind.__name__, (kind, base), body)
+    return _classes[kind]
+
+
+def _callback_class() -> Any:
+    return getattr(sys.modules.get("mindspore.train"), "Callback", None)
 
 
 def _check(late: object, step_position: object, granularity: object) -> None:

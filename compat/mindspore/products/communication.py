@@ -30,12 +30,12 @@ _Runs = list[tuple[CollectiveRun, int | None]]
 
 
 class Communication(Product):
-    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator. `communication_matrix.json` has
-    what was sent from one rank to another, if that is known.
+    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator; and
+    `communication_matrix.json` of what was sent from one rank to another, if that is known.
 
-    An operator has its runs, the begin of the first as Unix time, and the time from the begin to the end of each. Waiting needs the
-    other ranks: `fastest` has the ns of each collective on the rank that was in it for the shortest time. Bytes need shapes, or are
-    declared. Keys of unknown facts are left out.
+    An operator has its runs, the begin of the first as Unix time, and the time from the begin to the end of each. Waiting
+    needs the other ranks: `fastest` has the ns of each collective on the rank that was in it for the shortest time. Bytes
+    need shapes, or are declared. Keys of unknown facts are left out.
     """
 
     name = "communication"

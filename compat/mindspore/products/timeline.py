@@ -20,8 +20,8 @@ from stepscope.runtime.windows.window import Window
 class TraceView(Product):
     """Writes `trace_view.json`, for Perfetto and other readers of Chrome's format.
 
-    Times are Unix time, as in every product, and text, as in MindSpore's. Where it reaches the limit, in MB, the file ends with an
-    event that says so, and the events that were left out are counted.
+    Times are Unix time, as in every product, and text, as in MindSpore's. Where it reaches the limit, in MB, the file ends
+    with an event that says so, and the events that were left out are counted.
     """
 
     name = "timeline"

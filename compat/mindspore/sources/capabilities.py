@@ -159,7 +159,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
 
 
 def limits(asked: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
-    """Sentences on options, as `ProfilerOptions.asked` names them, that cannot be followed with this device and these frameworks."""
+    """A sentence for each option, as `ProfilerOptions.asked` names them, that cannot be followed here."""
     sentences: list[str] = []
     for name in asked:
         table = CAPABILITIES.get(name)

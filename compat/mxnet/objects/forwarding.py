@@ -13,15 +13,12 @@ class Forward(Protocol):
 
     def start(self, name: str, category: str) -> object:
         """A range begins; what is returned is given to `stop`."""
-        ...
 
     def stop(self, started: Any) -> None:
         """That range ends."""
-        ...
 
     def mark(self, name: str, category: str) -> None:
         """An instant."""
-        ...
 
 
 class NvtxForward:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 
 import msgspec
 
@@ -52,7 +51,7 @@ class Recording:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._files = Files()
+        self.files = Files()
         self.settings = MXNetSettings()
         self._asked: frozenset[str] = frozenset()
         self.profiler: Profiler | None = None
@@ -64,11 +63,6 @@ class Recording:
         self._recorded = False
         """True if it has run since `close`."""
         self._pauses = 0
-
-    @property
-    def file(self) -> Path | None:
-        """The file that is written, or was last."""
-        return self._files.latest
 
     def configure(self, settings: MXNetSettings, asked: frozenset[str]) -> None:
         """Takes settings. While it runs, what cannot be changed in a file that is being written begins another one; what was
@@ -177,16 +171,16 @@ class Recording:
         """The recording of a forked child: the settings, and none of the locks and files."""
         child = Recording()
         child.settings, child._asked = self.settings, self._asked
-        child._files = Files(child=True)
+        child.files = Files(child=True)
         return child
 
     def _flush(self) -> None:
         if self.profiler is not None and self.running and not self.profiler.flush():
-            log.warning("stepscope.mxnet: not everything that was recorded is in %s yet", self._files.latest)
+            log.warning("stepscope.mxnet: not everything that was recorded is in %s yet", self.files.latest)
 
     def _make(self) -> Profiler:
         settings = self.settings
-        path = self._files.next(settings.filename)
+        path = self.files.next(settings.filename)
         exporters: list[Exporter] = [
             _WithoutImplicitStep(path, form="object", closed=True, dialect="mxnet"),
             self._statistics,

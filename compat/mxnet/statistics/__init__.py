@@ -1,1 +1,1 @@
-"""The tables of `dumps`: `statistics.py` adds up events, `series.py` those of one name, `tables.py` has rows and their formats."""
+"""The tables of `dumps`: `statistics.py` adds up events, `series.py` has one name, `tables.py` rows and their formats."""

@@ -58,7 +58,10 @@ class Row(Documented, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, section: Section, category: str, name: str, values: Values, **others: float) -> Row:
-        """A row of durations in ns, bytes, or values of a counter. `others` are `last` and `weighted`, on the same scale, and `rate`."""
+        """A row of durations in ns, bytes, or values of a counter.
+
+        `others` are `last` and `weighted`, on the same scale, and `rate`.
+        """
         scale = SCALES[section]
         p50, p95, p99 = values.quantiles(0.50, 0.95, 0.99)
         rate = others.pop("rate", math.nan)

@@ -67,8 +67,9 @@ class KeptResults:
 def export_memory_timeline(
     result: Any, path: str | os.PathLike[str], device: str | None, use_device: str | None
 ) -> None:
-    """Writes what torch's `export_memory_timeline` makes of its `_ProfilerResult`, in the format that the file's ending names: `.html`
-    (needs matplotlib), `.raw.json.gz`, `.json.gz`, or JSON. The default device is the accelerator that was recorded, else the host.
+    """Writes what torch's `export_memory_timeline` makes of its `_ProfilerResult`, in the format that the file's ending
+    names: `.html` (needs matplotlib), `.raw.json.gz`, `.json.gz`, or JSON. The default device is the accelerator that was
+    recorded, else the host.
 
     Raises:
         BackendError: if this version of torch makes none.
