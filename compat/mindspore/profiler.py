@@ -258,7 +258,7 @@ class profile(Recording):
         """
         if experimental_config is not None and not isinstance(experimental_config, _ExperimentalConfig):
             raise TypeError(f"profile: experimental_config must be a _ExperimentalConfig, {got(experimental_config)}")
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "activities": activities,
             "with_stack": with_stack,
             "profile_memory": profile_memory,
@@ -271,8 +271,8 @@ class profile(Recording):
             "record_shapes": record_shapes,
             "output_path": None,
         }
-        given |= {} if experimental_config is None else experimental_config.options()
-        options = read_options(given, "profile")
+        arguments |= {} if experimental_config is None else experimental_config.options()
+        options = read_options(arguments, "profile")
         super().__init__(options, schedule, on_trace_ready, who="profile", strict_start=False, control=control)
         if options.start_profile:
             self._start()

@@ -11,18 +11,18 @@ MOST_NAMED = 5
 """Steps that a sentence names; it counts the others."""
 
 
-def read_step_list(given: Any) -> tuple[int, ...] | None:
+def read_step_list(step_list: Any) -> tuple[int, ...] | None:
     """The steps in ascending order, each once; `None`, for all, stays.
 
     Raises:
         TypeError: if it is something else than an iterable of whole numbers; names what is wrong in it.
     """
-    if given is None:
+    if step_list is None:
         return None
     try:
-        steps: Any = given if isinstance(given, str | bytes) else list(given)
+        steps: Any = step_list if isinstance(step_list, str | bytes) else list(step_list)
     except TypeError:
-        steps = given
+        steps = step_list
     invalid = find_invalid_value(steps, list[int], "step_list")
     if invalid is not None:
         raise TypeError(invalid.text)

@@ -145,11 +145,11 @@ _NO_REQUEST = frozenset(
 """Options that say how and where, not what."""
 
 
-def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, AicoreMetrics] | None = None) -> Any:
+def read_options(arguments: Mapping[str, Any], who: str, *, metrics: Mapping[int, AicoreMetrics] | None = None) -> Any:
     """Reads arguments by name. The log names unknown ones, with the nearest known name; they have no effect.
 
     Args:
-        given: the arguments.
+        arguments: by name.
         who: the caller, for messages.
         metrics: numbers of `aicore_metrics`; default: those of `Profiler`.
 
@@ -159,7 +159,7 @@ def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, Ai
     """
     known = ProfilerOptions.__struct_fields__
     values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         name = _ALIASES.get(name, name)
         if name not in known:
             meant = "; it is an argument of analyse()" if name in _OF_ANALYSE else did_you_mean(name, known)

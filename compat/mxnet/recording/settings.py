@@ -92,7 +92,7 @@ SHAPES = (
 """Settings that a recorder cannot change any more: another one takes its place."""
 
 
-def settings_of(given: Mapping[str, Any]) -> MXNetSettings:
+def settings_of(arguments: Mapping[str, Any]) -> MXNetSettings:
     """The settings that were given, the others being the defaults.
 
     Raises:
@@ -100,7 +100,7 @@ def settings_of(given: Mapping[str, Any]) -> MXNetSettings:
     """
     known = MXNetSettings.__struct_fields__
     values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name not in known:
             raise MXNetValueError(f"set_config() has no setting {name!r}{did_you_mean(name, known)}")
         values[name] = _value(name, value)
@@ -114,11 +114,11 @@ def settings_of(given: Mapping[str, Any]) -> MXNetSettings:
 
 def _value(name: str, value: Any) -> Any:
     """A value as MXNet takes it: booleans also as text or number, paths of any kind."""
-    given: Any = value  # whatever a check below says of its type, its parts may be anything
+    items: Any = value  # whatever a check below says of its type, its parts may be anything
     if isinstance(value, os.PathLike):
         return os.fspath(cast("os.PathLike[str]", value))
     if name in ("backends", "exporters") and isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(given)
+        return tuple(items)
     default = next(field for field in msgspec.structs.fields(MXNetSettings) if field.name == name).default
     if isinstance(default, bool) and not isinstance(value, bool):
         return _BOOLEANS.get(str(value).lower(), value)

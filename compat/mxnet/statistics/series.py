@@ -147,9 +147,9 @@ class CounterSeries:
         if self.values.count > len(values):  # what came late is taken to have come at the time of the latest
             times = np.maximum(np.concatenate([[self._at], times]), self._at)
             values = np.concatenate([[self.last], values])
-        held = np.diff(times) / 1e9
-        self._area += float((values[:-1] * held).sum())
-        self._seconds += float(held.sum())
+        seconds = np.diff(times) / 1e9
+        self._area += float((values[:-1] * seconds).sum())
+        self._seconds += float(seconds.sum())
         self._at, self.last = int(times[-1]), float(values[-1])
 
     @property

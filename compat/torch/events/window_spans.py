@@ -49,16 +49,16 @@ class WindowSpans:
         steps = strings.intern("ProfilerStep")
         for batch in cycle.batches():
             events = batch.events
-            taken = events[events["kind"] == Kind.SPAN].copy()
+            found = events[events["kind"] == Kind.SPAN].copy()
             if not cycle.asked.steps:
-                taken = taken[(taken["name"] != steps) | (taken["flags"] & Flag.NUMBERED == 0)]
+                found = found[(found["name"] != steps) | (found["flags"] & Flag.NUMBERED == 0)]
             if arguments:
                 allocations = events[events["kind"] == Kind.MEMORY].copy()
-                for block in (taken, allocations):
+                for block in (found, allocations):
                     block["args_at"][block["flags"] & Flag.ARG_INLINE == 0] += len(heap)
                 memory.append(allocations)
                 heap += batch.args
-            spans.append(taken)
+            spans.append(found)
         self._heap = bytes(heap)
         every = join_blocks(spans)
         unwanted = _categories(every, _NOT_TORCHS) | np.isin(every["name"], [strings.intern(name) for name in _HIDDEN])

@@ -28,8 +28,8 @@ class KeptResults:
         """Takes a recording, and lets go of the one before the last."""
         with self._lock:
             self._kept.append(trace)
-            gone, self._kept = self._kept[:-2], self._kept[-2:]
-        for old in gone:
+            outdated, self._kept = self._kept[:-2], self._kept[-2:]
+        for old in outdated:
             old.result.release()
 
     def of(self, window: Window) -> Any:
@@ -39,14 +39,14 @@ class KeptResults:
             ProfilerStateError: if it is not kept.
         """
         with self._lock:
-            kept = [
+            results = [
                 trace.result.raw
                 for trace in self._kept
                 if trace.anchors[0].monotonic_ns < window.end_ns and trace.until > window.start_ns
             ]
-        if len(kept) == 1:
-            return kept[0]
-        if kept:
+        if len(results) == 1:
+            return results[0]
+        if results:
             raise ProfilerStateError(
                 f"torch recorded window {window.index} in pieces, as another profiler began or ended in it: there is no "
                 "memory timeline of the whole"
@@ -59,8 +59,8 @@ class KeptResults:
     def release(self) -> None:
         """Lets go of all."""
         with self._lock:
-            kept, self._kept = self._kept, []
-        for trace in kept:
+            traces, self._kept = self._kept, []
+        for trace in traces:
             trace.result.release()
 
 

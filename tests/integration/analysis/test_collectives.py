@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.analysis.collectives import CollectiveTable, fastest_of
+from stepscope.analysis.collectives import CollectiveTable, fastest_of, is_collective
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
@@ -163,3 +163,16 @@ def test_only_spans_count(tmp_path: Path) -> None:
         table.update(batch)
         kinds |= set(batch.events["kind"].tolist())
     assert not table.runs and {Kind.INSTANT, Kind.COUNTER} <= kinds
+
+
+def test_collectives_of_mindspore() -> None:
+    """Their names have a scope in front and a number at the end; operators with names that begin alike are none."""
+    for name in (
+        "AllReduce-op4",
+        "Default/network/AllReduce-op4",
+        "Gradients/Default/AlltoAll-op1",
+        "Default/AllGatherV-op0",
+    ):
+        assert is_collective(name, "cpu_op"), name
+    for name in ("Default/BroadcastTo-op2", "Default/AllReduceLoss", "Default/MatMul-op1"):
+        assert not is_collective(name, "cpu_op"), name
