@@ -159,7 +159,11 @@ class profile(Results):
             activities=wanted,
             experimental_config=experimental_config,
             keeper=self._kept,
-            **flags,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            with_modules=with_modules,
         )
         self._hooks: CycleHooks | None = None
         self._journal: JournalExporter | None = None

@@ -38,7 +38,10 @@ class Pausing:
 
     def __init__(self) -> None:
         self._lock = locks.reentrant()
-        self.renew()
+        self.paused = False
+        self.resumed: Callable[[], object] = lambda: None
+        """Called after the end of a pause."""
+        self._waiting: list[tuple[weakref.ref[Waiting], Start]] = []
 
     def pause(self) -> None:
         """From now on what is started waits."""
@@ -77,9 +80,8 @@ class Pausing:
     def renew(self) -> None:
         """Begins anew, as in a forked child."""
         self.paused = False
-        self.resumed: Callable[[], object] = lambda: None
-        """Called after the end of a pause."""
-        self._waiting: list[tuple[weakref.ref[Waiting], Start]] = []
+        self.resumed = lambda: None
+        self._waiting = []
 
 
 pausing = Pausing()

@@ -15,6 +15,7 @@ def test_a_callback_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, ca
     """Once; the wait goes on until it has returned."""
     monkeypatch.setattr(callbacks, "LOG_AFTER_S", 0.05)
     goes_on = threading.Event()
+    returned: list[bool] = []
 
     class Releasing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -24,18 +25,19 @@ def test_a_callback_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, ca
     handler = Releasing(logging.WARNING)
     log.addHandler(handler)
     try:
-        made = callbacks.Callbacks(lambda view: goes_on.wait(30))
-        made.put(1)
-        made.finish()
+        calls = callbacks.Callbacks(lambda view: returned.append(goes_on.wait(30)))
+        calls.put(1)
+        calls.finish()
     finally:
         log.removeHandler(handler)
-    assert made.made == 1
+    assert returned == [True]
     assert len(said(caplog.records, "on_trace_ready", "0.05 s")) == 1
 
 
 def test_a_quick_one_is_not(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is said."""
-    made = callbacks.Callbacks(lambda view: None)
-    made.put(1)
-    made.finish()
-    assert made.made == 1 and not caplog.text
+    views: list[int] = []
+    calls = callbacks.Callbacks(views.append)
+    calls.put(1)
+    calls.finish()
+    assert views == [1] and not caplog.text
