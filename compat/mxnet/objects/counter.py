@@ -50,21 +50,13 @@ class Counter:
             self._set(number)
 
     def increment(self, delta: float = 1) -> None:
-        """Adds to the value.
-
-        Raises:
-            TypeError: if it is no number.
-        """
+        """Adds to the value; errors are those of `set_value`."""
         number = _number(delta)
         with _lock:
             self._set(self._value + number)
 
     def decrement(self, delta: float = 1) -> None:
-        """Subtracts from the value, also below zero.
-
-        Raises:
-            TypeError: if it is no number.
-        """
+        """Subtracts from the value, also below zero; errors are those of `set_value`."""
         number = _number(delta)
         with _lock:
             self._set(self._value - number)
