@@ -222,7 +222,8 @@ class PipelineBuilder:
     def __init__(self) -> None:
         self._described: _Description | None = None
         self._series: defaultdict[str, list[float]] = defaultdict(list)
-        self._loaders: list[dict[str, Any]] = []
+        self.loaders: list[dict[str, Any]] = []
+        """Facts of each DataLoader that the program iterated over, the latest last."""
         self._queues: list[list[int]] = []
         self._fetches: list[list[list[int]]] = []
         self._waits: list[list[float]] = []
@@ -235,7 +236,7 @@ class PipelineBuilder:
             self._add(_in_order(events[events["category"] == self._pipeline]), batch)
         if self._loader:
             self._add_of_loaders(_in_order(events[events["category"] == self._loader]), batch)
-        if self._loaders:
+        if self.loaders:
             spans = events[events["kind"] == int(Kind.SPAN)]
             names = np.unique(spans["name"]).tolist()
             waiting = [name for name in names if strings.text(name).startswith(TORCH_WAITS)]
@@ -256,28 +257,33 @@ class PipelineBuilder:
             some = events[first:last]
             if len(some) and int(some["kind"][0]) == Kind.INSTANT:
                 self._begin(arguments(batch, some[0]))
-            if self._loaders:
+            if self.loaders:
                 _keep(self._queues[-1], _counts(some["value"][some["kind"] == int(Kind.COUNTER)]))
                 fetches: Any = some[some["kind"] == int(Kind.SPAN)]
                 _keep(self._fetches[-1], np.stack((fetches["ts"], fetches["dur"]), axis=1))
 
     def _begin(self, facts: dict[str, Any]) -> None:
         """A loader is iterated over: the same one again in each epoch."""
-        if facts in self._loaders:
-            at = self._loaders.index(facts)
-            self._loaders.append(self._loaders.pop(at))
+        if facts in self.loaders:
+            at = self.loaders.index(facts)
+            self.loaders.append(self.loaders.pop(at))
             self._queues.append(self._queues.pop(at))
             self._fetches.append(self._fetches.pop(at))
             self._waits.append(self._waits.pop(at))
         else:
-            self._loaders.append(facts)
+            self.loaders.append(facts)
             self._queues.append([])
             self._fetches.append([])
             self._waits.append([])
 
+    @property
+    def ready_batches(self) -> list[int]:
+        """Of all DataLoaders, how many batches were ready at each fetch."""
+        return [length for queue in self._queues for length in queue]
+
     def pipelines(self) -> tuple[DataPipeline, ...]:
         """The pipelines that were found: MindSpore's, then those of DataLoaders."""
-        loaders = map(_of_loader, self._loaders, self._queues, self._fetches, self._waits)
+        loaders = map(_of_loader, self.loaders, self._queues, self._fetches, self._waits)
         return (*([] if self._described is None else [self._of_mindspore(self._described)]), *loaders)
 
     def _of_mindspore(self, described: _Description) -> DataPipeline:

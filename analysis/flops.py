@@ -10,17 +10,19 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.analysis.event_arguments import arguments
 from stepscope.analysis.findings import FlopsAnswer, OperatorFlops
 from stepscope.analysis.span_choice import SpanChoice
-from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
+from stepscope.runtime.settings.arguments import number_argument
 from stepscope.runtime.windows.step_facts import Facts
 
 PEAK: Final = "peak_flops"
@@ -157,7 +159,7 @@ class FlopsTable:
         events = events[chosen & (events["kind"] == Kind.SPAN) & (events["args_len"] > 0)]
         operators = np.isin(events["category"], self._operators)
         for event, of_operator in zip(events, operators.tolist(), strict=True):
-            flops = self._of(event, batch.args)
+            flops = _flops_of(event, batch)
             if flops <= 0:
                 continue
             declared = not of_operator
@@ -199,30 +201,41 @@ class FlopsTable:
         last: NDArray[np.int64] = np.searchsorted(places, begin + events["args_len"])
         return np.searchsorted(places, begin) < last
 
-    def _of(self, event: Any, heap: bytes) -> int:
-        """Of one span; 0 if it has none."""
-        at, length = int(event["args_at"]), int(event["args_len"])
-        if int(event["flags"]) & Flag.ARG_INLINE:
-            return length
-        name = strings.text(int(event["name"]))
-        arguments = _core.decode_arguments(heap, at, length)
-        if formula := _FORMULAS.get(name):
-            try:
-                return formula(arguments[_DIMENSIONS], arguments.get(_VALUES, []))
-            except (KeyError, TypeError, ValueError, IndexError):  # shapes that were not kept, or not whole
-                pass
-        said = arguments.get(ARGUMENT)
-        if not isinstance(said, int | float) or isinstance(said, bool) or name == _COUNTED_BELOW:
-            return 0
-        return int(said) if 0 < said < 1e30 else 0
+
+def _flops_of(event: Any, batch: EventBatch) -> int:
+    """Of one span; 0 if it has none."""
+    given = arguments(batch, event)
+    name = strings.text(int(event["name"]))
+    if formula := _FORMULAS.get(name):
+        with suppress(KeyError, TypeError, ValueError, IndexError):  # shapes that were not kept, or not whole
+            return formula(given[_DIMENSIONS], given.get(_VALUES, []))
+    return 0 if name == _COUNTED_BELOW else int(_amount(given.get(ARGUMENT)) or 0)
+
+
+def _amount(value: object) -> float | None:
+    """A number of operations; `None` for anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e30:
+        return None
+    return value
 
 
 def peak_of(metadata: Mapping[str, Any]) -> float | None:
     """The peak that a run's metadata declare; `None` if they declare none, or no positive number."""
-    said = metadata.get(PEAK)
-    if not isinstance(said, int | float) or isinstance(said, bool) or not 0 < said < 1e30:
-        return None
-    return float(said)
+    peak = _amount(metadata.get(PEAK))
+    return None if peak is None else float(peak)
+
+
+def read_peak(value: Any) -> float:
+    """The peak that a user declares as an argument.
+
+    Raises:
+        TypeError: if it is no number.
+        ValueError: if it is not above 0.
+    """
+    number_argument(PEAK, value, unit="floating-point operations in a second")
+    if _amount(float(value)) is None:
+        raise ValueError(f"{PEAK} must be above 0, such as 989e12, got {value!r}")
+    return float(value)
 
 
 def utilization_of(flops: float, ns: float, peak: float | None) -> float | None:

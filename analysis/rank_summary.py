@@ -116,8 +116,6 @@ class RankSummary:
         self.rank = rank.rank
         self.name = rank.name
         self.samples: list[Sample] = []
-        self.loaders: list[dict[str, Any]] = []
-        """Facts of each DataLoader that the program iterated over."""
         self.collections: list[Collection] = []
         self.tasks: list[TaskRun] = []
         self.callbacks: list[TaskRun] = []
@@ -130,8 +128,6 @@ class RankSummary:
         self.not_finite: dict[str, int] = {}
         """Counters whose values are NaN or infinite, for the most part, from some time on; and that time."""
         self._finite_again: Counter[str] = Counter()
-        self.queue: list[float] = []
-        """Batches that were ready at each fetch."""
         self.thread_cpu: dict[str, list[tuple[int, float]]] = {}
         self.queues: dict[str, list[tuple[int, float]]] = {}
         """Lengths of asyncio's queues, by where they were made."""
@@ -141,12 +137,10 @@ class RankSummary:
         self._texts: dict[str, str] = {}
         self._suspended = strings.intern("suspended")
         handlers: list[tuple[Kind, str, _Handler]] = [
-            (Kind.COUNTER, "loader", _values(self.queue)),
             (Kind.COUNTER, queue_lengths.CATEGORY, _by_name(self.queues)),
             (Kind.COUNTER, processor_demand.CATEGORY, _by_name(self.demand)),
             (Kind.COUNTER, "thread cpu", _by_name(self.thread_cpu)),
             (Kind.INSTANT, "stack sample", self._sample),
-            (Kind.INSTANT, "loader", self._loader),
             (Kind.SPAN, "gc", self._collection),
             (Kind.SPAN, "checkpoint", self._calls(Phase.CHECKPOINT)),
             (Kind.SPAN, "logging", self._calls(Phase.LOGGING)),
@@ -159,7 +153,7 @@ class RankSummary:
             (kind, number, handle) for kind, category, handle in handlers if (number := strings.category(category))
         ]
         self._readings = [category for kind, category, _ in self._handlers if kind == Kind.COUNTER]
-        self._readings += [number for name in (SIGNAL, CATEGORY) if (number := strings.category(name))]
+        self._readings += [number for name in (SIGNAL, CATEGORY, "loader") if (number := strings.category(name))]
         table = Aggregates()
         self.flops = FlopsTable()
         self.memory = MemoryTable()
@@ -186,6 +180,10 @@ class RankSummary:
             self.events += len(events)
         self.pipelines = pipelines.pipelines()
         """How batches are prepared: by MindSpore's data sets, and by DataLoaders."""
+        self.loaders = pipelines.loaders
+        """Facts of each DataLoader that the program iterated over, the latest last."""
+        self.queue = pipelines.ready_batches
+        """Of all DataLoaders, how many batches were ready at each fetch."""
         known = rank.known_steps
         self.facts: Facts = finished(rank, builders) if known is None else known
         self.not_finite = {name: ts for name, ts in self.not_finite.items() if self._finite_again[name] < 0}
@@ -285,9 +283,6 @@ class RankSummary:
             # The same stacks come again and again.
             self.samples.append(Sample(int(event["ts"]), *(self._texts.setdefault(text, text) for text in texts)))
 
-    def _loader(self, batch: EventBatch, events: Block) -> None:
-        self.loaders += [arguments(batch, event) for event in events]
-
     def _collection(self, batch: EventBatch, events: Block) -> None:
         for event in events[: MOST_SAMPLES - len(self.collections)]:
             generation = int(arguments(batch, event).get("generation", -1))
@@ -322,10 +317,6 @@ def possible(events: Block) -> Block:
         | (((took < -LONGEST_NS) | (took > LONGEST_NS)) & (events["kind"] == Kind.SPAN))
     )
     return events[~odd] if odd.any() else events
-
-
-def _values(to: list[float]) -> _Handler:
-    return lambda batch, events: to.extend(events["value"].tolist())
 
 
 def _runs(to: list[TaskRun]) -> _Handler:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.flops import PEAK, peak_of
+from stepscope.analysis.flops import PEAK, read_peak
 from stepscope.analysis.run_choice import launches_in
 from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs import recording as runs
@@ -29,7 +29,7 @@ from stepscope.runtime.journal.index import WindowRow, rows_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL, WINDOWS, can_recover
-from stepscope.runtime.settings.arguments import number_argument, path_argument
+from stepscope.runtime.settings.arguments import path_argument
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.windows.step_parts import columns_of
 from stepscope.runtime.windows.step_statistics import startup_step
@@ -213,11 +213,9 @@ class Recording:
         """
         if flops is None:
             return
-        number_argument("peak_flops", flops, unit="floating-point operations in a second")
-        if peak_of({PEAK: flops}) is None:
-            raise ValueError(f"peak_flops must be above 0, such as 989e12, got {flops!r}")
+        peak = read_peak(flops)
         for rank in self.ranks:
-            rank.metadata = {**rank.metadata, PEAK: float(flops)}
+            rank.metadata = {**rank.metadata, PEAK: peak}
 
     def _repr_html_(self) -> str:
         """A table of the processes, which notebooks show. Events are not read for it."""

@@ -61,7 +61,7 @@ class _Context:
 def _monitor(*, callbacks: bool) -> Probe:
     @contextmanager
     def probe(scale: Scale) -> Generator[Round]:
-        from stepscope.compat.mindspore.dynamic_monitor import DynamicProfilerMonitor
+        from stepscope.compat.mindspore.monitor.dynamic_monitor import DynamicProfilerMonitor
 
         with TemporaryDirectory() as directory:
             monitor = DynamicProfilerMonitor(directory, directory)

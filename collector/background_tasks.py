@@ -21,7 +21,7 @@ class BackgroundTasks:
     def __init__(self) -> None:
         self._problems: dict[str, str] = {}
         """Of each part; empty while it goes on, and when it is done."""
-        self._over = False
+        self._closing = False
 
     @contextlib.asynccontextmanager
     async def working(
@@ -42,7 +42,7 @@ class BackgroundTasks:
         try:
             yield
         finally:
-            self._over = True
+            self._closing = True
             await end_tasks(*tasks)
 
     def view(self) -> list[PartView]:
@@ -51,7 +51,7 @@ class BackgroundTasks:
 
     def _ended(self, name: str, task: asyncio.Task[None], *, done: bool) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is None and (self._over or (done and not task.cancelled())):
+        if error is None and (self._closing or (done and not task.cancelled())):
             return
         self.failed(name, error)
 

@@ -309,18 +309,18 @@ class Domain:
 
     def mark(self, attributes: EventAttributes | str) -> None:
         """As the function `mark`."""
-        given = _given(attributes)
-        mark(given.message, given.color, self.name, given.category, given.payload)
+        found = _attributes(attributes)
+        mark(found.message, found.color, self.name, found.category, found.payload)
 
     def _made(self, attributes: EventAttributes | str) -> _core.span:
-        given = _given(attributes)
-        return _span(given.message, **_arguments(self.name, given.color, given.category, given.payload))
+        found = _attributes(attributes)
+        return _span(found.message, **_arguments(self.name, found.color, found.category, found.payload))
 
     def __repr__(self) -> str:
         return f"Domain({self.name!r})"
 
 
-def _given(attributes: EventAttributes | str) -> EventAttributes:
+def _attributes(attributes: EventAttributes | str) -> EventAttributes:
     return EventAttributes(attributes) if isinstance(attributes, str) else attributes
 
 

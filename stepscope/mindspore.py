@@ -7,11 +7,8 @@ recording.
 
 from __future__ import annotations
 
-from stepscope.compat.mindspore.analysis import Analysis, ProductStatus, WindowAnalysis
-from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
-from stepscope.compat.mindspore.dynamic_monitor import DynamicProfilerMonitor
-from stepscope.compat.mindspore.enums import AicoreMetrics, ExportType, HostSystem, ProfilerActivity, ProfilerLevel
-from stepscope.compat.mindspore.env import EnvProfiler
+from stepscope.compat.mindspore.analysis.analysis import Analysis, ProductStatus, WindowAnalysis
+from stepscope.compat.mindspore.environment import EnvProfiler
 from stepscope.compat.mindspore.errors import (
     NothingToAnalyse,
     ProfilerDirNotFoundException,
@@ -22,12 +19,24 @@ from stepscope.compat.mindspore.errors import (
     ProfilerRawFileException,
     WireError,
 )
-from stepscope.compat.mindspore.handlers import TraceHandler, tensor_board_trace_handler, tensorboard_trace_handler
+from stepscope.compat.mindspore.monitor.dynamic_args import DynamicProfilerArgs
+from stepscope.compat.mindspore.monitor.dynamic_monitor import DynamicProfilerMonitor
 from stepscope.compat.mindspore.mstx import mstx
-from stepscope.compat.mindspore.products.operator_table import OperatorRow
-from stepscope.compat.mindspore.profile import _ExperimentalConfig, profile  # pyright: ignore[reportPrivateUsage]
-from stepscope.compat.mindspore.profiler import Profiler
-from stepscope.compat.mindspore.schedule import Schedule, schedule
+from stepscope.compat.mindspore.options.enums import (
+    AicoreMetrics,
+    ExportType,
+    HostSystem,
+    ProfilerActivity,
+    ProfilerLevel,
+)
+from stepscope.compat.mindspore.options.schedule import Schedule, schedule
+from stepscope.compat.mindspore.options.trace_handler import (
+    TraceHandler,
+    tensor_board_trace_handler,
+    tensorboard_trace_handler,
+)
+from stepscope.compat.mindspore.products.operators import OperatorRow
+from stepscope.compat.mindspore.profiler import Profiler, _ExperimentalConfig, profile  # pyright: ignore[reportPrivateUsage]
 
 EnvProfiler.init_profiler()
 

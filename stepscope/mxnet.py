@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import os as _os
 
-from stepscope.compat.mxnet.capabilities import Capability
-from stepscope.compat.mxnet.counter import Counter
-from stepscope.compat.mxnet.deprecated import dump_profile, profiler_set_config, profiler_set_state
-from stepscope.compat.mxnet.domain import Domain
-from stepscope.compat.mxnet.durations import Event, Frame, Task
 from stepscope.compat.mxnet.errors import MXNetError, MXNetStateError, MXNetValueError
-from stepscope.compat.mxnet.forwarding import Forward, NvtxForward
 from stepscope.compat.mxnet.functions import (
     capabilities,
     close,
     current_file,
     current_profiler,
     dump,
+    dump_profile,
     dumps,
     passes,
     pause,
+    profiler_set_config,
+    profiler_set_state,
     resume,
     set_config,
     set_kvstore_handle,
     set_state,
     step,
 )
-from stepscope.compat.mxnet.functions import start_if_told as _start_if_told
-from stepscope.compat.mxnet.marker import Marker
-from stepscope.compat.mxnet.operators import custom_operator, sub_operator
-from stepscope.compat.mxnet.remote import RemoteControl
-from stepscope.compat.mxnet.scopes import current_scope, scope
-from stepscope.compat.mxnet.series import FramePass
-from stepscope.compat.mxnet.settings import MXNetSettings
-from stepscope.compat.mxnet.windows import RemoteCollector, RemoteProcesses
+from stepscope.compat.mxnet.functions import start_from_environment as _start_from_environment
+from stepscope.compat.mxnet.objects.counter import Counter
+from stepscope.compat.mxnet.objects.domain import Domain
+from stepscope.compat.mxnet.objects.durations import Event, Frame, Task
+from stepscope.compat.mxnet.objects.forwarding import Forward, NvtxForward
+from stepscope.compat.mxnet.objects.marker import Marker
+from stepscope.compat.mxnet.objects.scopes import current_scope, custom_operator, scope, sub_operator
+from stepscope.compat.mxnet.recording.capabilities import Capability
+from stepscope.compat.mxnet.recording.settings import MXNetSettings
+from stepscope.compat.mxnet.remote import RemoteCollector, RemoteControl, RemoteProcesses
+from stepscope.compat.mxnet.statistics.series import FramePass
 
-_start_if_told(_os.environ)
+_start_from_environment(_os.environ)
 
 __all__ = [
     "Capability",

@@ -102,9 +102,9 @@ class Stream:
         """The way to the process, where that is not the connection."""
         self.remote = False
         """Whether only summaries of it are known here, as another collector takes it."""
-        self._heard_at = -math.inf
+        self._summarized_at = -math.inf
         """When the last summary came that all collectors hear, by the monotonic clock."""
-        self._heard_end = False
+        self._end_announced = False
         """Whether one said that the run ends; its frames may be on their way still."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
@@ -182,12 +182,12 @@ class Stream:
     def heard(self, summary: StepSummary) -> None:
         """Facts of new steps have come on a way that all collectors hear."""
         if self.remote:
-            if self._heard_at > 0:
+            if self._summarized_at > 0:
                 self.event_rate.add(max(summary.events - self.events, 0), time.monotonic())
             self.events = summary.events
             self._dropped = Counter({"journal": summary.lost})
-        self._heard_end = self._heard_end or summary.ended
-        self._heard_at = time.monotonic()
+        self._end_announced = self._end_announced or summary.ended
+        self._summarized_at = time.monotonic()
         self.summarized(summary)
 
     def finish_restoring(self) -> None:
@@ -256,9 +256,9 @@ class Stream:
 
     def state(self, now: float) -> State:
         """Its state at a monotonic time in seconds."""
-        if self.ended or (self._heard_end and self.connection is None):
+        if self.ended or (self._end_announced and self.connection is None):
             return State.ENDED
-        if self.connection is not None or now - self._heard_at < SILENT_AFTER:
+        if self.connection is not None or now - self._summarized_at < SILENT_AFTER:
             return State.SILENT if now - self.seen >= SILENT_AFTER else State.CONNECTED
         return State.DIED if self.superseded or now - self.seen >= DIED_AFTER else State.SILENT
 

@@ -140,7 +140,7 @@ class Streams:
         """
         stream = self.all.get(hello.stream)
         if stream is None:
-            self._forget_heard()
+            self._forget_remote()
             stream = Stream(hello.stream, hello.run)
             stream.remote = True
             self.add(stream)
@@ -164,7 +164,7 @@ class Streams:
         """Ranks in the order of their numbers."""
         return iter(sorted(self.ranks.values(), key=_order))
 
-    def _forget_heard(self) -> None:
+    def _forget_remote(self) -> None:
         """Forgets streams of other collectors that nothing was heard of for longest, if there are too many."""
         surplus = len(self.all) - MAX_HEARD - 2 * self._limit
         if surplus >= 0:

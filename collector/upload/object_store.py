@@ -51,7 +51,7 @@ class ObjectStore:
         self.root = str(root).rstrip("/")
         self._local = isinstance(self.files, _LocalFiles)
         self._stopped = threading.Event()
-        self._heard: dict[int, float] = {}
+        self._last_progress: dict[int, float] = {}
         """By thread: when its current call last made progress."""
 
     def stop(self) -> None:
@@ -61,7 +61,7 @@ class ObjectStore:
     @property
     def silence(self) -> float:
         """Longest time, in seconds, for which a current call has made no progress."""
-        return max((time.monotonic() - heard for heard in list(self._heard.values())), default=0.0)
+        return max((time.monotonic() - at for at in list(self._last_progress.values())), default=0.0)
 
     def sizes(self) -> dict[str, int]:
         """Lists all objects: their names below the URL, and their sizes in bytes.
@@ -169,11 +169,11 @@ class ObjectStore:
             raise OSError("it was stopped")
         if nbytes != wanted:
             raise OSError("it became shorter meanwhile")
-        self._heard[threading.get_ident()] = time.monotonic()
+        self._last_progress[threading.get_ident()] = time.monotonic()
 
     @contextlib.contextmanager
     def _call(self, failure: str) -> Generator[None]:
-        self._heard[threading.get_ident()] = time.monotonic()
+        self._last_progress[threading.get_ident()] = time.monotonic()
         try:
             yield
         except OSError as error:
@@ -181,4 +181,4 @@ class ObjectStore:
         except Exception as error:  # stores have errors of their own
             raise OutputError(f"{failure}: {type(error).__name__}: {error}") from error
         finally:
-            del self._heard[threading.get_ident()]
+            del self._last_progress[threading.get_ident()]

@@ -13,8 +13,8 @@ from stepscope.backends.torch.backend import TorchBackend
 from stepscope.compat.frameworks.accelerate_run import AccelerateRun, FinishedWindow
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.compat.torch.activities import DEVICES, choose
-from stepscope.compat.torch.cycle import Asked
-from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults
+from stepscope.compat.torch.windows.cycle import Asked
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults
 from stepscope.exporters.base import Exporter
 from stepscope.runtime.schedule.schedule import schedule
 from stepscope.runtime.settings.arguments import got

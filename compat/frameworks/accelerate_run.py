@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from stepscope.backends.base import Backend
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded
 from stepscope.compat.frameworks.loop_settings import LoopSettings
-from stepscope.compat.torch.cycle import Asked, Cycle
-from stepscope.compat.torch.memory_timeline import KeptResults
 from stepscope.compat.torch.results import Results, export_facts
+from stepscope.compat.torch.windows.cycle import Asked, Cycle
+from stepscope.compat.torch.windows.memory_timeline import KeptResults
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.errors import ProfilerStateError

@@ -1,16 +1,4 @@
-"""Errors of the MindSpore front door.
-
-ProfilerException                       (StepscopeError)
-├── ProfilerPathErrorException          (ValueError) a path cannot be used for output
-├── ProfilerIOException                 (OSError) a product cannot be written
-├── ProfilerFileNotFoundException       (FileNotFoundError) raw data should be there and are not
-│   └── ProfilerDirNotFoundException    a directory should be there and is not
-├── ProfilerRawFileException            (ValueError) raw data cannot be read
-├── NothingToAnalyse                    (RuntimeError) no raw data below a path can be analysed
-└── WireError                           (ValueError) bytes are no block of `DynamicProfilerArgs`
-
-Calls that do not fit the profiler's state raise `ProfilerStateError`, a RuntimeError as MindSpore's documents have it.
-"""
+"""Errors of `stepscope.mindspore`. Calls that do not fit the profiler's state raise `ProfilerStateError`, a RuntimeError."""
 
 from __future__ import annotations
 

@@ -42,21 +42,13 @@ class mstx:
 
     @staticmethod
     def mark(message: str, stream: Any = None, domain: str = "default") -> None:
-        """Records an instant.
-
-        Args:
-            message: its name.
-            stream: accepted for MindSpore's sake; the mark is on the host.
-            domain: a group of marks, part of the category.
-        """
+        """Records an instant with a message, in a domain, which is part of the category. `stream` is accepted for MindSpore's sake."""
         if _usable("mark", message, domain):
             _core.instant(message, category=category_of(domain))
 
     @staticmethod
     def range_start(message: str, stream: Any = None, domain: str = "default") -> int:
-        """Begins a span, which may end on another thread, and need not nest.
-
-        Args: as of `mark`.
+        """Begins a span, which may end on another thread, and need not nest. Arguments are those of `mark`.
 
         Returns:
             Its number, for `range_end`; 0 if nothing was begun.

@@ -1,20 +1,20 @@
-"""`Profiler`: the class of MindSpore up to 2.4, and of later versions for their older users."""
+"""`Profiler`, the class of MindSpore up to 2.4, and `profile`, that of 2.5 and later."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.compat.mindspore import offline
-from stepscope.compat.mindspore.analyses import analyses
-from stepscope.compat.mindspore.analysis import Analysis, WindowAnalysis
-from stepscope.compat.mindspore.options import read_options
-from stepscope.compat.mindspore.products.operator_table import OperatorRow, OperatorTable
-from stepscope.compat.mindspore.queries import find_operators, operators_as_json
-from stepscope.compat.mindspore.recording import Recording, log
-from stepscope.compat.mindspore.step_list import read_step_list
+from stepscope.compat.mindspore.analysis import offline
+from stepscope.compat.mindspore.analysis.analysis import Analysis, WindowAnalysis
+from stepscope.compat.mindspore.analysis.background import analysis_thread
+from stepscope.compat.mindspore.analysis.step_list import read_step_list
+from stepscope.compat.mindspore.options.options import read_options
+from stepscope.compat.mindspore.products.operators import OperatorRow, OperatorTable, find_operators, operators_as_json
+from stepscope.compat.mindspore.recording.recording import Recording, log
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.settings.arguments import got
@@ -45,8 +45,7 @@ class Profiler(Recording):
         Args:
             schedule: which steps are recorded, if `step()` is called at the end of each. Default: all.
             on_trace_ready: what happens with each window; default: nothing, until `analyse()`.
-            control: ours: by which ways windows can be asked of the running profiler, as for `stepscope.trace`. Without
-                a schedule nothing is recorded then but what is asked for.
+            control: ours: as for `stepscope.trace`; without a schedule only requested windows are recorded.
             options: see `ProfilerOptions`. The log names an unknown one, with the nearest that there is.
         """
         if options.get("output_path") is None:
@@ -83,22 +82,22 @@ class Profiler(Recording):
             TypeError, ValueError: if an argument is not what it should be.
         """
         steps = read_step_list(step_list)
-        _check_bool("pretty", pretty)
+        _check_pretty(pretty)
         if mode not in ("sync", "async"):
             raise ValueError(f"mode must be 'sync' or 'async', got {mode!r}")
         if offline_path is not None:
             if mode == "sync":
                 return offline.analyse_below(Path(offline_path), self.options, pretty, steps)
-            analyses.submit(lambda: offline.analyse_below(Path(offline_path), self.options, pretty, steps))
+            analysis_thread.submit(lambda: offline.analyse_below(Path(offline_path), self.options, pretty, steps))
             return None
         self._stop()
         made = [
-            (window, window.analyse(take.request(pretty=pretty, steps=steps)))
-            for take in self._takes
-            for window in take.windows
+            (window, window.analyse(capture.request(pretty=pretty, steps=steps)))
+            for capture in self._captures
+            for window in capture.windows
         ]
-        missing = [analyses.submit(take.missing) for take in self._takes]
-        ends = [take.simplify() for take in self._takes]
+        missing = [analysis_thread.submit(capture.missing) for capture in self._captures]
+        ends = [capture.simplify() for capture in self._captures]
 
         def whole() -> Analysis:
             done: list[WindowAnalysis] = []
@@ -114,7 +113,7 @@ class Profiler(Recording):
             return Analysis.of(done, steps, failed=failed)
 
         if mode == "async":
-            analyses.submit(whole)
+            analysis_thread.submit(whole)
             return None
         for end in ends:
             end.result()
@@ -132,20 +131,18 @@ class Profiler(Recording):
 
         Args:
             path: the directory of a window, or one above, such as the `output_path`.
-            pretty: as for `analyse`.
-            step_list: as for `analyse`.
+            pretty, step_list: as for `analyse`.
             data_simplification: delete raw data when the products are complete.
 
         Returns:
-            What was made, and which directories were passed over, with the reason for each.
+            The products, and the directories that were passed over, with the reason for each.
 
         Raises:
             TypeError: if an argument is not what it should be.
             ProfilerDirNotFoundException: if there is no such directory.
             RuntimeError: if there is nothing to analyse; says why of every directory that was looked at.
         """
-        _check_bool("pretty", pretty)
-        _check_bool("data_simplification", data_simplification)
+        _check_pretty(pretty)
         options = read_options({"data_simplification": data_simplification}, "offline_analyse")
         return offline.analyse_below(Path(path), options, pretty, read_step_list(step_list))
 
@@ -193,13 +190,94 @@ class Profiler(Recording):
             FileNotFoundError: if raw data are needed and were deleted.
         """
         wanted, whole = read_step_list(steps), OperatorTable()
-        if self._take is not None:
+        if self._capture is not None:
             raise ProfilerStateError("operators are known when recording has ended: call stop() or analyse() first")
         for window in self.windows:
             whole.merge(window.operators(wanted))
         return find_operators(whole.rows(), op_name, device_id, shape, self.target.device_id)
 
 
-def _check_bool(name: str, value: object) -> None:
+@dataclass(eq=False)
+class _ExperimentalConfig:
+    """Further options of `profile`, as in MindSpore; see `ProfilerOptions`. `profile` checks them."""
+
+    profiler_level: Any = "Level0"
+    aic_metrics: Any = "AiCoreNone"
+    l2_cache: bool = False
+    mstx: bool = False
+    data_simplification: bool = True
+    export_type: Any = None
+    mstx_domain_include: Any = None
+    mstx_domain_exclude: Any = None
+    sys_io: bool = False
+    sys_interconnection: bool = False
+    host_sys: Any = None
+
+    def options(self) -> dict[str, Any]:
+        """Its attributes by name, as `profile` reads them; one that may be left out has no `None`."""
+        return {name: value for name, value in vars(self).items() if name != "export_type" or value is not None}
+
+
+class profile(Recording):
+    """Records the steps that a schedule asks for; a context manager, sync and async.
+
+    Takes the arguments of `mindspore.profiler.profile`. `step()` is called at the end of each step; the first begins
+    with `start()`. Leaving the context, or `stop()`, waits for the products that the handler makes.
+
+    Raises:
+        TypeError: for an argument of a wrong type; names it, its value and the type.
+        ValueError: for a value out of its range, or one that needs another argument.
+        ProfilerIOException: if it starts at once and nothing can be written to the handler's directory.
+    """
+
+    def __init__(
+        self,
+        activities: Any = None,
+        with_stack: bool = False,
+        profile_memory: bool = False,
+        data_process: bool = False,
+        parallel_strategy: bool = False,
+        start_profile: bool = True,
+        hbm_ddr: bool = False,
+        pcie: bool = False,
+        sync_enable: bool = True,
+        record_shapes: bool = False,
+        schedule: Any = None,
+        on_trace_ready: Any = None,
+        experimental_config: _ExperimentalConfig | None = None,
+        *,
+        control: str | os.PathLike[str] | Control | None = None,
+    ) -> None:
+        """
+        Args:
+            activities: see `ProfilerOptions`, which also has the others up to `record_shapes`.
+            schedule: which steps are recorded; default: all, in one window.
+            on_trace_ready: `tensorboard_trace_handler(...)`, which makes the products, or any callable.
+            experimental_config: further options.
+            control: ours: as for `stepscope.trace`; without a schedule only requested windows are recorded.
+        """
+        if experimental_config is not None and not isinstance(experimental_config, _ExperimentalConfig):
+            raise TypeError(f"profile: experimental_config must be a _ExperimentalConfig, {got(experimental_config)}")
+        arguments: dict[str, Any] = {
+            "activities": activities,
+            "with_stack": with_stack,
+            "profile_memory": profile_memory,
+            "data_process": data_process,
+            "parallel_strategy": parallel_strategy,
+            "start_profile": start_profile,
+            "hbm_ddr": hbm_ddr,
+            "pcie": pcie,
+            "sync_enable": sync_enable,
+            "record_shapes": record_shapes,
+            "output_path": None,
+        }
+        arguments |= {} if experimental_config is None else experimental_config.options()
+        options = read_options(arguments, "profile")
+        super().__init__(options, schedule, on_trace_ready, who="profile", strict_start=False, control=control)
+        if options.start_profile:
+            self._start()
+
+
+def _check_pretty(value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, {got(value)}")
+        raise TypeError(f"pretty must be a bool, {got(value)}")

@@ -1,1 +1,5 @@
-"""The front door for programs written for `mxnet.profiler`; what they import is `stepscope.mxnet`."""
+"""`mxnet.profiler` on stepscope's runtime; users import `stepscope.mxnet`.
+
+Read `functions.py` first, then `recording` (the profiler behind the functions), `objects` (tasks, frames, counters and so
+on), `statistics` (the tables of `dumps`), `memory` and `remote`.
+"""

@@ -10,15 +10,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-from stepscope.compat.mxnet.capabilities import Capability, capabilities_of
-from stepscope.compat.mxnet.durations import FRAMES, Frame
 from stepscope.compat.mxnet.errors import MXNetStateError, MXNetValueError, one_of
-from stepscope.compat.mxnet.names import domain_name, legal
-from stepscope.compat.mxnet.recording import Recording
-from stepscope.compat.mxnet.remote import Remote, for_server
-from stepscope.compat.mxnet.series import FramePass
-from stepscope.compat.mxnet.settings import settings_of
-from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
+from stepscope.compat.mxnet.objects.durations import FRAMES, Frame
+from stepscope.compat.mxnet.objects.names import domain_name, legal
+from stepscope.compat.mxnet.recording.capabilities import Capability, capabilities_of
+from stepscope.compat.mxnet.recording.recording import Recording
+from stepscope.compat.mxnet.recording.settings import settings_of
+from stepscope.compat.mxnet.remote import for_server, remote_control
+from stepscope.compat.mxnet.statistics.series import FramePass
+from stepscope.compat.mxnet.statistics.tables import FORMATS, SORT_KEYS, render
+from stepscope.runtime.display.warning import warn
 from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.settings.arguments import got
@@ -28,7 +29,8 @@ log = logging.getLogger("stepscope")
 STATES = ("run", "stop")
 
 _recording = Recording()
-_remote = Remote()
+_remote: object = None
+"""The handle of `set_kvstore_handle`."""
 
 
 def set_kvstore_handle(handle: object) -> None:
@@ -37,7 +39,8 @@ def set_kvstore_handle(handle: object) -> None:
     Args:
         handle: a `RemoteControl`; anything else, as a handle of MXNet's, is kept, and calls for the server raise.
     """
-    _remote.handle = handle
+    global _remote
+    _remote = handle
 
 
 def set_config(**settings: Any) -> None:
@@ -55,8 +58,8 @@ def set_config(**settings: Any) -> None:
     """
     checked = settings_of(settings)
     if for_server(checked.profile_process):
-        given = {name: value for name, value in settings.items() if name != "profile_process"}
-        _remote.control("set_config()").configure(given)
+        others = {name: value for name, value in settings.items() if name != "profile_process"}
+        remote_control(_remote, "set_config()").configure(others)
         return
     _recording.configure(checked, frozenset(settings))
 
@@ -76,7 +79,7 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     """
     one_of("state", state, STATES, MXNetStateError)
     if for_server(profile_process):
-        _remote.control("set_state()").set_state(state)
+        remote_control(_remote, "set_state()").set_state(state)
     elif state == "run":
         _recording.run()
     else:
@@ -91,7 +94,7 @@ def pause(profile_process: str = "worker") -> None:
         MXNetError: for the server, if nothing reaches it.
     """
     if for_server(profile_process):
-        _remote.control("pause()").pause()
+        remote_control(_remote, "pause()").pause()
     else:
         _recording.pause()
 
@@ -102,7 +105,7 @@ def resume(profile_process: str = "worker") -> None:
     What was started in the pause, and not stopped, begins now.
     """
     if for_server(profile_process):
-        _remote.control("resume()").resume()
+        remote_control(_remote, "resume()").resume()
     else:
         _recording.resume()
 
@@ -122,7 +125,7 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
         OutputError: if the table of allocations cannot be written.
     """
     if for_server(profile_process):
-        _remote.control("dump()").dump(bool(finished))
+        remote_control(_remote, "dump()").dump(bool(finished))
     else:
         _recording.dump(bool(finished))
 
@@ -180,12 +183,42 @@ def current_profiler() -> Profiler | None:
 
 def current_file() -> Path | None:
     """The trace file that is written, or was last."""
-    return _recording.file
+    return _recording.files.latest
 
 
 def close() -> None:
     """Ends the recording and its file. It is done at the interpreter's exit, too; `set_state("run")` begins another one."""
     _recording.close()
+
+
+_DEPRECATED_MODES = ("symbolic", "imperative", "api", "memory", "all")
+
+
+def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
+    """`set_config(profile_<mode>=True, filename=filename)`.
+
+    Raises:
+        MXNetValueError: for another mode, or a filename that is none.
+    """
+    _deprecated("profiler_set_config", "set_config")
+    one_of("mode", mode, _DEPRECATED_MODES)
+    set_config(**{f"profile_{mode}": True}, filename=filename)
+
+
+def profiler_set_state(state: str = "stop") -> None:
+    """`set_state(state)`, with its errors."""
+    _deprecated("profiler_set_state", "set_state")
+    set_state(state)
+
+
+def dump_profile() -> None:
+    """`dump(True)`, with its errors."""
+    _deprecated("dump_profile", "dump")
+    dump(True)
+
+
+def _deprecated(name: str, instead: str) -> None:
+    warn(f"{name}() is deprecated; use {instead}() instead")
 
 
 MODES = {1: "profile_symbolic", 2: "profile_imperative", 4: "profile_api", 8: "profile_memory"}
@@ -195,7 +228,7 @@ MODES = {1: "profile_symbolic", 2: "profile_imperative", 4: "profile_api", 8: "p
 _Mode = Annotated[int, msgspec.Meta(ge=0, le=sum(MODES))]
 
 
-def start_if_told(environment: Mapping[str, str]) -> bool:
+def start_from_environment(environment: Mapping[str, str]) -> bool:
     """Begins to record if `MXNET_PROFILER_AUTOSTART` is 1, as `MXNET_PROFILER_MODE` says (a sum of `MODES`, 13 by default).
 
     A value that cannot be followed is an error in the log; the default is taken.

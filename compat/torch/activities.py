@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import importlib
 import importlib.util
@@ -12,6 +11,7 @@ from typing import Any, cast
 from stepscope.backends.torch.settings import read_activities
 from stepscope.runtime.display.warning import warn
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import did_you_mean
 
 
 class ProfilerActivity(enum.Enum):
@@ -63,29 +63,23 @@ def supported_activities() -> set[Any]:
 
 
 def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[list[Any] | None, set[str]]:
-    """Chooses the activities to record, of those that were asked for.
+    """Chooses the activities to record, of those that were asked for: as `TorchBackend` takes them, and by name.
 
-    Warns of devices that are asked for and not there; torch records nothing of them, and may say nothing.
-
-    Args:
-        activities: members of `ProfilerActivity`, or dicts from these to kinds of events; `None` for all there are.
-        use_cuda: torch's deprecated switch.
-
-    Returns:
-        What to give to `TorchBackend`, and the names of what is recorded.
+    Warns of devices that are asked for and not there; torch records nothing of them, and may say nothing. `use_cuda` is torch's
+    deprecated switch.
 
     Raises:
         TypeError: if activities are no such thing.
         ValueError: if there are none, if one is there twice, is unknown, or none of their devices is there.
     """
-    asked = None if activities is None else list(activities)
-    names, _ = read_activities(asked)
-    if asked is not None:
-        _check(asked, names)
+    requested = None if activities is None else list(activities)
+    names, _ = read_activities(requested)
+    if requested is not None:
+        _check(requested, names)
     if use_cuda is not None:
         warn("use_cuda is deprecated; use activities instead", FutureWarning)
-        names, asked = _switch(asked, names or frozenset({"CPU"}), use_cuda)
-    if asked is None:
+        names, requested = _switch(requested, names or frozenset({"CPU"}), use_cuda)
+    if requested is None:
         return None, {"CPU", *(name for name in DEVICES if _is_there(name))}
     absent = sorted(name for name in names if not _is_there(name))
     if absent and not names - set(absent):
@@ -94,22 +88,22 @@ def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[lis
         warn(
             f"activities ask for {' and '.join(absent)}, and torch finds no such device here: nothing of it is recorded"
         )
-    return [wanted for item in asked for wanted in _those_there(item, absent)], set(names - set(absent))
+    return [found for item in requested for found in _without(item, absent)], set(names - set(absent))
 
 
-def _check(asked: list[Any], names: frozenset[str]) -> None:
-    if not asked:
+def _check(activities: list[Any], names: frozenset[str]) -> None:
+    if not activities:
         raise ValueError(
             "activities must name at least one, such as ProfilerActivity.CPU; leave it out for all there are"
         )
     for name in names - set(ProfilerActivity.__members__):
-        near = difflib.get_close_matches(name, ProfilerActivity.__members__, 1, 0.0)
-        raise ValueError(f"activities hold {name!r}, which is no ProfilerActivity; the nearest is {near[0]}")
-    every = [activity.name for item in asked for activity in members(item)]
+        hint = did_you_mean(name, ProfilerActivity.__members__)
+        raise ValueError(f"activities hold {name!r}, which is no ProfilerActivity{hint}")
+    every = [activity.name for item in activities for activity in members(item)]
     twice = {name for name in every if every.count(name) > 1}
     if twice:
         raise ValueError(f"activities name {min(twice)} more than once")
-    for item in asked:
+    for item in activities:
         for activity, kinds in cast(Mapping[Any, object], item).items() if isinstance(item, Mapping) else ():
             _check_kinds(activity.name, kinds)
 
@@ -122,10 +116,8 @@ def _check_kinds(activity: str, kinds: object) -> None:
         if not isinstance(kind, str):
             raise TypeError(f"kinds of events of {activity} must be str, {got(kind)}")
         if kind not in known and not _is_newer():
-            near = difflib.get_close_matches(kind, sorted(known), 1, 0.0)
-            raise ValueError(
-                f"activities hold {kind!r}, which is no kind of event of {activity}; the nearest is {near[0]}"
-            )
+            hint = did_you_mean(kind, known)
+            raise ValueError(f"activities hold {kind!r}, which is no kind of event of {activity}{hint}")
 
 
 def _is_newer() -> bool:
@@ -139,25 +131,25 @@ def members(item: Any) -> list[Any]:
     return list(cast(Mapping[Any, object], item)) if isinstance(item, Mapping) else [item]
 
 
-def _those_there(item: Any, absent: list[str]) -> list[Any]:
-    """An item with torch's own members, without the devices that are not there."""
+def _without(item: Any, absent: list[str]) -> list[Any]:
+    """An item with torch's own members, without some devices."""
     torch = torch_or_none()
     enumeration = ProfilerActivity if torch is None else torch.profiler.ProfilerActivity
     if not isinstance(item, Mapping):
         return [] if item.name in absent else [getattr(enumeration, item.name)]
-    wanted = cast(Mapping[Any, object], item)
-    kept = {getattr(enumeration, key.name): kinds for key, kinds in wanted.items() if key.name not in absent}
-    return [kept] if kept else []
+    kinds_of = cast(Mapping[Any, object], item)
+    found = {getattr(enumeration, key.name): kinds for key, kinds in kinds_of.items() if key.name not in absent}
+    return [found] if found else []
 
 
-def _switch(asked: list[Any] | None, names: frozenset[str], on: bool) -> tuple[frozenset[str], list[Any]]:
-    kept = [ProfilerActivity.CPU] if asked is None else asked
+def _switch(requested: list[Any] | None, names: frozenset[str], on: bool) -> tuple[frozenset[str], list[Any]]:
+    items = [ProfilerActivity.CPU] if requested is None else requested
     if on:
-        return names | {"CUDA"}, kept if "CUDA" in names else [*kept, ProfilerActivity.CUDA]
+        return names | {"CUDA"}, items if "CUDA" in names else [*items, ProfilerActivity.CUDA]
     names -= {"CUDA"}
     if not names:
         raise ValueError("use_cuda=False leaves no activity; name ProfilerActivity.CPU in activities")
-    return names, [wanted for item in kept for wanted in _those_there(item, ["CUDA"])]
+    return names, [found for item in items for found in _without(item, ["CUDA"])]
 
 
 def _is_there(name: str) -> bool:

@@ -17,12 +17,11 @@ from stepscope.backends.torch.backend import Mode, TorchBackend
 from stepscope.backends.torch.stream import emitting
 from stepscope.build import trace
 from stepscope.compat.torch.activities import DEVICES, choose, has_torch, members
-from stepscope.compat.torch.callbacks import Callbacks
-from stepscope.compat.torch.cycle import Asked, Cycle
-from stepscope.compat.torch.cycle_hooks import CycleHooks, Observer
-from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults
-from stepscope.compat.torch.results import Results, export_facts
-from stepscope.compat.torch.view import View
+from stepscope.compat.torch.results import Results, View, export_facts
+from stepscope.compat.torch.windows.callbacks import Callbacks
+from stepscope.compat.torch.windows.cycle import Asked, Cycle
+from stepscope.compat.torch.windows.cycle_hooks import CycleHooks, Observer
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
@@ -103,8 +102,7 @@ class profile(Results):
             output_dir: of the run's journal; default: a new directory under `stepscope_runs`.
             exporters: further outputs, written while training goes on.
             options: sizes of buffers, deadlines, and what is dropped first.
-            control: by which ways windows can be asked of the running profile, as for `stepscope.trace`; without a
-                schedule nothing is recorded then but what is asked for.
+            control: as for `stepscope.trace`; without a schedule only requested windows are recorded.
 
         STEPSCOPE_OPTIONS takes the place of what it names, as for `stepscope.trace`; a journal is kept in any case.
 
@@ -413,9 +411,9 @@ class profile(Results):
         """
         errors = [*self._errors, *([] if self._current is None else _errors_of(self._current))]
         for error, text in self._callbacks.raised.retained:
-            told = ExporterError(f"on_trace_ready raised {text}")
-            told.__cause__ = error
-            errors.append(told)
+            raised = ExporterError(f"on_trace_ready raised {text}")
+            raised.__cause__ = error
+            errors.append(raised)
         if errors:
             raise ExceptionGroup(f"the profile kept errors, {len(errors)} in number", errors)
 

@@ -1,4 +1,4 @@
-"""Results: what a profile, and a view of one of its windows, answer and export."""
+"""Tables, events and exports of a profile, and of the view of one of its windows that `on_trace_ready` gets."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.torch.groups import groups
 from stepscope.compat.torch.activities import has_torch
-from stepscope.compat.torch.averages import averages
-from stepscope.compat.torch.cycle import Asked, Cycle
-from stepscope.compat.torch.exporting import export_window
-from stepscope.compat.torch.function_events import FunctionEvents
-from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults, export_memory_timeline
-from stepscope.compat.torch.profiler_util import build_tree
-from stepscope.compat.torch.window_spans import WindowSpans
+from stepscope.compat.torch.events.averages import averages
+from stepscope.compat.torch.events.function_events import FunctionEvents
+from stepscope.compat.torch.events.profiler_util import build_tree
+from stepscope.compat.torch.events.window_spans import WindowSpans
+from stepscope.compat.torch.windows.chrome_export import export_window
+from stepscope.compat.torch.windows.cycle import Asked, Cycle
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults, export_memory_timeline
 from stepscope.exporters.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.events import clock
+from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.windows.window import Window
+
+if TYPE_CHECKING:
+    from stepscope.compat.torch.profile import profile
 
 
 class Results(ABC):
@@ -205,3 +211,49 @@ def export_facts(cycle: Cycle, metadata: Mapping[str, Any]) -> dict[str, Any]:
         **groups.of_window(cycle.window.end_ns),
         **metadata,
     }
+
+
+class View(Results):
+    """A profile as it was when a window was over: the same methods and attributes, however far training has come since.
+
+    Results, exports, `step_num` and `current_action` are those of the window, also when it is kept and asked later.
+    Metadata that is added here belongs to this window alone. Everything else is the profile's own.
+    """
+
+    def __init__(self, owner: profile, cycles: Sequence[Cycle], action: ProfilerAction) -> None:
+        """Args: the profile; the windows that count, the last one last; what the step after it does."""
+        super().__init__()
+        self._owner = owner
+        self._frozen = tuple(cycles)
+        self._asked = cycles[-1].asked
+        self._kept = owner._kept
+        self._metadata = Metadata()
+        self.post_processing_timeout_s = owner.post_processing_timeout_s
+        self.step_num = cycles[-1].step_num
+        """Number of the step that had begun when the window was over."""
+        self.current_action = action
+        """That step's action."""
+
+    @property
+    def window(self) -> Window:
+        """The window itself, with its steps, times, accounts and diagnostics."""
+        return self._frozen[-1].window
+
+    def add_metadata(self, key: str, value: Any) -> None:
+        """Adds a fact to exports of this window."""
+        self._metadata.add(key, value)
+
+    def add_metadata_json(self, key: str, value: str) -> None:
+        """Adds a fact that is JSON text to exports of this window."""
+        self._metadata.add_json(key, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._owner, name)
+
+    def _cycles(self) -> Sequence[Cycle]:
+        return self._frozen
+
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+        return {**self._owner.facts(cycle), **self._metadata.snapshot()}

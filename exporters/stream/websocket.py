@@ -92,7 +92,7 @@ class WebSocketTransport(Transport):
         self._most_bytes = self._message_bytes = settings.message_bytes
         self._largest = protocol.MAX_MESSAGE
         self._patience = 1
-        self._heard = self._gather_s = 0.0
+        self._last_received = self._gather_s = 0.0
 
     def abort(self) -> None:
         """Ends it at once. Idempotent."""
@@ -159,7 +159,7 @@ class WebSocketTransport(Transport):
             raise _Refusal(welcome)
         if not isinstance(welcome, protocol.Welcome):
             raise FormatError(f"the collector answered {type(welcome).__name__} to Hello")
-        self._heard = asyncio.get_running_loop().time()
+        self._last_received = asyncio.get_running_loop().time()
         self._largest = welcome.largest
         self._gather_s = welcome.gather_ms / 1e3
         if welcome.segment_bytes:
@@ -211,7 +211,7 @@ class WebSocketTransport(Transport):
         loop = asyncio.get_running_loop()
         while True:
             header = await _receive(socket)
-            self._heard = loop.time()
+            self._last_received = loop.time()
             match header:
                 case protocol.Ack():
                     self._confirm(header.next)
@@ -242,7 +242,7 @@ class WebSocketTransport(Transport):
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        while (left := self._heard + self._settings.timeout * self._patience - loop.time()) > 0:  # noqa: ASYNC110
+        while (left := self._last_received + self._settings.timeout * self._patience - loop.time()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left)
         # It may be slow: less is sent at once next time, and it has longer to answer.
         self._message_bytes = max(self._message_bytes // 4, SMALLEST)

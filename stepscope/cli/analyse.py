@@ -9,8 +9,8 @@ from typing import Any
 from stepscope.cli import opening
 from stepscope.cli.messages import add_json, print_json
 from stepscope.cli.progress import Progress
-from stepscope.compat.mindspore.offline import analyse_below
-from stepscope.compat.mindspore.options import ProfilerOptions
+from stepscope.compat.mindspore.analysis.offline import analyse_below
+from stepscope.compat.mindspore.options.options import ProfilerOptions
 
 DESCRIPTION = """\
 Makes the tables and timelines of MindSpore's profiler from what stepscope.mindspore recorded: from recordings that were not

@@ -44,9 +44,9 @@ class ChildProcesses:
         self._options = options
         self.ranks = ""
         """The command that traces the ranks, if one of these processes is a launcher."""
-        sys.addaudithook(self._heard)
+        sys.addaudithook(self._count_event)
 
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _count_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" or event == "os.system":
             self._programs += 1
             with suppress(Exception):  # a hint, which must not keep the program from starting another

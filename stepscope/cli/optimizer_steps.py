@@ -32,12 +32,12 @@ class OptimizerSteps:
         self._depth = 0
         self._finite = True
         self._undo: list[Callable[[], object]] = []
-        self._over = False
+        self._detached = False
 
     def attach(self) -> None:
         """Hooks into torch, which must be imported: its hook for the steps of all optimizers, there since torch 2.0.
         After `detach` it does nothing."""
-        if self._over:
+        if self._detached:
             return
         module: Any = importlib.import_module("torch.optim.optimizer")
         self._undo.append(module.register_optimizer_step_post_hook(self._stepped).remove)
@@ -50,7 +50,7 @@ class OptimizerSteps:
 
     def detach(self) -> None:
         """Lets go of torch. Twice, also on two threads, is the same as once."""
-        self._over = True
+        self._detached = True
         undo, self._undo = self._undo, []
         for each in reversed(undo):
             each()

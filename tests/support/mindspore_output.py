@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.mindspore import Profiler
 from stepscope.runtime._core import span
 

@@ -1,4 +1,4 @@
-"""Trainings with MindSpore itself, run as programs by `tests/system/compat/test_mindspore_training.py` in an environment that has it.
+"""Trainings with MindSpore itself, run as programs by `tests/system/compat/mindspore/test_mindspore_training.py` in an environment that has it.
 
 The arguments are the name of a training and a directory. What was found is printed as JSON, on the last line.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import stepscope
 import stepscope.mindspore as front
 from stepscope.backends.mindspore.backend import MindSporeBackend
-from stepscope.compat.mindspore.env import VARIABLE
+from stepscope.compat.mindspore.environment import VARIABLE
 
 numpy: Any = import_module("numpy")
 mindspore: Any = import_module("mindspore")

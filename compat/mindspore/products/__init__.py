@@ -1,1 +1,1 @@
-"""Products of a window, one per file."""
+"""The files that an analysis writes, by subject. `base.py` has the protocol of a product."""

@@ -1,20 +1,19 @@
-"""The contract of a product, and what the products of a window share."""
+"""The base class of products, and the choice of events that they share."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.exporters.output import whole_file
+from stepscope.analysis import collectives
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
 from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.step_facts import DEVICE_CLASS, Device, class_of
 from stepscope.runtime.windows.window import Window
 
 OPERATORS: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
@@ -26,37 +25,25 @@ PYTHON: Final = "python_function"
 MEMORY: Final = "memory"
 """Category of counters of memory, in bytes."""
 
-COLLECTIVES: Final = ("record_param_comms", "c10d::", "_c10d_functional::", "nccl", "gloo:", "hccl", "allreduce",
-                      "allgather", "reducescatter", "broadcast-op", "alltoall")  # fmt: skip
-"""How names of collectives begin, in small letters, behind the last `/`."""
 
-
-class Product(Protocol):
-    """One thing that is made of a window while its events go by."""
+class Product:
+    """One or more files that are made of a window while its events go by."""
 
     name: str
     """Of the product, in the table of what became of each."""
 
     async def open(self, run: Run) -> None:
-        """Before any event."""
-        ...
+        """Is called before any event."""
 
     async def add(self, batch: EventBatch) -> None:
         """Takes events of the window."""
-        ...
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
-        """Writes what there is to write; returns the files, none if the window has nothing for them."""
-        ...
-
-
-@runtime_checkable
-class Holding(Protocol):
-    """A product that keeps a file open until it has finished."""
+        """Writes the files and returns them, none if the window has nothing for them."""
+        raise NotImplementedError
 
     async def abandon(self) -> None:
-        """Closes it, after a call that raised; nothing is called afterwards."""
-        ...
+        """Closes what is open, after a call that raised; nothing is called afterwards."""
 
 
 def spans(events: Block) -> Block:
@@ -71,28 +58,20 @@ def in_categories(events: Block, categories: Iterable[str]) -> NDArray[np.bool_]
     return np.isin(events["category"], [strings.category(name) for name in categories])
 
 
-def is_collective(name: str) -> bool:
-    """True if an operator of this name communicates."""
-    return name.rpartition("/")[2].lower().startswith(COLLECTIVES)
+def memory_readings(events: Block) -> Iterator[tuple[str, str, Iterator[tuple[int, float]]]]:
+    """Component, column, and times and values of the counters named `<component> <column>`, such as `host allocated`."""
+    events = events[(events["kind"] == int(Kind.COUNTER)) & in_categories(events, (MEMORY,))]
+    for name in np.unique(events["name"]).tolist():
+        component, _, column = strings.text(name).rpartition(" ")
+        of_name = events[events["name"] == name]
+        yield component, column, zip(of_name["ts"].tolist(), of_name["value"].tolist(), strict=True)
+
+
+def is_communication(name: str, category: str) -> bool:
+    """True of collectives and transfers, on the host and on a device."""
+    return collectives.is_collective(name, category) or class_of(name, category) == DEVICE_CLASS + Device.COMMUNICATION
 
 
 def microseconds(ns: int) -> str:
     """A time in µs with three decimals, exact also for Unix times, which doubles do not hold."""
     return f"{ns // 1000}.{ns % 1000:03}"
-
-
-def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Writes a table; every name is legal in it."""
-    with whole_file(path) as place, place.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(head)
-        writer.writerows(rows)
-    return path
-
-
-def write_json(path: Path, value: Any) -> Path:
-    """Writes a value as JSON, over several lines; every name is legal in it."""
-    text = json.dumps(value, indent=4, ensure_ascii=False)
-    with whole_file(path) as place:
-        place.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-    return path

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.collectives import UNKNOWN, CollectiveRun, CollectiveTable, Key, wait_of
-from stepscope.compat.mindspore.products.base import is_collective, microseconds, write_json
+from stepscope.compat.mindspore.output_files import write_json
+from stepscope.compat.mindspore.products.base import Product, is_communication, microseconds
 from stepscope.compat.mindspore.products.step_times import Intervals, length, union
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
@@ -28,17 +29,13 @@ _Runs = list[tuple[CollectiveRun, int | None]]
 """Each with the ns in it that were waiting for other ranks; `None` if that is not known."""
 
 
-class Communication:
-    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator. Besides there is
-    `communication_matrix.json`, if it is known between which ranks something was sent.
+class Communication(Product):
+    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator; and
+    `communication_matrix.json` of what was sent from one rank to another, if that is known.
 
-    Of an operator there are its runs, the begin of the first as Unix time, and the time from the begin to the end of each. The
-    time of waiting needs the other ranks, which an analysis of one of them does not have; the bytes need shapes, or were declared.
-    Keys of what is not known are not there.
-
-    Args:
-        directory: for the files.
-        fastest: ns of each collective on the rank that was in it for the shortest time; empty if the other ranks are not known.
+    An operator has its runs, the begin of the first as Unix time, and the time from the begin to the end of each. Waiting
+    needs the other ranks: `fastest` has the ns of each collective on the rank that was in it for the shortest time. Bytes
+    need shapes, or are declared. Keys of unknown facts are left out.
     """
 
     name = "communication"
@@ -46,7 +43,7 @@ class Communication:
     def __init__(self, directory: Path, fastest: Mapping[Key, int]) -> None:
         self._directory, self._fastest = directory, fastest
         self._anchor = ClockAnchor(0, 0, 0)
-        self._table = CollectiveTable(lambda name, _: is_collective(name))
+        self._table = CollectiveTable(is_communication)
 
     async def open(self, run: Run) -> None:
         self._anchor = run.anchor
@@ -76,7 +73,7 @@ class Communication:
             whole[group] += runs
         for group, runs in whole.items():
             if runs:
-                covered = length(union(_intervals(run for run, _ in runs), _intervals([])))
+                covered = length(union(_intervals(run for run, _ in runs)))
                 groups[group][TOTAL] = self._info(runs, covered)
         return groups
 
@@ -145,4 +142,5 @@ def _group(name: str) -> str:
 
 
 def _intervals(runs: Iterable[CollectiveRun]) -> Intervals:
-    return np.array([(run.ts, run.ts + run.dur) for run in runs], np.int64).reshape(-1, 2)
+    begins, ends = np.array([(run.ts, run.ts + run.dur) for run in runs], np.int64).T
+    return begins, ends

@@ -16,10 +16,10 @@ from stepscope.analysis.data_pipeline import (
     advice_on,
     bottleneck_of,
 )
-from stepscope.compat.mindspore.products.base import spans, write_csv, write_json
+from stepscope.compat.mindspore.output_files import write_csv, write_json
+from stepscope.compat.mindspore.products.base import Product, spans
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.step_facts import Phase, class_of
 from stepscope.runtime.windows.window import Window
 
@@ -35,14 +35,10 @@ UNKNOWN = -1
 """Stands for a number that was not recorded, as in MindSpore's summary."""
 
 
-class DataPipelineFiles:
+class DataPipelineFiles(Product):
     """Writes `minddata_pipeline_raw_<n>.csv`, `minddata_pipeline_summary_<n>.csv` and `.json`, and `dataset.csv`, with MindSpore's keys.
 
     A DataLoader of torch has the same files; where there are several pipelines, those after the first have a number at the end.
-
-    Args:
-        directory: for the files.
-        device: number in their names.
     """
 
     name = "data pipeline"
@@ -53,9 +49,6 @@ class DataPipelineFiles:
         self._times: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         self._stages: dict[tuple[int, int], str] = {}
         """Of each name and category of spans; empty for those that do not load data."""
-
-    async def open(self, run: Run) -> None:
-        pass
 
     async def add(self, batch: EventBatch) -> None:
         self._builder.update(batch)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.analysis.flops import FlopsTable, utilization_of
-from stepscope.exporters.output import whole_file
+from stepscope.compat.mindspore.output_files import write_json, write_text
+from stepscope.compat.mindspore.products.base import Product
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 
 HEAD = ("op_full_name", "MFLOPs(10^6)", "GFLOPS(10^9)", "FLOPS utilization(%)")
@@ -17,16 +16,11 @@ STEPS = ("steps", "FLOPS_Utilization %")
 """Headers of MindSpore up to 2.2 (mindspore/profiler/parser/flops_parser.py)."""
 
 
-class Flops:
+class Flops(Product):
     """Writes `flops_<rank>.txt`, `flops_summary_<rank>.json` and, with a peak, `flops_utilization_step_<rank>.json`.
 
     An operator has the operations of one run, and the rate of its runs on the host. The summary has those of one step, in the
     mean, and the rate over the time of the steps. The file of steps is a table with commas, as MindSpore's of that name.
-
-    Args:
-        directory: for the files.
-        rank: number in their names.
-        peak: floating-point operations in a second that the device can do at most; `None`: not declared.
     """
 
     name = "flops"
@@ -37,9 +31,6 @@ class Flops:
         """Number, operations and ns of each step; there when the window was finished."""
         self.peak = peak
         self._directory, self._rank = directory, rank
-
-    async def open(self, run: Run) -> None:
-        pass
 
     async def add(self, batch: EventBatch) -> None:
         self.table.update(batch)
@@ -71,15 +62,10 @@ class Flops:
             "FLOPS": round(flops / ns, 3) if ns else 0.0,
             "FLOPS_Utilization": None if share is None else round(100 * share, 3),
         }
-        with whole_file(path := self._directory / f"flops_summary_{self._rank}.json") as place:
-            place.write_text(json.dumps(found) + "\n", encoding="utf-8")
-        return path
+        return write_json(self._directory / f"flops_summary_{self._rank}.json", found)
 
     def _table(self, name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:
-        lines = [", ".join(row) for row in (head, *rows)]
-        with whole_file(path := self._directory / name) as place:
-            place.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
-        return path
+        return write_text(self._directory / name, "".join(f"{', '.join(row)}\n" for row in (head, *rows)))
 
     def _share(self, flops: int, ns: int) -> str:
         """In percent; empty where it is not known."""

@@ -5,30 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from stepscope.compat.mindspore.products.base import PYTHON, in_categories, spans
-from stepscope.exporters.output import whole_file
+from stepscope.compat.mindspore.output_files import write_text
+from stepscope.compat.mindspore.products.base import PYTHON, Product, in_categories, spans
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 
 
-class FoldedStacks:
-    """Writes `stacks_<rank>.folded`: one line for each stack, functions parted by `;`, then its time in µs.
-
-    Args:
-        directory: for the file.
-        rank: number in its name.
-    """
+class FoldedStacks(Product):
+    """Writes `stacks_<rank>.folded`: one line for each stack, functions parted by `;`, then its time in µs."""
 
     name = "folded stacks"
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._path = directory / f"stacks_{rank}.folded"
         self._spans: dict[int, tuple[int, int, int]] = {}
-
-    async def open(self, run: Run) -> None:
-        pass
 
     async def add(self, batch: EventBatch) -> None:
         events = spans(batch.events)
@@ -44,12 +35,8 @@ class FoldedStacks:
         for parent, name, own in self._spans.values():
             if own > 0:
                 stacks[self._stack(parent, name)] += own
-        with (
-            whole_file(self._path) as place,
-            place.open("w", encoding="utf-8", errors="backslashreplace") as file,
-        ):
-            file.writelines(f"{stack} {max(round(time / 1000), 1)}\n" for stack, time in sorted(stacks.items()))
-        return (self._path,)
+        lines = (f"{stack} {max(round(time / 1000), 1)}\n" for stack, time in sorted(stacks.items()))
+        return (write_text(self._path, "".join(lines)),)
 
     def _stack(self, parent: int, name: int) -> str:
         names = [strings.text(name)]

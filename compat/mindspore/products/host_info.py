@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import IO, Any
 
-from stepscope.compat.mindspore.products.base import microseconds, spans
+from stepscope.compat.mindspore.products.base import Product, microseconds, spans
 from stepscope.exporters.rotation import part
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor
@@ -19,13 +19,8 @@ HEAD = ("tid", "category", "name", "start_time(us)", "duration(us)", "self_time(
 """`start_time` is Unix time."""
 
 
-class HostInfo:
-    """Writes `host_info/host_info_<rank>.csv`.
-
-    Args:
-        directory: in which `host_info` is made.
-        rank: number in the file's name.
-    """
+class HostInfo(Product):
+    """Writes `host_info/host_info_<rank>.csv`."""
 
     name = "host info"
 

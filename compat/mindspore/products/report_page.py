@@ -9,32 +9,34 @@ from typing import Any
 
 from stepscope.analysis.allocations import human_bytes
 from stepscope.analysis.flops import human_flops, utilization_of
+from stepscope.compat.mindspore.output_files import write_text
+from stepscope.compat.mindspore.products.base import Product
 from stepscope.compat.mindspore.products.flops import Flops
-from stepscope.compat.mindspore.products.memory_record import MemoryRecord
-from stepscope.compat.mindspore.products.memory_usage import MemoryUsage
-from stepscope.compat.mindspore.products.operator_table import OperatorTable, by_type
+from stepscope.compat.mindspore.products.memory import MemoryRecord, MemoryUsage
+from stepscope.compat.mindspore.products.operators import OperatorTable, by_type
 from stepscope.compat.mindspore.products.step_phases import StepPhases
 from stepscope.compat.mindspore.products.step_times import StepTimes
-from stepscope.exporters.output import whole_file
-from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 
 ROWS = 200
 """Rows of a table; the files have all."""
 
+_TIMES = (
+    ("Whole (ms)", "whole"),
+    ("Computing", "computing"),
+    ("Communication", "communication"),
+    ("Overlapped", "overlapped"),
+    ("Free", "free"),
+)
+"""Columns of the table of steps, and fields of `StepTime`."""
+
 _STYLE = """body{font:14px sans-serif;margin:2em;max-width:70em}table{border-collapse:collapse;margin:1em 0}
 td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}"""
 
 
-class ReportPage:
-    """Writes `report.html`, which needs nothing else; made of what other products have found.
-
-    Args:
-        directory: for the file.
-        operators, steps, phases, memory, usage, flops: the products.
-        limits: what could not be recorded here, sentence by sentence.
-    """
+class ReportPage(Product):
+    """Writes `report.html`, which needs no other file, from what other products have found, and the data that are missing."""
 
     name = "report"
 
@@ -57,9 +59,6 @@ class ReportPage:
     async def open(self, run: Run) -> None:
         self._run = run
 
-    async def add(self, batch: EventBatch) -> None:
-        pass
-
     async def finish(self, window: Window) -> tuple[Path, ...]:
         rows = self._operators.rows()
         whole = sum(row.total_ns for row in rows) or 1
@@ -70,9 +69,9 @@ class ReportPage:
             f"{(window.end_ns - window.start_ns) / 1e6:,.3f} ms.</p>",
             *(f"<p>{escape(note)}</p>" for note in (*window.diagnostics, *self._limits)),
             _table(
-                ("Step", "Whole (ms)", "Computing", "Communication", "Overlapped", "Free"),
+                ("Step", *(title for title, _ in _TIMES)),
                 (
-                    (row.step, *(f"{time / 1e6:,.3f}" for time in _times(row)))
+                    (row.step, *(f"{getattr(row, field) / 1e6:,.3f}" for _, field in _TIMES))
                     for row in self._steps.rows[:ROWS]
                 ),
             ),
@@ -125,18 +124,11 @@ class ReportPage:
             ),
         ]  # fmt: skip
         head = f'<!doctype html><meta charset="utf-8"><title>Window {window.index}</title><style>{_STYLE}</style>'
-        page = head + "\n".join(parts) + "\n"
-        with whole_file(self._path) as place:
-            place.write_text(page, encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC240
-        return (self._path,)
+        return (write_text(self._path, head + "\n".join(parts) + "\n"),)
 
     def _share(self, flops: int, ns: int) -> str:
         share = utilization_of(flops, ns, self._flops.peak)
         return "" if share is None else f"{share:.1%}"
-
-
-def _times(row: Any) -> tuple[int, ...]:
-    return row.whole, row.computing, row.communication, row.overlapped, row.free
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

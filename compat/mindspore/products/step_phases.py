@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.compat.mindspore.products.base import spans, write_csv, write_json
+from stepscope.compat.mindspore.output_files import write_csv, write_json
+from stepscope.compat.mindspore.products.base import Product, spans
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.step_facts import Facts, Phase, StepFactsBuilder, class_of, covered_before, union
 from stepscope.runtime.windows.step_parts import durations, is_uncovered, parts_of
 from stepscope.runtime.windows.window import Window
@@ -59,14 +59,11 @@ class PhaseTable(msgspec.Struct, frozen=True, kw_only=True):
         return [(name, f"{ns / 1e6:,.3f}", f"{ns / averages['total']:.1%}") for name, ns in averages.items()]
 
 
-class StepPhases:
+class StepPhases(Product):
     """Writes `step_phases.csv` and `step_phases.json`: for each step the time of each phase, then the average and percent.
 
     MindSpore says of its operators neither the phase nor the thread. Those of the scope `Gradients` are backward, those of an optimizer
     are the optimizer's, all others are forward; they count as the work of the thread that steps, which waits for them.
-
-    Args:
-        directory: for the files.
     """
 
     name = "step phases"
@@ -82,9 +79,6 @@ class StepPhases:
         self._classes: dict[tuple[int, int], bool] = {}
         self.table = PhaseTable(steps=(), totals=(), phases={}, named={})
         """There when the window was finished."""
-
-    async def open(self, run: Run) -> None:
-        pass
 
     async def add(self, batch: EventBatch) -> None:
         events = batch.events
@@ -133,7 +127,7 @@ class StepPhases:
             phases=_phases(facts),
             named=self._named_times(facts),
         )
-        return (_write_csv(self._directory, self.table), _write_json(self._directory, self.table))
+        return _write(self._directory, self.table)
 
     def _named_times(self, facts: Facts) -> dict[str, tuple[int, ...]]:
         found: dict[str, NDArray[np.int64]] = {}
@@ -155,23 +149,15 @@ def _phases(facts: Facts) -> dict[str, tuple[int, ...]]:
     return {name: tuple(ns.tolist()) for name, ns in columns.items()}
 
 
-def _write_csv(directory: Path, table: PhaseTable) -> Path:
+def _write(directory: Path, table: PhaseTable) -> tuple[Path, Path]:
     averages = table.averages()
-    total = averages["total"] or 1.0
-    columns = [*table.phases.values(), *table.named.values()]
+    percent = {name: 100 * ns / (averages["total"] or 1.0) for name, ns in averages.items()}
+    columns = [table.totals, *table.phases.values(), *table.named.values()]
     rows: list[list[Any]] = [
-        [step, *(f"{ns / 1000:.3f}" for ns in (whole, *(column[at] for column in columns)))]
-        for at, (step, whole) in enumerate(zip(table.steps, table.totals, strict=True))
+        [step, *(f"{column[at] / 1000:.3f}" for column in columns)] for at, step in enumerate(table.steps)
     ]
     rows.append([AVERAGE, *(f"{ns / 1000:.3f}" for ns in averages.values())])
-    rows.append([PERCENT, *(f"{100 * ns / total:.2f}" for ns in averages.values())])
-    head = ["step", *(f"{name}(us)" for name in averages)]
-    return write_csv(directory / "step_phases.csv", head, rows)
-
-
-def _write_json(directory: Path, table: PhaseTable) -> Path:
-    averages = table.averages()
-    total = averages["total"] or 1.0
+    rows.append([PERCENT, *(f"{share:.2f}" for share in percent.values())])
     found = {
         "unit": "us",
         "steps": [
@@ -184,6 +170,9 @@ def _write_json(directory: Path, table: PhaseTable) -> Path:
             for at, step in enumerate(table.steps)
         ],
         AVERAGE: {name: ns / 1000 for name, ns in averages.items()},
-        PERCENT: {name: 100 * ns / total for name, ns in averages.items()},
+        PERCENT: percent,
     }
-    return write_json(directory / "step_phases.json", found)
+    return (
+        write_csv(directory / "step_phases.csv", ["step", *(f"{name}(us)" for name in averages)], rows),
+        write_json(directory / "step_phases.json", found),
+    )

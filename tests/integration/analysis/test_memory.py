@@ -15,7 +15,7 @@ from stepscope.analysis.allocations import AllocationLog, human_bytes
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.backends.counters.process_memory import capacities
-from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.mindspore import Profiler
 from tests.support.basics import require
 

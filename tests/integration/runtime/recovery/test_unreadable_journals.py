@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.compat.mindspore.layout import RAW
+from stepscope.compat.mindspore.output_layout import RAW
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
 

@@ -15,9 +15,9 @@ import stepscope as sc
 from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.backends.torch.kineto.result import SharedResult
-from stepscope.compat.mindspore.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.mstx import mstx
-from stepscope.compat.torch.callbacks import Callbacks
+from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
+from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.runtime import _core
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.inbox.inbox import Inbox

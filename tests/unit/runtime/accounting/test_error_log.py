@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stepscope.compat.torch.callbacks import Callbacks
+from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.runtime.accounting.error_log import MAX_RETAINED, MAX_TEXT, ErrorLog
 from tests.support.raised import length
 

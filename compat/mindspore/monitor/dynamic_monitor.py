@@ -1,0 +1,320 @@
+"""`DynamicProfilerMonitor`: windows that a file asks for while training runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from stepscope.compat.mindspore.analysis.background import analysis_thread, before_exit
+from stepscope.compat.mindspore.monitor.dynamic_args import DEFAULT_FILE, DynamicProfilerArgs
+from stepscope.compat.mindspore.monitor.monitor_file import Late, MonitorFile
+from stepscope.compat.mindspore.monitor.window_recorder import WindowRecorder
+from stepscope.compat.mindspore.profiler import Profiler
+from stepscope.compat.mindspore.sources.device import detect_target
+from stepscope.runtime.control.controller import Controller
+from stepscope.runtime.control.entry_points.environment import directory_from_environment
+from stepscope.runtime.control.settings import Control
+from stepscope.runtime.files.file_reading import create_once
+from stepscope.runtime.lifecycle.shutdown_hooks import before_close
+from stepscope.runtime.requests.armed_window import ArmedWindow
+from stepscope.runtime.session.job import rank_from_environment
+from stepscope.runtime.settings.validation import did_you_mean
+from stepscope.runtime.steps.window_follower import WindowFollower
+
+log = logging.getLogger("stepscope")
+
+ALONE: Final = (
+    "[Dynamic Profiler] rank %d: nobody says how many ranks there are, so this one goes by its own steps and agrees with no "
+    "other; set RANK_SIZE, or call mindspore.communication.init() before the monitor is made"
+)
+
+CONFIG: Final = "profiler_config.json"
+DEFAULT_OUTPUT: Final = "./dyn_profile_data"
+DEFAULT_POLL_S: Final = 2.0
+TERMINATION_WAIT_S: Final = 10.0
+"""How long a process that is terminated waits for the products of its windows. Their raw data stay in any case."""
+
+_OWN_ARGUMENTS = ("late", "granularity", "step_position", "strict", "agree")
+
+
+class DynamicProfilerMonitor:
+    """Watches a file, and records the steps that it asks for, any number of windows one after the other.
+
+    A callback for `mindspore.train.Model` where MindSpore is imported when this is made, and for any loop that calls
+    `step_begin` and `step_end`; or call `step()` once in each step. The file is read by a thread of this process, so
+    nothing is shared with other processes, and nothing is left when one is killed. A file that cannot be read changes
+    nothing: see `<file>.status.json` beside it, which also says what became of what was asked for, and the log.
+
+    Where the launcher or a framework announces several ranks, which watch the same file, all of them record the steps that
+    rank 0 chooses; one that reads of them too late says that it missed the window.
+
+    A window goes to `<output_path>/rank<R>_start<S>_stop<E>/`, named by the steps that were recorded, in a directory of
+    its own. Nothing here raises into training, unless `strict`.
+
+    Args:
+        cfg_path: directory of `profiler_config.json`, or a file ending in `.json`; rank 0 makes it if it is missing.
+        output_path: where windows go, unless the file has a `prof_path`.
+        poll_interval: seconds between two looks at the file; 2 if it is no number above 0.
+        late: `refuse` a window whose first step has passed, or `clip` it to what is left.
+        granularity: steps that can only be recorded together, such as the sink size; windows are widened to whole groups.
+            Where a callback is called once for a group, that is one step of the trace.
+        step_position: where in the loop's body `step()` is called: at its `end`, as in MindSpore's examples, or `begin`.
+        strict: let `step()` raise for a configuration that cannot be followed.
+        agree: whether ranks record the steps that rank 0 chooses; otherwise each follows what it reads, by its own count.
+
+    Raises:
+        TypeError: if `cfg_path` is no path.
+        ValueError: if `late`, `granularity` or `step_position` is not what it should be, or STEPSCOPE_OPTIONS cannot be
+            followed.
+        OSError: if the file cannot be made.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made: Self = object.__new__(_as_callback(cls))
+        return made
+
+    def __init__(
+        self,
+        cfg_path: str | os.PathLike[str],
+        output_path: str | os.PathLike[str] = DEFAULT_OUTPUT,
+        poll_interval: float = DEFAULT_POLL_S,
+        *,
+        late: Late = "refuse",
+        granularity: int = 1,
+        step_position: Literal["begin", "end"] = "end",
+        strict: bool = False,
+        agree: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(cfg_path, str | os.PathLike):
+            raise TypeError("The cfg_path must be a string.")
+        _check(late, step_position, granularity)
+        for name in kwargs:
+            hint = did_you_mean(name, _OWN_ARGUMENTS)
+            log.warning("DynamicProfilerMonitor: %r is no argument and has no effect%s", name, hint)
+        if not isinstance(output_path, str | os.PathLike):
+            log.warning("output_path must be a path, got %r; %r is taken", output_path, DEFAULT_OUTPUT)
+            output_path = DEFAULT_OUTPUT
+        place = Path(cfg_path)
+        target = detect_target()
+        self.rank = target.rank
+        self.output_path = Path(directory_from_environment(output_path))
+        self.config_path = Path(os.path.realpath(place if place.suffix == ".json" else place / CONFIG))
+        several = agree and target.size_known and target.rank_size > 1
+        if agree and not target.size_known and rank_from_environment()[0] is not None:
+            log.warning(ALONE, self.rank)
+        self._group, self._position, self._strict = granularity, step_position, strict
+        self._recorder = WindowRecorder(self.rank, self.output_path)
+        self._step_num = 0
+        self._ended = 0
+        """Number of the last step that has ended."""
+        self._errors_to_raise: deque[str] = deque()
+        self._early = False
+        """Whether the window was begun where this was made, before anybody said that this is a callback."""
+        # The loop's first step goes on already, unless `step()` is called at its begin. A callback of MindSpore is told of
+        # it: so rank 0 has until then to plan a window that begins with it.
+        goes_on = step_position == "end" and not (several and _is_callback(type(self)))
+        self._windows = WindowFollower(
+            "dynamic profiler",
+            rank=self.rank,
+            step=1 if several and goes_on else 0,
+            # Another rank may have read the file before this one.
+            settings=lambda: self._control.read() if several else self._control.content,
+        )
+        self._control = Controller(
+            Control(path=str(self.config_path), poll=_poll_seconds(poll_interval), create=False, agree=several),
+            self._windows.arming,
+            self.rank,
+            target.rank_size,
+            decode=lambda content: MonitorFile(DynamicProfilerArgs.from_json(content), late, granularity),
+            refused=self._refused,
+            forgets=True,
+        )
+        if self.rank == 0:
+            self.config_path.parent.mkdir(parents=True, exist_ok=True)
+            create_once(self.config_path, json.dumps(DEFAULT_FILE, indent=4).encode() + b"\n")
+        self._control.start()
+        log.info("[Dynamic Profiler] rank %d: config json file: %s", self.rank, self.config_path)
+        _open_monitors.add(self)
+        if goes_on and self._windows.next_change <= 1:
+            self._early = self._before(1)
+
+    @property
+    def config(self) -> DynamicProfilerArgs | None:
+        """The latest configuration that could be read and is followed."""
+        found = self._control.followed
+        return found.config if isinstance(found, MonitorFile) else None
+
+    @property
+    def profilers(self) -> list[Profiler]:
+        """One for each window so far, of the latest 64."""
+        return self._recorder.profilers
+
+    # the callback
+
+    def step_begin(self, run_context: Any) -> None:
+        """A step begins, whose number, 1 for the first, is `cur_step_num` of the context's original arguments."""
+        self._recorder.go_on()
+        step = int(run_context.original_args().cur_step_num)
+        self._recorder.steps_per_call = self._group
+        if self._early:
+            self._begin_again()
+        # Where data are sunk the number is that of the last step of a group.
+        first = 1 if step <= self._group else step
+        self._before(self._ended + 1 if 0 < self._ended < step else first)
+
+    def step_end(self, run_context: Any) -> None:
+        """A step has ended."""
+        self._after(int(run_context.original_args().cur_step_num))
+        self._recorder.wait()
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        """As `step_begin`, by the name that MindSpore calls."""
+        self.step_begin(run_context)
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """As `step_end`, by the name that MindSpore calls."""
+        self.step_end(run_context)
+
+    def on_train_end(self, run_context: Any = None) -> None:
+        """Training has ended: a window that runs ends, and the file is not watched any more."""
+        self.close()
+
+    # the other form
+
+    def step(self) -> None:
+        """Counts a step, the first is 1; called once in each, always at the same place of the loop's body.
+
+        Raises:
+            RuntimeError: with `strict`, for a configuration that cannot be followed.
+        """
+        self._early = False
+        self._step_num += 1
+        if self._position == "begin":
+            if self._step_num > 1:
+                self._after(self._step_num - 1)
+            self._before(self._step_num)
+        else:
+            self._after(self._step_num)
+            self._before(self._step_num + 1)
+        if self._errors_to_raise:
+            errors = [self._errors_to_raise.popleft() for _ in range(len(self._errors_to_raise))]
+            raise RuntimeError(f"{self.config_path}: {'; '.join(errors)}")
+
+    def close(self) -> None:
+        """Ends what runs, which is analysed as far as it came, and stops watching. Closing twice changes nothing."""
+        self._close("training ended")
+
+    def terminate(self) -> None:
+        """As `close()`, for a process that is about to end: products are made in the background."""
+        self._recorder.analyse_in_background()
+        self._close("the process was terminated")
+
+    def _close(self, reason: str) -> None:
+        if self._recorder.recording:
+            log.warning("[Dynamic Profiler] rank %d: %s inside of a window", self.rank, reason)
+            self._cut(self._ended, reason)
+        self._control.close()
+        _open_monitors.discard(self)
+
+    # both
+
+    def _refused(self, answer: str) -> None:
+        """A request was refused; on the control thread, or where this is made."""
+        log.error("[Dynamic Profiler] rank %d: %s", self.rank, answer)
+        if self._strict:
+            self._errors_to_raise.append(answer)
+
+    def _before(self, step: int) -> bool:
+        """Begins a window if one has to begin with this step; whether one did."""
+        window = self._windows.begin(step)
+        return window is not None and self._begin(window)
+
+    def _after(self, step: int) -> None:
+        self._ended = step
+        if self._recorder.recording:
+            self._recorder.step(self._windows.end(step))
+
+    def _begin(self, window: ArmedWindow) -> bool:
+        found = window.settings
+        begun = self._recorder.begin(window, found.config if isinstance(found, MonitorFile) else DynamicProfilerArgs())
+        if not begun:
+            self._cut(window.first, "it could not begin")
+        return begun
+
+    def _begin_again(self) -> None:
+        """The window was begun where this was made; what it recorded since is no part of the first step."""
+        self._early = False
+        window = self._windows.running
+        if window is not None and self._recorder.recording:
+            self._recorder.discard()
+            self._begin(window)
+
+    def _cut(self, step: int, reason: str) -> None:
+        window = self._windows.cut(step, reason)
+        if window is not None:
+            self._recorder.finish(window)
+
+
+_classes: dict[type, type] = {}
+
+
+def _is_callback(kind: type[Any]) -> bool:
+    """True if it is a callback of MindSpore's own class."""
+    base = _callback_class()
+    return base is not None and issubclass(kind, base)
+
+
+def _as_callback(kind: type[Any]) -> type[Any]:
+    """The class, which is also a callback of MindSpore if that is imported: it calls nothing else."""
+    base = _callback_class()
+    if base is None or issubclass(kind, base):
+        return kind
+    if kind not in _classes:
+        body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+        _classes[kind] = type(kind.__name__, (kind, base), body)
+    return _classes[kind]
+
+
+def _callback_class() -> Any:
+    return getattr(sys.modules.get("mindspore.train"), "Callback", None)
+
+
+def _check(late: object, step_position: object, granularity: object) -> None:
+    for name, value, known in (("late", late, ("refuse", "clip")), ("step_position", step_position, ("begin", "end"))):
+        if value not in known:
+            raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
+    if isinstance(granularity, bool) or not isinstance(granularity, int) or granularity < 1:
+        raise ValueError(f"granularity must be a whole number from 1, got {granularity!r}")
+
+
+def _poll_seconds(interval: object) -> float:
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0.01 <= interval <= 86_400:
+        log.error("poll_interval must be a number of seconds from 0.01 to 86400, got %r; 2 is taken", interval)
+        return DEFAULT_POLL_S
+    return float(interval)
+
+
+_open_monitors: Final[weakref.WeakSet[DynamicProfilerMonitor]] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for monitor in list(_open_monitors):
+        monitor.close()
+
+
+def _terminate_all() -> None:
+    for monitor in list(_open_monitors):
+        monitor.terminate()
+    analysis_thread.wait(TERMINATION_WAIT_S)
+
+
+before_exit(_close_all)
+before_close(_terminate_all)
+os.register_at_fork(after_in_child=_open_monitors.clear)

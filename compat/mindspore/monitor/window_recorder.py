@@ -1,0 +1,121 @@
+"""Records the windows of `DynamicProfilerMonitor`: a `Profiler` for each, in a directory that is named after its steps."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from stepscope.compat.mindspore.monitor.dynamic_args import UNSET_PATH, DynamicProfilerArgs
+from stepscope.compat.mindspore.output_layout import METADATA, STEPS_PER_CALL
+from stepscope.compat.mindspore.profiler import Profiler
+from stepscope.runtime import _core
+from stepscope.runtime.requests.armed_window import ArmedWindow, recorded_name
+
+log = logging.getLogger("stepscope")
+
+MOST_PROFILERS: Final = 64
+"""Windows whose profilers can be asked afterwards."""
+
+
+class WindowRecorder:
+    """Those of one rank, one after the other. Nothing raises: training goes on without a window."""
+
+    def __init__(self, rank: int, output_path: Path) -> None:
+        """Args: of this process; where windows go unless a configuration says."""
+        self.profilers: list[Profiler] = []
+        """One for each window so far, of the latest `MOST_PROFILERS`."""
+        self.steps_per_call = 1
+        """Steps of training for each step of the trace."""
+        self._rank, self._output_path = rank, output_path
+        self._profiler: Profiler | None = None
+        self._mode: str | None = None
+        self._into = output_path
+        self._waiting: _core.span | None = None
+
+    @property
+    def recording(self) -> bool:
+        """True if a window runs."""
+        return self._profiler is not None
+
+    def begin(self, window: ArmedWindow, config: DynamicProfilerArgs) -> bool:
+        """Begins a window; whether it could."""
+        first, last = window.first, window.last
+        self._into = self._output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
+        try:
+            profiler = Profiler(output_path=self._directory(first, last), start_profile=False, **config.args)
+            profiler.decided = True
+            about = {**window.facts(), "run_id": window.request.run_id, STEPS_PER_CALL: self.steps_per_call}
+            profiler.add_metadata(METADATA, about)
+            profiler.step_num = first
+            profiler.start()
+        except Exception as error:  # training goes on without
+            log.error("[Dynamic Profiler] rank %d: the window cannot begin: %s", self._rank, error)
+            return False
+        self._profiler, self._mode = profiler, config.analyse_mode
+        self.profilers.append(profiler)
+        del self.profilers[:-MOST_PROFILERS]
+        self._mark("start", window)
+        self._log("start", window, f"start at step {first}, will stop at step {last}")
+        return True
+
+    def step(self, ended: ArmedWindow | None = None) -> None:
+        """A step of the window has ended, and with it the window, if that is given."""
+        if self._profiler is None:
+            return
+        if ended is not None:
+            self._mark("stop", ended)
+        self._profiler.step()
+        if ended is not None:
+            self.finish(ended)
+
+    def wait(self) -> None:
+        """Between two steps: what passes until `go_on` is waiting for data."""
+        if self._profiler is not None:
+            self._waiting = _core.span("data_wait", category="dataloader")
+            self._waiting.__enter__()
+
+    def go_on(self) -> None:
+        """The data are there."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.__exit__(None, None, None)
+
+    def finish(self, ended: ArmedWindow) -> None:
+        """Ends the window, which gets its name, and has it analysed."""
+        profiler, self._profiler = self._profiler, None
+        self.go_on()
+        if profiler is None:
+            return
+        try:
+            profiler.stop()
+            profiler.move(self._directory(ended.first, ended.last))
+            if self._mode is not None:
+                profiler.analyse(mode=self._mode)
+        except Exception as error:  # training goes on; raw data are kept
+            log.error("[Dynamic Profiler] rank %d: the window did not end well: %s", self._rank, error)
+        why = f": {ended.reason}" if ended.state in ("aborted", "cut") else ""
+        self._log("stop", ended, f"stop at step {ended.last}{why}")
+
+    def discard(self) -> None:
+        """Forgets the window that runs, and what it has recorded."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            self.profilers.remove(profiler)
+            profiler.discard()
+
+    def analyse_in_background(self) -> None:
+        """The window's end waits for no products."""
+        self._mode = self._mode and "async"
+
+    def _directory(self, first: int, last: int) -> Path:
+        return self._into / recorded_name(self._rank, first, last)
+
+    def _mark(self, event: str, window: ArmedWindow) -> None:
+        """In the trace, in the step that goes on."""
+        _core.instant(f"dynamic profiler: {event}", category="stepscope", first=window.first, last=window.last)
+
+    def _log(self, event: str, window: ArmedWindow, text: str) -> None:
+        """Writes to the log; the record has the facts as `stepscope`."""
+        facts = {"event": event, "rank": self._rank, "first": window.first, "last": window.last}
+        log.info("[Dynamic Profiler] rank %d: %s", self._rank, text, extra={"stepscope": facts})

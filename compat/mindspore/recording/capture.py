@@ -1,0 +1,368 @@
+"""A capture: one recording from start to stop, with its directories and windows."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import resource
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.analysis.allocations import CAPACITY
+from stepscope.analysis.flops import PEAK
+from stepscope.backends.counters.process_memory import COUNTER, capacities, resident_bytes
+from stepscope.backends.mindspore.backend import MindSporeBackend
+from stepscope.build import trace
+from stepscope.compat.mindspore.analysis.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
+from stepscope.compat.mindspore.analysis.background import analysis_thread
+from stepscope.compat.mindspore.options.options import ProfilerOptions
+from stepscope.compat.mindspore.options.trace_handler import TraceHandler
+from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory, windows_in, write_facts
+from stepscope.compat.mindspore.products.base import MEMORY
+from stepscope.compat.mindspore.products.operators import OperatorTable
+from stepscope.compat.mindspore.recording.cost_estimate import RecordingCost, costs
+from stepscope.compat.mindspore.sources import backends as sources
+from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
+from stepscope.compat.mindspore.sources.device import DeviceTarget
+from stepscope.exporters.journal import JournalExporter
+from stepscope.runtime import _core
+from stepscope.runtime.control.entry_points.environment import options_in_effect
+from stepscope.runtime.control.settings import Control
+from stepscope.runtime.errors import ControlError, FormatError
+from stepscope.runtime.journal import segments
+from stepscope.runtime.options import Options, Signal
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.schedule.schedule import ScheduleFunction
+from stepscope.runtime.windows.window import Window
+
+log = logging.getLogger("stepscope")
+
+MOST_TABLES = 256
+"""Windows of a capture whose tables of operators stay in memory; those of earlier ones need raw data."""
+
+CLOSE_SECONDS = 30.0
+"""How long the end of a capture waits at most until the recorded events are on disk."""
+
+
+class CapturePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a capture."""
+
+    options: ProfilerOptions
+    target: DeviceTarget
+    limits: tuple[str, ...]
+    schedule: ScheduleFunction | None
+    handler: TraceHandler | None
+    """Makes the products of each window as it ends; `None`: they are made on request."""
+    callback: Callable[..., Any] | None
+    """The program's own `on_trace_ready`."""
+    metadata: Callable[[], Mapping[str, Any]]
+    base: str | os.PathLike[str]
+    """Directory below which windows get theirs."""
+    control: Control | None
+    """By which ways windows can be asked for."""
+    fixed: Collection[str]
+    """Arguments that STEPSCOPE_OPTIONS cannot change."""
+
+
+class CapturedWindow:
+    """One finished window, and the products that were made of it."""
+
+    def __init__(self, window: Window, directory: Path, journal: Path) -> None:
+        self.window = window
+        self.directory = directory
+        self._journal = journal
+        self._done: dict[tuple[bool, tuple[int, ...] | None], Future[WindowAnalysis]] = {}
+        self._operators: OperatorTable | None = None
+        self._keeps_operators = True
+
+    def analyse(self, request: AnalysisRequest) -> Future[WindowAnalysis]:
+        """Has the products made; those that were made already in the same way are not made again."""
+        key = request.pretty, request.steps
+        if key not in self._done:
+            self._done[key] = analysis_thread.submit(lambda: self._analyse(request))
+        return self._done[key]
+
+    def _analyse(self, request: AnalysisRequest) -> WindowAnalysis:
+        done, table = analyse_window(self.raw, self.window, self.directory, request)
+        if request.steps is None and self._keeps_operators:
+            self._operators = table
+        return done
+
+    @property
+    def raw(self) -> Path:
+        """The journal that has the window: its own copy if there is one."""
+        own = self.directory / RAW / "window.journal"
+        return own if segments.exists(own) else self._journal
+
+    def moved(self, old: Path, new: Path, journal: Path | None) -> None:
+        """A directory has another name now."""
+        self.directory = new if self.directory == old else self.directory
+        self._journal = journal or self._journal
+
+    def forget_operators(self) -> None:
+        """Keeps its table of operators no longer in memory."""
+        self._keeps_operators, self._operators = False, None
+
+    @property
+    def analysed(self) -> bool:
+        """True if all that was asked for is complete, and something was."""
+        return bool(self._done) and all(
+            future.done() and future.exception() is None and future.result().complete for future in self._done.values()
+        )
+
+    def operators(self, steps: tuple[int, ...] | None) -> OperatorTable:
+        """Its operators. Blocks while they are read, unless the window was analysed.
+
+        Raises:
+            FileNotFoundError: if the raw data are needed and were deleted.
+        """
+        if steps is None and self._operators is not None:
+            return self._operators
+        journal = self.raw
+        if not segments.exists(journal):
+            raise FileNotFoundError(f"raw data of {self.directory} were deleted; record with data_simplification=False")
+        index = self.window.index
+        return analysis_thread.call(lambda: operators_of(journal, index, steps))
+
+
+class Capture:
+    """Records with a profiler of stepscope, whose run is in the first window's directory.
+
+    Raises:
+        ProfilerIOException: if nothing can be written there.
+        ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
+    """
+
+    def __init__(self, plan: CapturePlan, owner: object, step: int) -> None:
+        self._plan, self._owner = plan, owner
+        handler = plan.handler
+        self._worker = None if handler is None else handler.worker_name
+        self._named_device = named_device(plan.options, plan.target.device)
+        self.directory = new_directory(plan.base, self._worker, self._named_device)
+        self.windows: list[CapturedWindow] = []
+        self._failed: dict[int, str] = {}
+        """Windows whose directory could not be written, and why."""
+        self.ended = False
+        self._stepped = False
+        self._page = resource.getpagesize() if plan.options.memory else 0
+        self._estimate = costs.estimate(plan.options)
+        waits = plan.options.data_process and "mindspore" in plan.target.frameworks
+        self._dataset_waits = DatasetWaits() if waits else None
+        self._journal: Path | None = None
+        self.profiler = self._make(step)
+
+    def _make(self, step: int) -> Profiler:
+        plan = self._plan
+        loader: tuple[Signal, ...] = ("loader",) if plan.options.data_process else ()
+        options = Options(close_timeout=CLOSE_SECONDS, signals=loader)
+        known: dict[str, Any] = {} if plan.options.peak_flops is None else {PEAK: plan.options.peak_flops}
+        known |= {CAPACITY: capacities()} if plan.options.memory else {}
+        try:
+            backends = sources.choose(plan.options, plan.target)
+            self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
+            made = trace(
+                schedule=plan.schedule,
+                backends=backends,
+                # Given here, as products are made of it: the environment may turn off those that nobody needs.
+                exporters=[JournalExporter.of(options_in_effect(options))],
+                on_trace_ready=self._ready,
+                name="mindspore",
+                output_dir=self.directory / RAW,
+                metadata={**plan.metadata(), **known},
+                start=False,
+                overhead_budget=plan.options.overhead_budget,
+                options=options,
+                control=plan.control,
+                fixed=plan.fixed,
+            )
+            if made.keep_last is not None:
+                raise ControlError(
+                    f"STEPSCOPE_OPTIONS.keep_last={made.keep_last.steps}: windows of stepscope.mindspore end with steps, and a "
+                    "flight recorder's when somebody saves them; ask by `schedule` or `window`, or use stepscope.trace()"
+                )
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        made.step_num = step
+        return made
+
+    def begin(self) -> None:
+        """Starts recording. Raises what `stepscope.Profiler.start` does, after which nothing is left."""
+        plan = self._plan
+        try:
+            # Written now as well, so that an analysis after a crash knows how it was recorded.
+            strategy = plan.options.parallel_strategy
+            try:
+                write_facts(self.directory, plan.target, self._about(0), plan.metadata(), strategy=strategy)
+            except OSError as error:  # the disk is full, perhaps for a moment only: they are written at the end again
+                log.warning("%s: cannot write how it is recorded: %s", self.directory, error.strerror)
+            self.profiler.start()
+            self._read_memory()
+            if self._dataset_waits is not None:
+                self._dataset_waits.begin()
+        except BaseException:
+            try:
+                self.profiler.close()  # it may record already, into the directory
+            finally:
+                shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+
+    def step(self) -> None:
+        """Ends a step. The operators that it launched are part of it, and a reading of the memory, if that is wanted."""
+        self._wait_for_operators()
+        self._read_memory()
+        self._stepped = True
+        self.profiler.step()
+
+    def end(self) -> None:
+        """Ends recording, and waits until the events are on disk."""
+        if self.ended:
+            return
+        self.ended = True
+        problem = "" if self._dataset_waits is None else self._dataset_waits.end()
+        if problem:
+            log.warning("data_process recorded nothing: %s", problem)
+        self._wait_for_operators()
+        if not self._stepped:  # else what the last step() began is a step only if the program did something in it
+            self._read_memory()
+        self.profiler.stop()
+        self.profiler.close()
+        pipeline = self.profiler.statistics().pipeline
+        steps = sum(len(window.window.steps) for window in self.windows)
+        if pipeline is not None and steps:
+            overhead = pipeline.overhead
+            size = sum(path.stat().st_size for path in segments.segment_paths(self.journal))
+            cost_ns = overhead.training_ns + overhead.background_ns
+            costs.add(self._plan.options, RecordingCost(steps, size, cost_ns, overhead.recorded_ns))
+
+    def _wait_for_operators(self) -> None:
+        for backend in self._asynchronous:
+            backend.settle()
+
+    def _read_memory(self) -> None:
+        """Reads the memory once more, where it is wanted: a step, or all of a capture, may be over before the thread reads it."""
+        if self._page and self.profiler.current_action.records:
+            _core.counter(COUNTER, resident_bytes(self._page), category=MEMORY)
+
+    @property
+    def journal(self) -> Path:
+        """Of the run."""
+        return self._journal or self.profiler.output.path / "journal"
+
+    def request(self, *, pretty: bool = False, steps: tuple[int, ...] | None = None) -> AnalysisRequest:
+        """How its windows are analysed."""
+        plan = self._plan
+        return AnalysisRequest(options=plan.options, target=plan.target, limits=plan.limits, pretty=pretty, steps=steps)
+
+    def simplify(self) -> Future[None]:
+        """Deletes raw data once everything that is asked for by then is made, if the options say so."""
+        return analysis_thread.submit(self._simplify)
+
+    def _simplify(self) -> None:
+        if not (self._plan.options.data_simplification and self.windows):
+            return
+        if all(each.analysed for each in self.windows) and not self.missing():
+            shutil.rmtree(self.directory / RAW, ignore_errors=True)
+
+    def missing(self) -> tuple[str, ...]:
+        """Windows that were recorded and that this capture cannot analyse: a sentence for each. Their raw data are kept."""
+        if not segments.exists(self.journal):  # deleted, as all was analysed
+            return ()
+        try:
+            recorded = windows_in(self.journal)
+        except (FormatError, OSError) as error:
+            return (f"the windows of {self.journal} cannot be listed: {error}; it stays where it is",)
+        known = {window.window.index for window in self.windows}
+        return tuple(
+            f"window {index}: {self._failed.get(index, 'it was not delivered before the recording was closed')}; its raw data "
+            f"stay in {self.journal.parent}: `stepscope analyse {self.directory}` makes its products"
+            for index in sorted((recorded | self._failed.keys()) - known)
+        )
+
+    def move(self, base: Path) -> None:
+        """Moves its directories below another one; after the end, before any analysis."""
+        for old in self._directories():
+            if old.parent == base.resolve():
+                continue
+            base.mkdir(parents=True, exist_ok=True)
+            new = base.resolve() / old.name
+            old.rename(new)
+            with contextlib.suppress(OSError):  # it has other files
+                old.parent.rmdir()
+            if self.directory == old:
+                self._journal = new / self.journal.relative_to(old)
+                self.directory = new
+            for window in self.windows:
+                window.moved(old, new, self._journal)
+
+    def _directories(self) -> Iterable[Path]:
+        return dict.fromkeys((self.directory, *(window.directory for window in self.windows)))
+
+    def discard(self) -> None:
+        """Ends recording and deletes what was written: it was begun too early."""
+        self.end()
+        for directory in self._directories():
+            shutil.rmtree(directory, ignore_errors=True)
+        self.windows.clear()
+
+    def _about(self, window: int) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "run": self.directory.name,
+            "window": window,
+            "diagnostics": [*plan.limits, *plan.target.notes],
+            "estimate": msgspec.structs.asdict(self._estimate),
+            "options": msgspec.structs.asdict(plan.options),
+        }
+
+    def _ready(self, window: Window) -> None:
+        """Is called with each finished window, on a worker thread."""
+        try:
+            captured = self._add_window(window)
+        except BaseException as error:
+            self._failed[window.index] = f"its directory could not be written: {type(error).__name__}: {error}"
+            raise
+        plan = self._plan
+        if plan.handler is not None and plan.handler.analyse_flag:
+            captured.analyse(self.request())
+        if plan.callback is not None:
+            _call(plan.callback, self._owner)
+
+    def _add_window(self, window: Window) -> CapturedWindow:
+        """Makes its directory, and writes its facts and, where raw data stay, its journal."""
+        plan = self._plan
+        first = not self.windows
+        directory = self.directory if first else new_directory(plan.base, self._worker, self._named_device)
+        about = {
+            **self._about(window.index),
+            "profiling_start_time": window.wall_start_ns,
+            "profiling_time(ms)": (window.end_ns - window.start_ns) / 1e6,
+            "steps": [step.number for step in window.steps],
+            "complete": window.complete,
+            "diagnostics": [*window.diagnostics, *plan.limits, *plan.target.notes],
+        }
+        write_facts(directory, plan.target, about, plan.metadata(), strategy=plan.options.parallel_strategy)
+        if not first and not plan.options.data_simplification:
+            (directory / RAW).mkdir()
+            window.export(directory / RAW / "window.journal")
+        captured = CapturedWindow(window, directory, self.journal)
+        self.windows.append(captured)
+        if len(self.windows) > MOST_TABLES:
+            self.windows[-1 - MOST_TABLES].forget_operators()
+        return captured
+
+
+def _call(callback: Callable[..., Any], owner: object) -> None:
+    """Calls the program's `on_trace_ready` with the profiler, or without arguments if it has no parameters."""
+    try:
+        has_parameters = bool(inspect.signature(callback).parameters)
+    except (TypeError, ValueError):  # a builtin
+        has_parameters = True
+    callback(owner) if has_parameters else callback()

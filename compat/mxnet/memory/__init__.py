@@ -1,0 +1,1 @@
+"""Memory over time as counters, and the table of allocations."""

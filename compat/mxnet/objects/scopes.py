@@ -1,0 +1,122 @@
+"""Scopes, which label what is allocated inside of them, and custom operators, which name their parts as MXNet does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from contextvars import ContextVar
+
+from stepscope.compat.mxnet.objects.names import legal
+from stepscope.runtime import _core
+
+NONE = "<unk>:"
+"""What the scope is called where there is none, as MXNet calls it."""
+
+CATEGORY = "scope"
+OPERATOR_CATEGORY = "Custom Operator"
+
+
+class Label:
+    """A label that was entered, and the one around it."""
+
+    __slots__ = ("left", "outer", "text")
+
+    def __init__(self, text: str, outer: Label | None) -> None:
+        self.text = text
+        self.outer = outer
+        self.left = False
+        """Whether it was left in another context than the one that it holds in."""
+
+
+class Labels:
+    """Labels that follow asyncio tasks: one that is made under a label keeps it, also when that is left."""
+
+    def __init__(self, name: str) -> None:
+        self._innermost: ContextVar[Label | None] = ContextVar(name, default=None)
+
+    def current(self) -> Label | None:
+        """The label that holds here."""
+        label = self._innermost.get()
+        while label is not None and label.left:
+            label = label.outer
+        return label
+
+    def enter(self, text: str) -> Label:
+        """A label holds here, until it is left."""
+        label = Label(text, self.current())
+        self._innermost.set(label)
+        return label
+
+    def leave(self, label: Label) -> None:
+        """It holds no more, wherever this is called: a generator that entered it may be closed by another thread."""
+        if self._innermost.get() is label:
+            self._innermost.set(label.outer)
+        else:
+            label.left = True
+
+
+_scopes = Labels("stepscope_mxnet_scope")
+_operators = Labels("stepscope_mxnet_operator")
+
+
+def current_scope() -> str:
+    """The scope of this thread or task; `<unk>:` if there is none."""
+    label = _scopes.current()
+    return NONE if label is None else label.text
+
+
+@contextlib.contextmanager
+def scope(name: str = NONE, append_mode: bool = True) -> Generator[str]:
+    """Labels what is done in the body, also by asyncio tasks that are made in it. Gives the whole label.
+
+    The scope is a span of the trace, and the label of memory that is allocated in it (`set_config` has
+    `gpu_memory_profile_filename_prefix`). The former scope is back when the body is left, by an exception or not.
+
+    Args:
+        name: ends with a colon; one is added if not.
+        append_mode: whether the scope around this one is put in front.
+
+    Raises:
+        TypeError: if the name is no str.
+    """
+    text = legal("scope", name)
+    text = text if text.endswith(":") else f"{text}:"
+    before = current_scope()
+    if append_mode and before != NONE:
+        text = legal("scope", before + text)
+    label = _scopes.enter(text)
+    try:
+        with _core.span(text, category=CATEGORY):
+            yield text
+    finally:
+        _scopes.leave(label)
+
+
+@contextlib.contextmanager
+def custom_operator(name: str) -> Generator[None]:
+    """An operator written in Python: a span `<name>::pure_python`. Also a decorator.
+
+    Raises:
+        TypeError: if the name is no str.
+    """
+    label = _operators.enter(legal("operator", name))
+    try:
+        with _core.span(legal("operator", f"{name}::pure_python"), category=OPERATOR_CATEGORY):
+            yield
+    finally:
+        _operators.leave(label)
+
+
+@contextlib.contextmanager
+def sub_operator(name: str) -> Generator[None]:
+    """What a custom operator calls: a span `<custom operator>::<name>`, or `<name>` outside of one. Also a decorator.
+
+    Raises:
+        TypeError: if the name is no str.
+    """
+    outer = _operators.current()
+    known = legal("operator", name)
+    with _core.span(
+        known if outer is None else legal("operator", f"{outer.text}::{known}"), category=OPERATOR_CATEGORY
+    ):
+        yield

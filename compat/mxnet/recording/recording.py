@@ -1,0 +1,205 @@
+"""The recording that `set_config` and `set_state` control: a profiler of stepscope with MXNet's files."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import msgspec
+
+from stepscope.build import trace
+from stepscope.compat.mxnet.errors import MXNetError
+from stepscope.compat.mxnet.memory.allocations import Allocations
+from stepscope.compat.mxnet.memory.counters import MemoryBackend
+from stepscope.compat.mxnet.objects.forwarding import forwarding
+from stepscope.compat.mxnet.objects.pausing import pausing
+from stepscope.compat.mxnet.recording.capabilities import capabilities_of, log_missing
+from stepscope.compat.mxnet.recording.files import Files
+from stepscope.compat.mxnet.recording.settings import SHAPES, MXNetSettings
+from stepscope.compat.mxnet.statistics.series import FramePass
+from stepscope.compat.mxnet.statistics.statistics import Statistics
+from stepscope.compat.mxnet.statistics.tables import Row
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.runtime.events.record import EventBatch, Kind
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.windows.open_window import STEPS
+
+log = logging.getLogger("stepscope")
+
+
+class _WithoutImplicitStep(ChromeTraceExporter):
+    """Leaves out the span of a step that no call of `step()` has ended: in a program without steps it is the whole run."""
+
+    _marks = 0
+    _first: EventBatch | None = None
+
+    async def export(self, batch: EventBatch) -> None:
+        self._marks += int((batch.events["kind"] == int(Kind.STEP)).sum())
+        steps = batch.source == STEPS and bool((batch.events["kind"] == int(Kind.SPAN)).all())  # there are pauses, too
+        if self._first is None and self._marks < 2 and steps:
+            self._first = batch
+            return
+        if self._first is not None and self._marks >= 2:
+            first, self._first = self._first, None
+            await super().export(first)
+        await super().export(batch)
+
+
+class Recording:
+    """One process's. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.files = Files()
+        self.settings = MXNetSettings()
+        self._asked: frozenset[str] = frozenset()
+        self.profiler: Profiler | None = None
+        """The profiler that records, or did last; `None` before the first `run`."""
+        self._statistics = Statistics()
+        self._allocations = Allocations()
+        self.running = False
+        """True if the state is `run`."""
+        self._recorded = False
+        """True if it has run since `close`."""
+        self._pauses = 0
+
+    def configure(self, settings: MXNetSettings, asked: frozenset[str]) -> None:
+        """Takes settings. While it runs, what cannot be changed in a file that is being written begins another one; what was
+        recorded so far stays in the file that it is in."""
+        with self._lock:
+            changes = any(getattr(settings, name) != getattr(self.settings, name) for name in SHAPES)
+            self.settings, self._asked = settings, asked
+            forwarding.to = settings.forward
+            if self.profiler is None or not changes:
+                return
+            running, pauses = self.running, self._pauses
+            self.stop()
+            self.profiler.close()
+            self.profiler = None
+            if running:
+                self.run()
+                for _ in range(pauses):
+                    self.pause()
+
+    def run(self) -> None:
+        """Begins to record, or goes on after `stop` in the same file."""
+        with self._lock:
+            if self.running:
+                return
+            if self.profiler is None:
+                self.profiler = self._make()
+                log_missing(self.settings, self._asked)
+            self.profiler.start()
+            self.running = self._recorded = True
+
+    def stop(self) -> None:
+        """Records nothing more; what was recorded is in the file then."""
+        with self._lock:
+            if self.running and self.profiler is not None:
+                self.running = False
+                self._pauses = 0
+                pausing.forget()
+                self.profiler.stop()
+
+    def pause(self) -> None:
+        """Records nothing until `resume`; pauses nest."""
+        with self._lock:
+            if self.running and self.profiler is not None:
+                self._pauses += 1
+                pausing.pause()
+                self.profiler.pause()
+
+    def resume(self) -> None:
+        """Ends the latest pause."""
+        with self._lock:
+            if not self._pauses or self.profiler is None:
+                return
+            self._pauses -= 1
+            self.profiler.resume()
+            if not self._pauses:
+                pausing.resume()
+
+    def step(self) -> None:
+        """The next step begins."""
+        if self.running and self.profiler is not None:
+            self.profiler.step()
+
+    def dump(self, finished: bool) -> None:
+        """Has everything recorded so far in the file, and stops if `finished`. A file that was left for another one is
+        complete already.
+
+        Raises:
+            MXNetError: if nothing was recorded yet.
+            OutputError: if the table of allocations cannot be written.
+        """
+        with self._lock:
+            if not self._recorded:
+                raise MXNetError("dump(): nothing was recorded yet; call set_config() and set_state('run') first")
+            if finished:
+                self.stop()
+            self._flush()
+            if self.settings.gpu_memory_profile_filename_prefix:
+                self._allocations.write(self.settings.gpu_memory_profile_filename_prefix)
+
+    def rows(self, reset: bool) -> list[Row]:
+        """The statistics of everything recorded so far; nothing else changes, unless they begin anew."""
+        with self._lock:
+            self._flush()
+            rows = self._statistics.rows()
+            if reset:
+                self._statistics.reset()
+            return rows
+
+    def passes(self, category: str, name: str) -> tuple[FramePass, ...]:
+        """The passes of a frame."""
+        with self._lock:
+            self._flush()
+            return self._statistics.passes(category, name)
+
+    def close(self) -> None:
+        """Ends the recording; the next `run` begins another one, with the same settings."""
+        with self._lock:
+            self.stop()
+            self._recorded = False
+            self._statistics, self._allocations = Statistics(), Allocations()
+            if self.profiler is not None:
+                self.profiler.close()
+                self.profiler = None
+
+    def of_child(self) -> Recording:
+        """The recording of a forked child: the settings, and none of the locks and files."""
+        child = Recording()
+        child.settings, child._asked = self.settings, self._asked
+        child.files = Files(child=True)
+        return child
+
+    def _flush(self) -> None:
+        if self.profiler is not None and self.running and not self.profiler.flush():
+            log.warning("stepscope.mxnet: not everything that was recorded is in %s yet", self.files.latest)
+
+    def _make(self) -> Profiler:
+        settings = self.settings
+        path = self.files.next(settings.filename)
+        exporters: list[Exporter] = [
+            _WithoutImplicitStep(path, form="object", closed=True, dialect="mxnet"),
+            self._statistics,
+            *settings.exporters,
+        ]
+        if settings.gpu_memory_profile_filename_prefix:
+            exporters.append(self._allocations)
+        backends = [*settings.backends, *([MemoryBackend()] if settings.asks_for("memory") else [])]
+        interval = min(settings.options.drain_interval, settings.dump_period)
+        made = trace(
+            name="mxnet",
+            schedule=settings.schedule,
+            backends=backends,
+            exporters=exporters,
+            output_dir=settings.output_dir,
+            metadata=settings.metadata,
+            start=False,
+            control=settings.control,
+            options=msgspec.structs.replace(settings.options, drain_interval=interval),
+        )
+        made.add_metadata("capabilities", [msgspec.structs.asdict(one) for one in capabilities_of(settings)])
+        return made

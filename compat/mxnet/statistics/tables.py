@@ -1,0 +1,197 @@
+"""The rows of `dumps`, and the text that it returns.
+
+`table` and `json` have the layout of MXNet 1.9.1, with counters in a section of their own, for their values are no times.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from itertools import groupby
+
+from stepscope.compat.mxnet.statistics.series import Values
+from stepscope.runtime.display.text_table import Column, markdown_code, markdown_table, printable
+from stepscope.runtime.settings.documented import Documented
+
+
+class Section(StrEnum):
+    """What a row's numbers are, as the JSON of `dumps` calls it."""
+
+    TIME = "Time"
+    MEMORY = "Memory"
+    COUNTER = "Counter"
+    MARKER = "Marker"
+
+
+UNITS = {Section.TIME: "ms", Section.MEMORY: "kB", Section.COUNTER: "", Section.MARKER: ""}
+"""Units of the numbers of a section."""
+SCALES = {Section.TIME: 1e6, Section.MEMORY: 1e3, Section.COUNTER: 1.0, Section.MARKER: 1.0}
+"""Divisors that convert recorded numbers to these units."""
+
+
+class Row(Documented, frozen=True, kw_only=True):
+    """One name of a category: durations in ms, memory in kB (1,000 bytes), values of counters as they are."""
+
+    section: Section
+    category: str
+    name: str
+    count: int
+    """Passes, values or instants."""
+    total: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
+    avg: float = 0.0
+    std: float = math.nan
+    p50: float = math.nan
+    p95: float = math.nan
+    p99: float = math.nan
+    last: float = math.nan
+    """The latest value of a counter."""
+    weighted: float = math.nan
+    """Mean of a counter over the time from its first value to its last."""
+    rate: float = math.nan
+    """Passes of a frame per second."""
+
+    @classmethod
+    def of(cls, section: Section, category: str, name: str, values: Values, **others: float) -> Row:
+        """A row of durations in ns, bytes, or values of a counter.
+
+        `others` are `last` and `weighted`, on the same scale, and `rate`.
+        """
+        scale = SCALES[section]
+        p50, p95, p99 = values.quantiles(0.50, 0.95, 0.99)
+        rate = others.pop("rate", math.nan)
+        numbers = {
+            "total": values.total,
+            "min": values.min,
+            "max": values.max,
+            "avg": values.mean,
+            "std": values.std,
+            "p50": p50,
+            "p95": p95,
+            "p99": p99,
+            **others,
+        }
+        scaled = {field: number / scale for field, number in numbers.items()}
+        return cls(section=section, category=category, name=name, count=values.count, rate=rate, **scaled)
+
+
+FORMATS = ("table", "json", "csv", "markdown")
+SORT_KEYS = ("total", "avg", "min", "max", "count")
+
+_TITLES = {
+    Section.TIME: ("Time (ms)", "Min Time (ms)", "Max Time (ms)", "Avg Time (ms)"),
+    Section.MEMORY: ("Min Use  (kB)", "Max Use  (kB)", "Avg Use  (kB)"),
+    Section.COUNTER: ("Total", "Min Value", "Max Value", "Avg Value"),
+    Section.MARKER: (),
+}
+_NUMBERS: tuple[tuple[str, Callable[[Row], float]], ...] = (
+    ("Total", lambda row: row.total),
+    ("Min", lambda row: row.min),
+    ("Max", lambda row: row.max),
+    ("Avg", lambda row: row.avg),
+)
+_MORE: tuple[tuple[str, Callable[[Row], float]], ...] = (
+    ("Std", lambda row: row.std),
+    ("P50", lambda row: row.p50),
+    ("P95", lambda row: row.p95),
+    ("P99", lambda row: row.p99),
+    ("Last", lambda row: row.last),
+    ("Time-weighted avg", lambda row: row.weighted),
+    ("Per second", lambda row: row.rate),
+)
+
+
+def render(rows: Iterable[Row], format: str, sort_by: str, ascending: bool) -> str:
+    """The rows as text in one of `FORMATS`, those of a category sorted by one of `SORT_KEYS`, categories by their names."""
+    groups = [
+        (category, section, sorted(group, key=lambda row: getattr(row, sort_by), reverse=not ascending))
+        for (category, section), group in groupby(rows, key=lambda row: (row.category, row.section))
+    ]
+    return {"table": _table, "json": _json, "csv": _csv, "markdown": _markdown}[format](groups)
+
+
+Groups = Sequence[tuple[str, Section, list[Row]]]
+
+
+def _table(groups: Groups) -> str:
+    lines = ["", "Profile Statistics:", "\tNote the difference in units for different entries."]
+    for category, section, rows in groups:
+        titles = _TITLES[section]
+        lines += [printable(category), "================="]
+        for head in (("Name", "Total Count", *titles), ("----", "-----------", *("-" * len(one) for one in titles))):
+            lines.append(f"{head[0]:<25} {head[1]:>15}" + "".join(f" {title:>16}" for title in head[2:]))
+        for row in rows:
+            numbers = [get(row) for _, get in _numbers(section)]
+            lines.append(f"{printable(row.name):<25} {row.count:>15}" + "".join(f" {n:>16.4f}" for n in numbers))
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(section: Section) -> tuple[tuple[str, Callable[[Row], float]], ...]:
+    if section is Section.MARKER:
+        return ()
+    return _NUMBERS[1:] if section is Section.MEMORY else _NUMBERS
+
+
+def _json(groups: Groups) -> str:
+    made: dict[str, dict[str, dict[str, dict[str, float]]]] = {section.value: {} for section in Section}
+    for category, section, rows in groups:
+        made[section][category] = {
+            row.name: {"Count": row.count, **{key: _plain(get(row)) for key, get in _numbers(section)}} for row in rows
+        }
+    unit = {section.value: UNITS[section] for section in Section if UNITS[section]}
+    return json.dumps({**made, "Unit": unit}, indent=4)
+
+
+def _plain(value: float) -> float:
+    """Ten digits: more than a clock has, and no rounding errors such as 0.30000000000000004."""
+    return float(f"{value:.10g}")
+
+
+_COLUMNS = ("Section", "Unit", "Category", "Name", "Count", *(title for title, _ in (*_NUMBERS, *_MORE)))
+
+
+def _csv(groups: Groups) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for category, section, rows in groups:
+        for row in rows:
+            numbers = [*_numbers_of(row)]
+            writer.writerow([section.value, UNITS[section], category, row.name, row.count, *numbers])
+    return text.getvalue()
+
+
+def _numbers_of(row: Row) -> Iterable[str]:
+    """Numbers of all columns; empty where there is none."""
+    shown = {title for title, _ in _numbers(row.section)}
+    for title, get in _NUMBERS:
+        yield _text(get(row)) if title in shown else ""
+    for _, get in _MORE:
+        yield _text(get(row))
+
+
+def _text(value: float) -> str:
+    return "" if math.isnan(value) else repr(_plain(value))
+
+
+def _markdown(groups: Groups) -> str:
+    head = [Column(title, right=at >= 4) for at, title in enumerate(_COLUMNS)]
+    rows = [
+        [
+            section.value,
+            UNITS[section],
+            markdown_code(category),
+            markdown_code(row.name),
+            str(row.count),
+            *_numbers_of(row),
+        ]
+        for category, section, group in groups
+        for row in group
+    ]
+    return markdown_table(head, rows) + "\n"

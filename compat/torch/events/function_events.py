@@ -1,0 +1,274 @@
+"""Events of a window as objects of torch's own classes, which is what programs that read them expect."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import logging
+from importlib import import_module
+from math import inf, nan
+from typing import Any
+
+from stepscope.compat.torch.events.memory_usage import MemoryUsage
+from stepscope.compat.torch.events.profiler_util import (
+    build_tree,
+    find_parents,
+    metadata_names,
+    shown_name,
+    stack_filter,
+    without_overload,
+)
+from stepscope.compat.torch.events.window_spans import WindowSpans
+from stepscope.compat.torch.windows.cycle import Cycle
+from stepscope.runtime.events import clock, strings, tracks
+from stepscope.runtime.events.record import Flag
+
+log = logging.getLogger("stepscope")
+
+_NUMBERED, _ASYNC = int(Flag.NUMBERED), int(Flag.ASYNC)
+_FUNCTION, _BACKWARD, _USER = 0, 1, 7
+"""Scopes (at::RecordScope) that can be distinguished later."""
+
+
+_FUNCTION_ID, _COLLECTIVE = "Record function id", "Collective name"
+_OWN_ENTRIES = {
+    _FUNCTION_ID,
+    "External id",
+    "Ev Idx",
+    "Sequence number",
+    "Fwd thread id",
+    "Concrete Inputs",
+    "Input type",
+    "Input Strides",
+    "Input Dims",
+    "Overload name",
+    "FLOPs",
+    "Module Hierarchy",
+    "Call stack",
+    "Python id",
+    "Python parent id",
+    "Python module id",
+    "Python thread",
+}
+"""Entries that torch's recording has of each function, besides the keyword arguments (torch/csrc/autograd/profiler_kineto.cpp)."""
+_CONSTANTS: dict[str, Any] = {
+    "": None,
+    "None": None,
+    "True": True,
+    "False": False,
+    "inf": inf,
+    "-inf": -inf,
+    "nan": nan,
+}
+
+
+class FunctionEvents:
+    """Makes the `FunctionEvent`s of one window."""
+
+    def __init__(self, cycle: Cycle, deadline: int | None) -> None:
+        """Args: the window; when to stop (ns, monotonic), with what there is by then."""
+        self._util: Any = import_module("torch.autograd.profiler_util")
+        self._types: Any = import_module("torch.autograd").DeviceType
+        self._accepted = set(inspect.signature(self._util.FunctionEvent.__init__).parameters)
+        self._cycle = cycle
+        self._deadline = deadline
+        self._spans = WindowSpans(cycle, arguments=True)
+        self._usage = MemoryUsage(self._spans) if cycle.asked.profile_memory else None
+        self._threads: dict[int, tuple[int, int]] = {}
+        self._names: dict[tuple[int, int | None], tuple[str, str, str]] = {}
+
+    def build(self) -> Any:
+        """torch's `EventList`, in the order in which they began, with parents, children and stacks."""
+        asked = self._cycle.asked
+        events = self._of_spans()
+        self._launch(events)
+        if self._usage is not None:
+            last = max((event.id for event in events), default=0)
+            events += [self._of_memory(last + 1 + n, at, size) for n, (at, size) in enumerate(self._usage.alone())]
+            events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
+        built = self._util.EventList(
+            events, use_device=asked.use_device, profile_memory=asked.profile_memory, with_flops=asked.with_flops
+        )
+        if asked.with_stack:
+            find_parents(built)
+            _give_stacks(built)
+            for event in built:
+                event.cpu_parent, event.cpu_children = None, []
+        every, scopes = list(built), [event.scope for event in built]
+        for event in every:  # torch would look for stacks of forward operators by thread numbers of its own
+            event.scope = _FUNCTION
+        build_tree(built)
+        for event, scope in zip(every, scopes, strict=True):
+            event.scope = scope
+        return built
+
+    def _of_spans(self) -> list[Any]:
+        spans = self._spans
+        block = spans.block
+        callers = spans.callers() if self._cycle.asked.with_stack else None
+        cpu, device = self._usage.of_spans() if self._usage is not None else (None, None)
+        keep, nodes = stack_filter(self._util), spans.nodes()
+        found: list[Any] = []
+        fields = ("ts", "dur", "name", "step", "track", "flags", "args_at", "args_len")
+        columns = zip(*(block[field].tolist() for field in fields), strict=True)
+        others = zip(spans.device.tolist(), spans.annotations.tolist(), strict=True)
+        for number, (columns_of_one, (on_device, annotation)) in enumerate(zip(columns, others, strict=True)):
+            if self._deadline is not None and clock.now() > self._deadline:
+                log.warning(
+                    "events() stopped after post_processing_timeout_s, with %d of %d events", number, len(block)
+                )
+                break
+            details = {
+                "stack": [entry for entry in callers[number] if keep(entry)] if callers else [],
+                "cpu_memory_usage": 0 if cpu is None or on_device else int(cpu[number]),
+                "device_memory_usage": 0 if device is None or on_device else int(device[number]),
+                "is_user_annotation": annotation,
+                "scope": _USER if annotation else _BACKWARD if number in nodes else _FUNCTION,
+            }
+            found.append(self._of_span(number + 1, columns_of_one, on_device, details))
+        return found
+
+    def _of_span(self, number: int, columns: tuple[int, ...], on_device: bool, details: dict[str, Any]) -> Any:
+        ts, dur, name, step, track, flags, at, length = columns
+        args = self._spans.arguments(flags, at, length)
+        shown, traced, overload = self._texts(name, step if flags & _NUMBERED else None)
+        begin = (ts - self._cycle.window.start_ns) / 1000
+        index, thread = self._thread(track)
+        shapes = args.get("Input Dims", [])
+        return self._make(
+            **details,
+            id=int(args.get("External id", number)),
+            name=shown,
+            trace_name=traced,
+            overload_name=overload,
+            thread=thread,
+            start_us=begin,
+            end_us=begin + dur / 1000,
+            fwd_thread=args.get("Fwd thread id", 0),
+            input_shapes=[[] if _is_list(shape) else shape for shape in shapes],
+            structured_input_shapes=shapes,
+            structured_input_strides=args.get("Input Strides", []),
+            input_dtypes=args.get("Input type", []),
+            concrete_inputs=[_concrete(text) for text in args.get("Concrete Inputs", [])],
+            kwinputs={} if on_device else _keyword_inputs(args),
+            extra_meta=self._metadata(args) if on_device or _COLLECTIVE in args else None,
+            use_device=self._cycle.asked.use_device,
+            is_async=bool(flags & _ASYNC),
+            sequence_nr=int(args.get("Sequence number", -1)),
+            device_type=self._device_type() if on_device else self._types.CPU,
+            device_index=index if on_device else 0,
+            device_resource_id=thread,
+            flops=args.get("FLOPs", 0),
+            is_python_function="Python id" in args,
+            external_id=int(args.get("External id", 0)),
+        )
+
+    def _metadata(self, args: dict[str, Any]) -> dict[str, str] | None:
+        """The arguments of which torch makes an event's `event_metadata`, as texts."""
+        known = metadata_names(self._util)
+        found = {
+            key: value if isinstance(value, str) else json.dumps(value) for key, value in args.items() if key in known
+        }
+        return found or None
+
+    def _texts(self, name: int, step: int | None) -> tuple[str, str, str]:
+        """The name that torch groups by, the one in traces, and that of the overload."""
+        found = self._names.get((name, step))
+        if found is None:
+            text, overload = without_overload(strings.text(name))
+            text = text if step is None else f"{text}#{step}"
+            found = self._names[name, step] = (
+                shown_name(self._util, text, grouped=True),
+                shown_name(self._util, text, grouped=False),
+                overload,
+            )
+        return found
+
+    def _of_memory(self, number: int, at: int, size: tuple[int, int]) -> Any:
+        """An allocation outside of every operator is an event of its own."""
+        when = (at - self._cycle.window.start_ns) / 1000
+        return self._make(
+            id=number,
+            name="[memory]",
+            overload_name="",
+            thread=0,
+            start_us=when,
+            end_us=when,
+            fwd_thread=0,
+            input_shapes=[],
+            stack=[],
+            use_device=self._cycle.asked.use_device,
+            cpu_memory_usage=size[0],
+            device_memory_usage=size[1],
+            flops=0,
+        )
+
+    def _make(self, **values: Any) -> Any:
+        if not values.keys() <= self._accepted:  # an older torch
+            values = {key: value for key, value in values.items() if key in self._accepted}
+        return self._util.FunctionEvent(**values)
+
+    def _launch(self, events: list[Any]) -> None:
+        """Gives operators the kernels that they launched."""
+        launchers: dict[int, Any] = {}
+        for event in events:
+            if event.device_type == self._types.CPU and not event.is_user_annotation:
+                launchers.setdefault(event.id, event)  # a call of the device's runtime has its operator's number
+        for event in events:
+            launcher = launchers.get(event.id) if event.device_type != self._types.CPU else None
+            if launcher is not None and not event.is_user_annotation:
+                launcher.append_kernel(event.name, event.device_index, event.time_range.elapsed_us())
+
+    def _thread(self, track: int) -> tuple[int, int]:
+        """Process or device, and thread or stream."""
+        found = self._threads.get(track)
+        if found is None:
+            known = tracks.get(track)
+            found = self._threads[track] = (0, 0) if known is None else (known.pid, known.tid)
+        return found
+
+    def _device_type(self) -> Any:
+        names = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU"}
+        return getattr(self._types, names.get(self._cycle.asked.use_device or "cuda", "PrivateUse1"))
+
+
+def _concrete(text: str) -> Any:
+    """The value of an input that torch's recording has as text; `None` for a tensor, which has none."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    try:
+        return ast.literal_eval(text) if text[0] in "[-.0123456789" else text
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _keyword_inputs(args: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a function that was recorded with some. torch's recording has them among its own entries."""
+    if _FUNCTION_ID not in args or _COLLECTIVE in args:
+        return {}
+    return {key: value for key, value in args.items() if key not in _OWN_ENTRIES}
+
+
+def _give_stacks(events: Any) -> None:
+    """Operators of the backward pass get the stack of the forward operator that made their node, as torch has it: the
+    first of the node's sequence number."""
+    forward: dict[int, list[str]] = {}
+    for event in events:
+        if event.sequence_nr >= 0 and _node(event) is None and event.stack is not None:
+            forward.setdefault(event.sequence_nr, event.stack)
+    for event in events:
+        node = _node(event)
+        if node is not None:
+            event.stack = forward.get(node.sequence_nr, [])
+
+
+def _node(event: Any) -> Any:
+    while event is not None and event.scope != _BACKWARD:
+        event = event.cpu_parent
+    return event
+
+
+def _is_list(shape: Any) -> bool:
+    """True if a shape is that of a list of tensors."""
+    return bool(shape) and isinstance(shape[0], list)

@@ -1,0 +1,162 @@
+"""The spans of a window, as torch's profiler would have them: which count, and what encloses what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.backends.torch.kineto.blocks import nest
+from stepscope.backends.torch.links import ENGINE
+from stepscope.compat.torch.events.own_frames import own_frames, own_names
+from stepscope.compat.torch.events.profiler_util import without_overload
+from stepscope.compat.torch.windows.cycle import Cycle
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
+
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+"""Categories of what runs on an accelerator."""
+FRAMES = ("python_function",)
+"""Category of Python's functions, which torch counts as events where stacks were asked for."""
+OPERATORS = ("cpu_op", "cuda_runtime", "cuda_driver", *DEVICE[:3], *FRAMES)
+"""Categories of what is no annotation of the program."""
+_INLINE = int(Flag.ARG_INLINE)
+_NOT_TORCHS = ("task",)
+_HIDDEN = (
+    "profiler::_record_function_enter",
+    "profiler::_record_function_enter_new",
+    "profiler::_record_function_exit",
+    "aten::is_leaf",
+    "aten::output_nr",
+    "aten::_version",
+)
+"""Operators that torch leaves out of tables and `events()`."""
+
+
+class WindowSpans:
+    """Spans in the order of their begin, longer ones first; `parent` is 1 + the index of what encloses it, 0 for nothing.
+
+    64 bytes for each while it is held. What is drawn as an async pair encloses nothing.
+    """
+
+    def __init__(self, cycle: Cycle, *, arguments: bool = False) -> None:
+        """Reads the window; with `arguments` also what spans and allocations carry."""
+        spans: list[Block] = []
+        memory: list[Block] = []
+        heap = bytearray()
+        steps = strings.intern("ProfilerStep")
+        for batch in cycle.batches():
+            events = batch.events
+            found = events[events["kind"] == Kind.SPAN].copy()
+            if not cycle.asked.steps:
+                found = found[(found["name"] != steps) | (found["flags"] & Flag.NUMBERED == 0)]
+            if arguments:
+                allocations = events[events["kind"] == Kind.MEMORY].copy()
+                for block in (found, allocations):
+                    block["args_at"][block["flags"] & Flag.ARG_INLINE == 0] += len(heap)
+                memory.append(allocations)
+                heap += batch.args
+            spans.append(found)
+        self._heap = bytes(heap)
+        every = join_blocks(spans)
+        unwanted = _categories(every, _NOT_TORCHS) | np.isin(every["name"], [strings.intern(name) for name in _HIDDEN])
+        if not cycle.asked.with_stack:  # of another profiler that shares the recording
+            unwanted |= _categories(every, FRAMES)
+        elif len(every):
+            unwanted |= _of_ours(every)
+        self.block = _ordered(every[~unwanted])
+        """The spans that torch counts."""
+        if cycle.asked.with_stack:
+            ours = own_frames(self.block, _categories(self.block, FRAMES))
+            self.block = _ordered(self.block[~ours]) if ours.any() else self.block
+        self.memory = join_blocks(memory)
+        """Allocations and releases, in order of time."""
+        self.memory = self.memory[np.argsort(self.memory["ts"], kind="stable")]
+        self.device: NDArray[np.bool_] = _categories(self.block, DEVICE)
+        """Which spans ran on an accelerator."""
+        self.annotations: NDArray[np.bool_] = ~_categories(self.block, OPERATORS)
+        """Which spans name a stretch of the program."""
+
+    def arguments(self, flags: int, at: int, length: int) -> dict[str, Any]:
+        """The arguments of a span or allocation, by its columns `flags`, `args_at` and `args_len`."""
+        if flags & _INLINE:
+            return {strings.text(at): length}
+        return _core.decode_arguments(self._heap, at, length) if length else {}
+
+    def callers(self) -> list[tuple[str, ...]]:
+        """For each span the Python functions around it, the innermost first."""
+        frames = _categories(self.block, FRAMES).tolist()
+        # Values that a span passes on to those inside of it, by 1 + its index.
+        passed: list[tuple[str, ...]] = [()]
+        names: dict[int, str] = {}
+        found: list[tuple[str, ...]] = []
+        columns: tuple[list[int], list[int], list[bool]] = (
+            self.block["name"].tolist(),
+            self.block["parent"].tolist(),
+            frames,
+        )
+        for name, parent, frame in zip(*columns, strict=True):
+            outer = passed[parent]
+            found.append(outer)
+            if frame:
+                text = names.get(name) or names.setdefault(name, strings.text(name))
+                outer = (text, *outer)
+            passed.append(outer)
+        return found
+
+    def nodes(self) -> set[int]:
+        """Indices of the nodes of autograd: what has the name of the engine's span around it."""
+        names, found = self.block["name"].tolist(), set[int]()
+        engines: dict[int, str] = {}
+        for number, parent in enumerate(self.block["parent"].tolist()):
+            if parent:
+                around = names[parent - 1]
+                text = engines.get(around)
+                if text is None:
+                    text = strings.text(around)
+                    text = engines[around] = text.removeprefix(ENGINE) if text.startswith(ENGINE) else ""
+                if text and text == strings.text(names[number]):
+                    found.add(number)
+        return found
+
+    def repeats(self) -> NDArray[np.bool_]:
+        """Which spans torch leaves out: the only one inside of another with the same name, as operators that call
+        themselves with other arguments. Their own time is that of the one around them."""
+        block = self.block
+        parent = block["parent"].astype(np.int64)
+        children = np.bincount(parent, minlength=len(block) + 1)
+        around = np.maximum(parent - 1, 0)
+        distinct, names = np.unique(block["name"], return_inverse=True)
+        # Overloads of one operator have one name.
+        alike: dict[str, int] = {}
+        bases = [alike.setdefault(without_overload(strings.text(name))[0], len(alike)) for name in distinct.tolist()]
+        base = np.array(bases, np.int64)[names]
+        same: Any = (parent > 0) & (children[parent] == 1) & (base == base[around])
+        return same  # type: ignore[no-any-return]
+
+
+def _categories(events: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:
+    return np.isin(events["category"], [strings.category(name) for name in names])
+
+
+def _of_ours(spans: Block) -> NDArray[np.bool_]:
+    """Finds events on threads of stepscope's own: they run Python functions of ours and no operators."""
+    frames = _categories(spans, FRAMES)
+    ours = own_names(np.unique(spans["name"][frames]))
+    tracks = np.unique(spans["track"][frames & np.isin(spans["name"], ours)])
+    return np.isin(spans["track"], np.setdiff1d(tracks, spans["track"][~frames]))
+
+
+def _ordered(spans: Block) -> Block:
+    """The spans by begin, nested anew: those of the recorder and of torch come from two sources."""
+    spans = spans[np.lexsort((-spans["dur"], spans["ts"]))]
+    tracks = spans["track"].copy()
+    alone = spans["flags"] & int(Flag.ASYNC) != 0
+    spans["track"][alone] = np.arange(1, int(alone.sum()) + 1) + int(tracks.max(initial=0))
+    spans["id"] = np.arange(1, len(spans) + 1)
+    spans["parent"] = 0
+    nest(spans)
+    spans["track"] = tracks
+    return spans

@@ -1,0 +1,123 @@
+"""Operators of devices, directories of ranks, and the content of the report, in MindSpore's front door."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.backends.simulated.simulated import SimulatedDevice
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS, operators_of
+from stepscope.compat.mindspore.products.operators import find_operators, operators_as_json
+from stepscope.mindspore import Profiler
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind
+from tests.support import mindspore_output as output
+
+
+@pytest.mark.checklist("C22")
+def test_operators_of_a_device(tmp_path: Path) -> None:
+    """Kernels of a simulated device are rows of that device, apart from operators of the host and of other devices."""
+    memory = sc.exporters.MemoryExporter()
+    with sc.trace(
+        backends=[SimulatedDevice(streams=2, kernels_per_second=20_000)], exporters=[memory], output_dir=tmp_path
+    ) as profiler:
+        time.sleep(0.1)
+        profiler.step()
+    spans = memory.events(kind=Kind.SPAN)
+    kernels = spans[spans["category"] == strings.category("kernel")]
+    rows = operators_of(tmp_path / "journal", 0, None).rows()
+    (device,) = {row.device for row in rows if row.category == "kernel"}
+    assert device is not None
+    name = strings.text(int(kernels["name"][0]))
+    (row,) = find_operators(rows, name, device, None, own=device + 7)
+    own = kernels[kernels["name"] == kernels["name"][0]]
+    assert (row.side, row.count, row.total_ns) == ("Device", len(own), int(own["dur"].sum()))
+    assert find_operators(rows, name, device + 1, None, own=device + 7) == ()
+    (told,) = json.loads(operators_as_json({name: [row]}, device))[name]
+    assert (told["op_side"], told["op_occurrences"]) == ("device", len(own))
+
+
+@pytest.mark.checklist("B4")
+def test_each_rank_has_directories_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that record at the same time below one path: each directory says whose it is, and has only that rank's files."""
+    profilers: list[Profiler] = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK_ID", str(rank))
+        monkeypatch.setenv("RANK_SIZE", "3")
+        profilers.append(Profiler(output_path=tmp_path, profile_framework="time", parallel_strategy=True))
+    for step in range(2):
+        output.work(step)
+        for profiler in profilers:
+            profiler.step()
+    for profiler in profilers:
+        profiler.analyse()
+    directories = [profiler.directories[0] for profiler in profilers]
+    assert len(set(directories)) == 3 and {directory.parent for directory in directories} == {tmp_path.resolve()}
+    for rank, directory in enumerate(directories):
+        assert output.info(directory)["rank_id"] == str(rank)
+        names = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+        own = {f"profiler_info_{rank}.json", f"parallel_strategy_{rank}.json"}
+        assert own | {f"{PRODUCTS}/host_info/host_info_{rank}.csv"} <= names
+        others = [other for other in range(3) if other != rank]
+        assert not [name for name in names if any(name.endswith((f"_{each}.json", f"_{each}.csv")) for each in others)
+                    and "/cpu_" not in name]  # fmt: skip
+
+
+class Tables(HTMLParser):
+    """The cells of the tables of a page, row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self._in_cell = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self._in_cell = True
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_cell = self._in_cell and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self.rows[-1][-1] += data
+
+
+@pytest.mark.checklist("C25")
+def test_the_report_has_the_numbers_of_the_tables(tmp_path: Path) -> None:
+    """Steps, kinds of operators, memory and floating-point operations: what the files say, and nothing of the network."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False, profile_memory=True, peak_flops=1e12)
+    profiler.start()
+    for step in range(3):
+        output.work(step)
+        with sc.span("declared", FLOPs=2_000_000):
+            pass
+        profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    (directory,) = profiler.directories
+    page = (directory / PRODUCTS / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in page and "http" not in page and "Steps: 0 to 2" in page
+    tables = Tables()
+    tables.feed(page)
+    for row in output.rows(directory, "step_trace_time.csv"):
+        times = [f"{float(row[name]) / 1000:,.3f}" for name in ("Computing", "Communication", "Overlapped", "Free")]
+        assert [row["Step"], f"{float(row['Stage']) / 1000:,.3f}", *times] in tables.rows
+    for row in output.rows(directory, "cpu_op_type_info_0.csv"):
+        (found,) = [cells for cells in tables.rows if cells[0] == row["op_type"] and len(cells) == 4]
+        assert found[1] == row["type_occurrences"] and found[3] == f"{float(row['percent']):.1%}"
+        assert float(found[2]) == pytest.approx(float(row["total_compute_time"]), abs=5e-4)
+    with (directory / PRODUCTS / "memory_record.csv").open(newline="") as file:
+        peak = max(float(row["Total Allocated(MB)"]) for row in csv.DictReader(file))
+    assert ["process", f"{peak:,.1f}"] in tables.rows
+    assert ["declared", "3", "6 MFLOP"] in tables.rows
+    assert [row[:2] for row in tables.rows if row[1:2] == ["2 MFLOP"]] == [[str(step), "2 MFLOP"] for step in range(3)]

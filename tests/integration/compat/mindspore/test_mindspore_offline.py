@@ -1,0 +1,177 @@
+"""Offline analysis: what is found below a directory, what is passed over and why, and what a crash leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
+from stepscope.compat.mindspore.output_layout import RAW
+from stepscope.mindspore import Profiler, ProfilerDirNotFoundException, ProfilerException
+from stepscope.runtime._core import span
+from tests.support import mindspore_output as output
+from tests.support.basics import ROOT
+from tests.support.commands import stepscope
+from tests.support.launch import launched
+from tests.support.messages import refused, said
+
+
+def recorded(path: Path, steps: int = 3) -> Path:
+    """The directory of a window that was not analysed."""
+    profiler = Profiler(output_path=path, start_profile=False)
+    profiler.start()
+    output.loop(steps, lambda _: None, lambda _: profiler.step())
+    profiler.stop()
+    return profiler.directories[0]
+
+
+@pytest.mark.checklist("C21", "D19")
+def test_every_run_below(tmp_path: Path) -> None:
+    """The directory above, or that of a window itself: every window is found, the newest first."""
+    directories = [recorded(tmp_path / "profiler" / str(number)) for number in range(2)]
+    os.utime(directories[0] / RAW, ns=(0, 0))
+    analysis = Profiler.offline_analyse(tmp_path, data_simplification=False)
+    assert [window.directory.parent for window in analysis.windows] == directories[::-1]
+    assert analysis.complete
+    alone = Profiler.offline_analyse(str(directories[0]), pretty=True, step_list=[0, 2])
+    assert [window.steps for window in alone.windows] == [(0, 2)]
+    assert output.steps_of(directories[0], f"{PRODUCTS}-2") == [0, 2]
+    assert not (directories[0] / RAW).exists()
+
+
+@pytest.mark.checklist("D19")
+def test_what_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each directory that cannot be analysed is named with the reason; it stops no other."""
+    good = recorded(tmp_path)
+    damaged = recorded(tmp_path)
+    (damaged / RAW / "journal").write_bytes(b"this is no journal")
+    empty = tmp_path / "empty" / RAW
+    empty.mkdir(parents=True)
+    (empty / "journal").write_bytes(b"")
+    done = recorded(tmp_path)
+    Profiler.offline_analyse(done)
+    running = Profiler(output_path=tmp_path, start_profile=False)
+    running.start()
+    with span("under way"):
+        analysis = Profiler.offline_analyse(tmp_path)
+    running.stop()
+    assert [window.directory.parent for window in analysis.windows] == [good]
+    reasons = {str(text).split(": ", 1)[0]: text for text in analysis.rejected}
+    assert "still runs" in reasons[str(running.windows[0].directory / RAW) if running.windows else ""]
+    assert "deleted when its products were complete" in reasons[str(done)]
+    assert str(damaged / RAW) in reasons
+    assert str(empty) in reasons
+    assert all(text in caplog.text for text in analysis.rejected)
+    assert "passed over: " in str(analysis)
+
+
+@pytest.mark.checklist("D19", "D21")
+def test_nothing_to_analyse(tmp_path: Path) -> None:
+    """An error says so, with what was looked at; a directory that does not exist is another one."""
+    with refused(RuntimeError, tmp_path):
+        Profiler.offline_analyse(tmp_path)
+    with refused(ProfilerDirNotFoundException) as caught:
+        Profiler.offline_analyse(tmp_path / "absent")
+    assert isinstance(caught.value, FileNotFoundError)
+    assert isinstance(caught.value, ProfilerException)
+    (tmp_path / RAW).mkdir()
+    (tmp_path / RAW / "journal").write_bytes(b"x" * 100)
+    with refused(RuntimeError):
+        Profiler.offline_analyse(tmp_path)
+    mistakes: list[dict[str, Any]] = [{"pretty": 1}, {"data_simplification": "no"}]
+    for wrong in mistakes:
+        with refused(TypeError, *wrong, "bool"):
+            Profiler.offline_analyse(tmp_path, **wrong)
+
+
+@pytest.mark.checklist("C16", "D19")
+def test_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several ranks' data, those of the rank that is asked for."""
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        recorded(tmp_path)
+    profiler = Profiler(analyse_only=True, rank_id=1, output_path=tmp_path / "unused")
+    analysis = profiler.analyse(offline_path=tmp_path)
+    assert analysis is not None
+    (window,) = analysis.windows
+    assert output.info(window.directory.parent)["rank_id"] == "1"
+    assert sorted(text.split(": ", 1)[1] for text in analysis.rejected) == [
+        "it is of rank 0; rank_id=1 was asked for",
+        "it is of rank 2; rank_id=1 was asked for",
+    ]
+
+
+@pytest.mark.checklist("C16", "C21")
+def test_analysing_by_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stepscope analyse` makes the products of what is below a directory, of all ranks or one, and names what it passes
+    over; where there is nothing it fails, with the reason."""
+    directories: list[Path] = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        directories.append(recorded(tmp_path / "out"))
+    one = stepscope("analyse", "out", "--rank", 1, "--steps", 0, 2, "--keep-raw", "--pretty", cwd=tmp_path)
+    assert one.returncode == 0, one.stderr
+    assert f"window 0, 2 steps: {directories[1].relative_to(tmp_path) / PRODUCTS}\n" in one.stdout
+    assert "it is of rank 0; rank_id=1 was asked for" in one.stdout
+    assert output.steps_of(directories[1]) == [0, 2]
+    assert list((directories[1] / RAW).rglob("journal"))
+    every = stepscope("analyse", "out", "--json", cwd=tmp_path)
+    assert every.returncode == 0, every.stderr
+    assert {window["window"] for window in json.loads(every.stdout)["windows"]} == {0}
+    assert output.steps_of(directories[0]) == output.steps_of(directories[1], f"{PRODUCTS}-2") == [0, 1, 2]
+    again = stepscope("analyse", "out", cwd=tmp_path)
+    assert again.returncode == 1
+    assert again.stdout == "" and len(again.stderr.splitlines()) == 1
+    said(again.stderr, "stepscope analyse", "out")
+    absent = stepscope("analyse", "absent", cwd=tmp_path)
+    assert (absent.returncode, absent.stderr) == (1, "stepscope analyse: there is no directory absent\n")
+    wrong = stepscope("analyse", "out", "--rank", -1, cwd=tmp_path)
+    assert wrong.returncode == 2
+    said(wrong.stderr, "-1")
+
+
+CRASHES = """
+import os, sys, time
+sys.path.append({root!r})
+import stepscope.mindspore as ms
+from stepscope import span
+profiler = ms.Profiler(output_path={path!r}, timeline_limit=3, with_stack=True)
+for step in range(5):
+    with span("MatMul-op1"):
+        pass
+    profiler.step()
+with span("open"):
+    print("ready", flush=True)
+    while True:  # a signal that comes just before a sleep begins has its handler called at the end of the sleep
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.checklist("C20", "C21", "F8")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_crash(tmp_path: Path, number: signal.Signals) -> None:
+    """A process that dies in a window leaves all that it had recorded; also what the options of the recording were."""
+    program = textwrap.dedent(CRASHES).format(root=str(ROOT), path=str(tmp_path))
+    with launched([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        process.wait(60)
+    profiler = Profiler(start_profile=False, output_path=tmp_path / "unused")
+    analysis = profiler.analyse(offline_path=tmp_path)
+    assert analysis is not None
+    (window,) = analysis.windows
+    assert window.steps[:5] == (0, 1, 2, 3, 4)
+    directory = window.directory.parent
+    assert output.operators(directory) == ["MatMul-op1"] * 5
+    assert "open" in [event["name"] for event in output.events(directory)]
+    assert "folded stacks" in [product.name for product in window.products]
+    assert not (directory / RAW).exists()

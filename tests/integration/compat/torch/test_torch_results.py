@@ -1,0 +1,213 @@
+"""Results that programs read of torch's profiler, compared with torch's own: inputs of operators, the last window, the end of a trace."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import lzma
+import warnings
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope.torch as ours
+from stepscope.analysis.torch_traces import trace_of
+from stepscope.compat.torch.events.function_events import FunctionEvents
+from stepscope.compat.torch.windows.cycle import Asked, Cycle
+from stepscope.exporters.specimens import run_in
+from stepscope.runtime.journal.writer import JournalWriter
+from tests.support.basics import ROOT
+from tests.support.operators import cpu, torch
+
+RECORDED = ROOT / "tests" / "support" / "data" / "h200_gpt_two_streams.json.xz"
+"""One window of torch 2.11 on an H200."""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Journals go where the test ends."""
+    monkeypatch.chdir(tmp_path)
+
+
+def theirs(**arguments: Any) -> Any:
+    """torch's own profile."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.profiler.profile(activities=cpu(), **arguments)
+
+
+def work() -> None:
+    """Operators with scalars, lists, constants and tensors, and a function with keyword arguments."""
+    x = torch.rand(2, 6)
+    x.as_strided([4, 3], [1, 4])
+    torch.add(x, 1.5, alpha=2)
+    torch.full((2, 2), float("inf"))
+    torch.nn.functional.dropout(x, 0.5, True)
+    torch.clamp(x, None, -1.5e-7)
+    with torch._C._profiler._RecordFunctionFast("fast", [x, x], {"stream": 3, "grid": "x", "on": True, "share": 0.5}):
+        x.add(x)
+
+
+def test_inputs_of_operators() -> None:
+    """Values of inputs have the types that torch gives them; keyword arguments are apart from what torch records itself."""
+    with theirs(record_shapes=True) as other:
+        work()
+    with ours.profile(activities=cpu(), record_shapes=True, mode="kineto") as prof:
+        work()
+    found, wanted = (
+        [(event.name, event.concrete_inputs, event.kwinputs, event.input_shapes) for event in one.events()]
+        for one in (prof, other)
+    )
+    assert found == wanted
+    assert any(keywords for _, _, keywords, _ in found)
+
+
+def test_overloads_of_operators() -> None:
+    """Overloads have names of their own beside the operator's, in events and in tables; a trace has both in one text."""
+    found: list[Any] = []
+    for profile in (theirs, partial(ours.profile, activities=cpu(), mode="kineto")):
+        config = torch._C._profiler._ExperimentalConfig(capture_overload_names=True)
+        with profile(experimental_config=config) as prof:
+            torch.add(1, 5)
+            torch.ones(3).sum()
+        rows = [prof.key_averages(), prof.key_averages(group_by_overload_name=True)]
+        found.append(
+            (
+                [(event.name, event.overload_name) for event in prof.events()],
+                *(sorted((row.key, row.overload_name, row.count) for row in table) for table in rows),
+            )
+        )
+        prof.export_chrome_trace("trace.json")
+        assert "aten::add.Tensor" in {
+            event["name"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]
+        }
+    (events, table, grouped), (wanted_events, wanted_table, wanted_grouped) = found[1], found[0]
+    assert events == wanted_events and ("aten::add", "Tensor") in events
+    assert grouped == wanted_grouped
+    # A table that is not grouped has whichever overload came first, in torch.
+    assert [(name, count) for name, _, count in table] == [(name, count) for name, _, count in wanted_table]
+
+
+def test_metadata_of_kernels(tmp_path: Path) -> None:
+    """Grid, stream and the like of a kernel are in `event_metadata`, as torch has them. The recording is of an H200."""
+    original = tmp_path / "original.json"
+    original.write_bytes(lzma.decompress(RECORDED.read_bytes()))
+    rank = trace_of(original)
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    for batch in rank.batches():
+        writer.write_batch(batch)
+    window = rank.windows[0]
+    writer.write_window(window)
+    writer.close()
+    cycle = Cycle(asked=Asked(use_device="cuda"), window=window, journal=writer.path, step_num=1, trace_id="")
+    events = FunctionEvents(cycle, None).build()
+    kernels = [
+        event.event_metadata for event in events if event.event_metadata is not None and event.event_metadata.grid
+    ]
+    recorded = [
+        event["args"] for event in json.loads(original.read_text())["traceEvents"] if event.get("cat") == "kernel"
+    ]
+    assert Counter((tuple(one.grid), tuple(one.block), one.stream) for one in kernels) == Counter(
+        (tuple(args["grid"]), tuple(args["block"]), args["stream"]) for args in recorded
+    )
+
+
+def test_torchs_validator_finds_nothing() -> None:
+    """torch has rules for traces, from problems that people met: order of kernels, numbers of the backward pass and so on."""
+    validate = importlib.import_module("torch.profiler._trace_validator").validate_trace
+    network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    schedule = ours.schedule(wait=1, warmup=1, active=3, repeat=1)
+    with ours.profile(activities=cpu(), schedule=schedule, record_shapes=True, with_stack=True, mode="kineto") as prof:
+        for _ in range(6):
+            optimizer.zero_grad()
+            network(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+            prof.step()
+    for name in ("trace.json", "trace.pt.trace.json"):
+        prof.export_chrome_trace(name)
+        assert validate(name) == (True, [])
+
+
+def test_results_that_take_too_long(caplog: pytest.LogCaptureFixture) -> None:
+    """`events()` gives the events that were read by then, and the log says how many they are of all."""
+    with ours.profile(activities=cpu(), post_processing_timeout_s=0, mode="kineto") as prof:
+        torch.ones(2)
+    assert not len(prof.events())
+    assert "events() stopped after post_processing_timeout_s, with 0 of 3 events" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+@pytest.mark.filterwarnings("ignore:the last step.. began a window:UserWarning")
+@pytest.mark.parametrize("all_windows", [False, True])
+@pytest.mark.parametrize("steps, last, every", [(9, 3, 7), (11, 0, 8)])
+def test_a_loop_that_ends_where_a_window_begins(steps: int, last: int, every: int, all_windows: bool) -> None:
+    """The last window is empty then, as in torch. The trace that is exported is the last one that has something."""
+    found: list[int] = []
+    for profile, profiler in (
+        (theirs, torch.profiler),
+        (partial(ours.profile, activities=cpu(), mode="kineto"), ours),
+    ):
+        schedule = profiler.schedule(wait=0, warmup=1, active=4)
+        with profile(schedule=schedule, acc_events=all_windows) as prof:
+            for _ in range(steps):
+                torch.add(1, 2)
+                prof.step()
+        found.append(sum(row.count for row in prof.key_averages() if row.key == "aten::add"))
+    assert found[0] == found[1] == (every if all_windows else last)
+    prof.export_chrome_trace("trace.json")
+    trace = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert sum(event["name"] == "aten::add" for event in trace) == (last or 4)
+
+
+def test_the_end_of_a_trace() -> None:
+    """The last events say when the recording began and ended, in torch's order and form. All others are within."""
+    with theirs() as other, torch.profiler.record_function("region"):
+        torch.ones(2).tanh()
+    with ours.profile(activities=cpu(), mode="kineto") as prof, ours.record_function("region"):
+        torch.ones(2).tanh()
+    ends: list[list[Any]] = []
+    for one in (other, prof):
+        one.export_chrome_trace("trace.json")
+        events = json.loads(Path("trace.json").read_text())["traceEvents"]
+        ends.append(
+            [{key: value for key, value in event.items() if key not in ("ts", "dur", "args")} for event in events[-4:]]
+        )
+        span, border = events[-4], events[-1]["ts"]
+        assert all(span["ts"] <= event["ts"] for event in events if "ts" in event)
+        assert all(event["ts"] + event["dur"] <= border for event in events if "dur" in event)
+    assert ends[0] == ends[1]
+
+
+def test_regions_are_in_a_profile_of_torch_that_the_program_starts() -> None:
+    """Regions are in both profiles where one of ours is around torch's."""
+    region = ours.record_function("region")
+    with theirs() as other:
+        for _ in range(2):
+            with region:
+                torch.ones(2)
+    with ours.profile(activities=cpu(), mode="kineto") as prof:
+        with theirs() as inner, region:
+            torch.ones(2)
+        with region:
+            torch.ones(2)
+    counts = [sum(row.count for row in one.key_averages() if row.key == "region") for one in (other, inner, prof)]
+    assert counts == [2, 1, 2]
+
+
+@pytest.mark.parametrize("daemon", ["", "1"])
+def test_torch_counts_steps_for_its_daemon(daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch counts our steps as those of its own profiler, if the environment says that there is a daemon."""
+    monkeypatch.setenv("KINETO_USE_DAEMON", daemon)
+    tracker = importlib.import_module("torch.autograd.profiler").KinetoStepTracker
+    first = tracker.current_step()
+    schedule = ours.schedule(wait=1, warmup=1, active=2)
+    with ours.profile(activities=cpu(), schedule=schedule, mode="kineto") as prof:
+        for _ in range(7):
+            torch.ones(2)
+            prof.step()
+    assert tracker.current_step() - first == (7 if daemon else 0)

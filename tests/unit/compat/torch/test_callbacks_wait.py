@@ -1,0 +1,43 @@
+"""`stop()` waits for `on_trace_ready`, and the log says so when that takes long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from stepscope.compat.torch.windows import callbacks
+from tests.support.messages import said
+
+
+def test_a_callback_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Once; the wait goes on until it has returned."""
+    monkeypatch.setattr(callbacks, "LOG_AFTER_S", 0.05)
+    goes_on = threading.Event()
+    returned: list[bool] = []
+
+    class Releasing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            goes_on.set()
+
+    log = logging.getLogger("stepscope")
+    handler = Releasing(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        calls = callbacks.Callbacks(lambda view: returned.append(goes_on.wait(30)))
+        calls.put(1)
+        calls.finish()
+    finally:
+        log.removeHandler(handler)
+    assert returned == [True]
+    assert len(said(caplog.records, "on_trace_ready", "0.05 s")) == 1
+
+
+def test_a_quick_one_is_not(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is said."""
+    views: list[int] = []
+    calls = callbacks.Callbacks(views.append)
+    calls.put(1)
+    calls.finish()
+    assert views == [1] and not caplog.text
