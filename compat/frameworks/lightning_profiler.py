@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 EVALUATIONS = {"validate": "validation", "test": "test", "predict": "predict"}
 """Stages by themselves, and what Lightning calls them in the names of hooks."""
 
+EPOCH = "run_training_epoch"
+"""The action of an epoch of `fit`."""
+
 
 class _Role(enum.Enum):
     """The role of an action in the steps."""
@@ -89,7 +92,8 @@ class StepscopeProfiler(Traced, Profiler):
     def start(self, action_name: str) -> None:
         if not self.loop.stage and self._role(action_name) is _Role.OPENS:
             self._open()
-        self.loop.enter(action_name)
+        trainer = self._trainer() if action_name == EPOCH else None
+        self.loop.enter(action_name, **({} if trainer is None else {"epoch": int(trainer.current_epoch)}))
 
     @guarded
     def stop(self, action_name: str) -> None:
@@ -166,7 +170,7 @@ def _role(stage: str | None, action: str) -> _Role:
     # As Lightning 2 names them.
     evaluation = EVALUATIONS.get(stage or "")
     if evaluation is None:
-        if action == "run_training_epoch":
+        if action == EPOCH:
             return _Role.OPENS
         hook, epoch = "train", "on_train_epoch_end"
     else:
