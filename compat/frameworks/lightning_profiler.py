@@ -105,10 +105,10 @@ class StepscopeProfiler(Traced, Profiler):
                 self.loop.close(error)
             return
         role = self._role(action_name)
-        if role is _Role.ENDS_BATCH and self.loop.settings.unit == "step" and self._updated():
+        if role is _Role.ENDS_BATCH and self._updated():
             self.loop.step()
-        elif role is _Role.ENDS_EPOCH and self.loop.settings.unit == "epoch":
-            self.loop.step()
+        elif role is _Role.ENDS_EPOCH:
+            self.loop.step("epoch")
 
     def summary(self) -> str:
         """The table of the run that is open, or was the last; empty if nothing was recorded."""
@@ -135,13 +135,12 @@ class StepscopeProfiler(Traced, Profiler):
         trainer = self._trainer()
         self._updates = self._global_step(trainer)
         stage = self._stage or "fit"
-        step = 0
-        if stage == "fit":
-            epochs = self.loop.settings.unit == "epoch"
-            step = int(trainer.current_epoch) if epochs and trainer is not None else self._updates
+        first = {}
+        if stage == "fit" and trainer is not None:
+            first = {"step": self._updates, "epoch": int(trainer.current_epoch)}
         rank, world_size = (None, None) if trainer is None else placement(trainer)
         where = self._chosen or log_directory(self._log_dir)
-        self.loop.open(stage, step=step, directory=where, rank=rank, world_size=world_size)
+        self.loop.open(stage, directory=where, rank=rank, world_size=world_size, **first)
 
     def _trainer(self) -> Trainer | None:
         module = self._lightning_module
