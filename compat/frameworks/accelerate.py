@@ -91,6 +91,8 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         for taken in {"schedule", "on_trace_ready"} & given.keys():
             other = "schedule_option" if taken == "schedule" else taken
             raise ValueError(f"settings[{taken!r}] is a field of its own here; give {other}=...")
+        if given.get("unit") == "epoch":
+            raise ValueError("settings['unit']: Accelerate tells of no epochs; call step() once for each")
         option = self.schedule_option
         if "keep_last" not in given:
             # Accelerate's own names; a wrong one is refused by name.

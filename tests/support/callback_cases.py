@@ -190,7 +190,7 @@ def accelerator(*handlers: Any, **given: Any) -> Any:
     return accelerate.Accelerator(cpu=True, kwargs_handlers=list(handlers), **given)
 
 
-def loop(using: Any, run: Any, training: Training) -> int:
+def accelerated(using: Any, run: Any, training: Training) -> int:
     """A program's own loop with an Accelerator, which logs each update; returns the number of updates."""
     model = torch.nn.Linear(4, 1)
     model, optimizer = using.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
@@ -212,7 +212,7 @@ def loop(using: Any, run: Any, training: Training) -> int:
 def _train_accelerate(traced: Handler, where: Path, training: Training) -> int:
     using = accelerator(traced.handler, gradient_accumulation_steps=training.accumulated)
     with using.profile() as run:
-        return loop(using, run, training)
+        return accelerated(using, run, training)
 
 
 def _composer(where: Path, **settings: Any) -> Any:
