@@ -15,11 +15,12 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from stepscope.backends.torch.compile import substitute
 from stepscope.runtime import _core
 from stepscope.runtime.loop_threads.own_threads import is_own
 from stepscope.runtime.settings.arguments import got
-from stepscope.runtime.settings.documented import Documented
 from stepscope.runtime.settings.validation import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -255,7 +256,7 @@ for _call in (mark, push_range, pop_range, start_range, end_range, range_push, r
 substitute(range, _no_range)
 
 
-class EventAttributes(Documented, frozen=False):
+class EventAttributes(msgspec.Struct):
     """The attributes of an event of a `Domain`. They may be changed from one event to the next."""
 
     message: str | None = ""

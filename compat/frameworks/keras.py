@@ -33,7 +33,7 @@ def _hooks(stage: str, name: str) -> tuple[Callable[..., None], ...]:
     def begin(callback: StepscopeCallback, logs: Logs = None) -> None:
         if callback.loop.stage == "fit":
             callback.loop.enter(stage)
-        elif not callback._off:
+        else:
             callback.loop.open(stage)
 
     @guarded
@@ -84,8 +84,11 @@ class StepscopeCallback(Traced, _Callback):
         **settings: Unpack[LoopArguments],
     ) -> None:
         super().__init__()
-        self._off = profile_batch == 0 and not isinstance(profile_batch, bool)
-        cycle = None if profile_batch is None or self._off else _schedule(profile_batch)
+        cycle = None
+        if profile_batch == 0 and not isinstance(profile_batch, bool):
+            settings["ranks"] = ()  # nobody records
+        elif profile_batch is not None:
+            cycle = _schedule(profile_batch)
         also = {"log_dir": ("output_dir", log_dir), "profile_batch": ("schedule", cycle)}
         self.loop = Loop(LoopSettings.of(settings, also), "keras", _operators)
         self._accumulate = 1
@@ -100,7 +103,7 @@ class StepscopeCallback(Traced, _Callback):
         self._accumulate = int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
         # Batches since the last update, of a training before this one: Keras counts on.
         self._batches = _number(getattr(optimizer, "_iterations", 0)) % self._accumulate
-        self._begins = not self._off
+        self._begins = True
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:

@@ -231,7 +231,7 @@ def _train_composer(traced: Any, where: Path, training: Training) -> int:
     return int(trainer.state.timestamp.batch)
 
 
-CASES: tuple[Case, ...] = (
+_ALL = (
     Case("keras", "keras", _keras, _train_keras),
     Case("transformers", "transformers", _transformers, _train_transformers),
     Case(
@@ -261,6 +261,5 @@ CASES: tuple[Case, ...] = (
     ),
     Case("composer", "tests.support.composer_models", _composer, _train_composer, tells_of_exceptions=True),
 )
-"""All of them. Composer's is for an environment of its own."""
-if importlib.util.find_spec("composer") is None:
-    CASES = CASES[:-1]
+CASES = _ALL[:-1] if importlib.util.find_spec("composer") is None else _ALL
+"""All that may be here: Composer is in an environment of its own."""

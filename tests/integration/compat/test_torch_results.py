@@ -117,7 +117,7 @@ def test_metadata_of_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "details"), [("kineto", {"record_shapes": True, "with_stack": True}), ("stream", {})])
-def test_torchs_validator_finds_nothing(mode: Any, details: dict[str, bool]) -> None:
+def test_torchs_validator_finds_nothing(mode: Any, details: dict[str, Any]) -> None:
     """torch has rules for traces, from problems that people met: order of kernels, numbers of the backward pass and so on."""
     validate = importlib.import_module("torch.profiler._trace_validator").validate_trace
     network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
