@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import sys
+import threading
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from stepscope.backends.torch.compile import substitute
 from stepscope.runtime import _core
+from stepscope.runtime.loop_threads.own_threads import is_own
 from stepscope.runtime.settings.arguments import got
-from stepscope.runtime.settings.documented import Documented
+from stepscope.runtime.settings.validation import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -188,12 +195,14 @@ def start_range(
     return RangeId(span)
 
 
-def end_range(range_id: RangeId) -> None:
-    """Ends a range; one that has ended stays as it is.
+def end_range(range_id: RangeId | None) -> None:
+    """Ends a range; one that has ended stays as it is, and `None` is none.
 
     Raises:
         TypeError: if it is none that `start_range` has given.
     """
+    if range_id is None:
+        return
     if not isinstance(range_id, RangeId):
         raise TypeError(f"end_range() takes what start_range() has returned, {got(range_id)}")
     span, range_id.span = range_id.span, None
@@ -247,10 +256,10 @@ for _call in (mark, push_range, pop_range, start_range, end_range, range_push, r
 substitute(range, _no_range)
 
 
-class EventAttributes(Documented, frozen=True):
-    """The attributes of an event of a `Domain`."""
+class EventAttributes(msgspec.Struct):
+    """The attributes of an event of a `Domain`. They may be changed from one event to the next."""
 
-    message: str = ""
+    message: str | None = ""
     """Its name."""
     color: Color = None
     """An argument."""
@@ -281,6 +290,21 @@ class Domain:
         """Attributes for the methods of this domain."""
         return EventAttributes(message or "", color, category, payload)
 
+    def set_event_attributes(self, attributes: EventAttributes, **changed: Any) -> None:
+        """Changes attributes.
+
+        Args:
+            attributes: whose they are.
+            changed: `message`, `color`, `category` and `payload`, those that shall be others.
+
+        Raises:
+            TypeError: for another name.
+        """
+        for name, value in changed.items():
+            if name not in EventAttributes.__struct_fields__:
+                raise TypeError(f"unknown attribute {name!r}{did_you_mean(name, EventAttributes.__struct_fields__)}")
+            setattr(attributes, name, value)
+
     def get_registered_string(self, string: str) -> str:
         """The text itself: every name is registered where it is used first."""
         return string
@@ -289,39 +313,41 @@ class Domain:
         """The name itself: categories need no numbers here."""
         return name
 
-    def push_range(self, attributes: EventAttributes | str) -> int:
-        """As the function `push_range`."""
-        return _push(self._made(attributes), self.name)
+    def push_range(self, attributes: EventAttributes | str | None = None, **given: Any) -> int:
+        """As the function `push_range`, of attributes or of keywords; keywords change attributes."""
+        return _push(self._made(attributes, given), self.name)
 
     def pop_range(self) -> int:
         """As the function `pop_range`."""
         return pop_range(self.name)
 
-    def start_range(self, attributes: EventAttributes | str) -> RangeId:
-        """As the function `start_range`."""
-        span = self._made(attributes)
+    def start_range(self, attributes: EventAttributes | str | None = None, **given: Any) -> RangeId:
+        """As the function `start_range`, of attributes or of keywords; keywords change attributes."""
+        span = self._made(attributes, given)
         span.__enter__()
         return RangeId(span)
 
-    def end_range(self, range_id: RangeId) -> None:
+    def end_range(self, range_id: RangeId | None) -> None:
         """As the function `end_range`."""
         end_range(range_id)
 
-    def mark(self, attributes: EventAttributes | str) -> None:
-        """As the function `mark`."""
-        found = _attributes(attributes)
-        mark(found.message, found.color, self.name, found.category, found.payload)
+    def mark(self, attributes: EventAttributes | str | None = None, **given: Any) -> None:
+        """As the function `mark`, of attributes or of keywords; keywords change attributes."""
+        made = self._attributes(attributes, given)
+        mark(made.message, made.color, self.name, made.category, made.payload)
 
-    def _made(self, attributes: EventAttributes | str) -> _core.span:
-        found = _attributes(attributes)
-        return _span(found.message, **_arguments(self.name, found.color, found.category, found.payload))
+    def _made(self, attributes: EventAttributes | str | None, given: dict[str, Any]) -> _core.span:
+        made = self._attributes(attributes, given)
+        return _span(made.message or "", **_arguments(self.name, made.color, made.category, made.payload))
+
+    def _attributes(self, attributes: EventAttributes | str | None, given: dict[str, Any]) -> EventAttributes:
+        made = attributes if isinstance(attributes, EventAttributes) else EventAttributes(attributes or "")
+        if given:
+            self.set_event_attributes(made, **given)
+        return made
 
     def __repr__(self) -> str:
         return f"Domain({self.name!r})"
-
-
-def _attributes(attributes: EventAttributes | str) -> EventAttributes:
-    return EventAttributes(attributes) if isinstance(attributes, str) else attributes
 
 
 _domains: dict[str | None, Domain] = {}
@@ -335,3 +361,60 @@ def get_domain(name: str | None = None) -> Domain:
     """
     found = _domains.get(name)
     return _domains.setdefault(name, Domain(name)) if found is None else found
+
+
+_PROFILED = "nvtx.py"
+"""The domain of `Profile`, as NVTX has it."""
+
+
+class Profile:
+    """Annotates every call of a function, between `enable` and `disable`, of the calling thread and of later ones.
+
+    A span is named `file.py:line(function)`, in the domain `nvtx.py`. Each call costs some µs, also while nothing records:
+    `stepscope run` samples stacks for less, and `stepscope.instrument` makes spans of chosen functions. It takes the place
+    of another profiler of Python's `sys.setprofile`.
+
+    Args:
+        linenos: whether names have the file and the line.
+        annotate_cfuncs: whether calls of functions written in C are annotated, too.
+    """
+
+    def __init__(self, linenos: bool = True, annotate_cfuncs: bool = True) -> None:
+        self.linenos = linenos
+        self.annotate_cfuncs = annotate_cfuncs
+        self._on = False
+
+    def enable(self) -> None:
+        """Begins."""
+        self._on = True
+        threading.setprofile(self._begin_thread)
+        sys.setprofile(self._call)
+
+    def disable(self) -> None:
+        """Ends; the calls that are open end with it. Another thread ends at its next call."""
+        self._on = False
+        threading.setprofile(None)
+        self._end()
+
+    def _begin_thread(self, frame: FrameType, event: str, function: Any) -> None:
+        own = is_own(threading.current_thread())
+        sys.setprofile(None if own else self._call)
+
+    def _end(self) -> None:
+        sys.setprofile(None)
+        while pop_range(_PROFILED) > 0:
+            pass
+
+    def _call(self, frame: FrameType, event: str, function: Any) -> None:
+        code = frame.f_code
+        if not self._on:
+            self._end()
+        elif code.co_filename == __file__ or (event.startswith("c_") and not self.annotate_cfuncs):
+            return
+        elif event == "call":
+            line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}({code.co_name})"
+            push_range(line if self.linenos else code.co_name, domain=_PROFILED)
+        elif event == "c_call":
+            push_range(function.__name__, domain=_PROFILED)
+        else:
+            pop_range(_PROFILED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepscope.compat.nvtx import (
     Domain,
     EventAttributes,
+    Profile,
     RangeId,
     annotate,
     enabled,
@@ -24,6 +25,7 @@ from stepscope.compat.nvtx import (
 __all__ = [
     "Domain",
     "EventAttributes",
+    "Profile",
     "RangeId",
     "annotate",
     "enabled",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
+from stepscope.compat.frameworks import say_what_to_install
 from stepscope.compat.frameworks.accelerate_run import AccelerateRun, FinishedWindow
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.compat.torch.activities import DEVICES, choose
@@ -25,11 +26,7 @@ else:
     try:
         from accelerate.utils import ProfileKwargs as _ProfileKwargs
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "accelerate":
-            raise  # what it needs itself is missing
-        raise ImportError(
-            "stepscope.accelerate needs Accelerate, which is not installed: pip install accelerate"
-        ) from error
+        say_what_to_install(error, "accelerate", "Accelerate", "accelerate")
 
 
 @dataclass
@@ -94,6 +91,8 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         for taken in {"schedule", "on_trace_ready"} & given.keys():
             other = "schedule_option" if taken == "schedule" else taken
             raise ValueError(f"settings[{taken!r}] is a field of its own here; give {other}=...")
+        if given.get("unit") == "epoch":
+            raise ValueError("settings['unit']: Accelerate tells of no epochs; call step() once for each")
         option = self.schedule_option
         if "keep_last" not in given:
             # Accelerate's own names; a wrong one is refused by name.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec.structs import replace
 
-from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.kineto.trace_files import ChromeFilesBackend
+from stepscope.compat.frameworks import say_what_to_install
 from stepscope.compat.frameworks.composer_schedule import BatchSchedule, our_action
-from stepscope.compat.frameworks.loop import Loop, Traced, guarded
+from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
 from stepscope.runtime.schedule.action import ProfilerAction
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 else:
     try:
         from composer.profiler import TraceHandler as _TraceHandler
-    except ImportError:
-
-        class _TraceHandler:
-            """Without Composer: for whatever calls the same methods."""
+    except ModuleNotFoundError as error:
+        say_what_to_install(error, "composer", "Composer", "mosaicml")
 
 
 class StepscopeTraceHandler(Traced, _TraceHandler):
@@ -60,11 +58,14 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
             raise ValueError("batch_schedule says what is recorded; leave schedule and keep_last out")
         self._batch_schedule = batch_schedule
         self._chosen = LoopSettings.of(settings)
-        self._files = ChromeFilesBackend()
+        self._files: ChromeFilesBackend | None = None
         self._state: Any = None
         self.resumption_batch_idx = 0
         """Batch of its epoch at which the training was resumed, as schedules ask for it."""
         self.loop = Loop(self._chosen, "composer")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_files": None, "_state": None}
 
     # the trainer's events
 
@@ -77,19 +78,19 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
         self._state = state
         run_name = str(getattr(state, "run_name", None) or "composer")
         where = (self._chosen.output_dir or "{run_name}/stepscope").replace("{run_name}", run_name)
-        follows = self._chosen.keep_last is None and (state.profiler is not None or self._batch_schedule is not None)
+        profiled = state.profiler is not None
+        follows = self._chosen.keep_last is None and (profiled or self._batch_schedule is not None)
         backends = self._chosen.backends
         if backends is None:
-            backends = () if state.profiler is not None else (TorchBackend(),)
+            backends = () if profiled else torch_operators()
         self._files = ChromeFilesBackend()
         self.loop.settings = replace(
             self._chosen,
             output_dir=where,
             schedule=self._action if follows else self._chosen.schedule,
-            backends=[*backends, *((self._files,) if state.profiler is not None else ())],
+            backends=[*backends, self._files] if profiled else backends,
         )
-        steps = self._chosen.unit == "step"
-        self.loop.open("fit", step=int(state.timestamp.batch if steps else state.timestamp.epoch))
+        self.loop.open("fit", step=int(state.timestamp.batch), epoch=int(state.timestamp.epoch))
 
     @guarded
     def epoch_start(self, state: Any, logger: Any) -> None:
@@ -107,14 +108,12 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
     @guarded
     def batch_end(self, state: Any, logger: Any) -> None:
         self.loop.leave("micro_step")
-        if self._chosen.unit == "step":
-            self.loop.step()
+        self.loop.step()
 
     @guarded
     def epoch_end(self, state: Any, logger: Any) -> None:
         self.loop.leave("epoch")
-        if self._chosen.unit == "epoch":
-            self.loop.step()
+        self.loop.step("epoch")
 
     @guarded
     def eval_start(self, state: Any, logger: Any) -> None:
@@ -125,16 +124,11 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
         self.loop.leave("eval")
 
     @guarded
-    def fit_end(self, state: Any, logger: Any) -> None:
-        self._finish()
-
-    @guarded
     def close(self, state: Any, logger: Any) -> None:
-        self._finish()
-
-    def _finish(self) -> None:
         self.loop.close()
         self._state = None
+
+    fit_end = close
 
     def _action(self, step: int) -> object:
         """The schedule's action for the next batch."""
@@ -186,7 +180,8 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
     @guarded
     def process_chrome_json_trace_file(self, filepath: str | Path) -> None:
         """Adds what a file of torch's profiler holds to the window that is open; read in the background."""
-        self._files.add(Path(filepath))
+        if self._files is not None:
+            self._files.add(Path(filepath))
 
 
 class NextBatch:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
+from stepscope.compat.frameworks import say_what_to_install
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.schedule.schedule import Schedule, schedule
@@ -20,11 +21,34 @@ else:
     try:
         from keras.callbacks import Callback as _Callback
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "keras":
-            raise  # what it needs itself is missing
-        raise ImportError("stepscope.keras needs Keras, which is not installed: pip install keras") from error
+        say_what_to_install(error, "keras", "Keras", "keras")
 
 Logs = Mapping[str, Any] | None
+
+
+def _hooks(stage: str, name: str) -> tuple[Callable[..., None], ...]:
+    """Hooks of the begin of a stage, of the begin and end of a batch, whose span has a name, and of the stage's end."""
+
+    @guarded
+    def begin(callback: StepscopeCallback, logs: Logs = None) -> None:
+        if callback.loop.stage == "fit":
+            callback.loop.enter(stage)
+        else:
+            callback.loop.open(stage)
+
+    @guarded
+    def begin_batch(callback: StepscopeCallback, batch: int, logs: Logs = None) -> None:
+        callback.loop.enter(name, batch=batch)
+
+    @guarded
+    def end_batch(callback: StepscopeCallback, batch: int, logs: Logs = None) -> None:
+        callback.loop.end_batch(stage, name)
+
+    @guarded
+    def end(callback: StepscopeCallback, logs: Logs = None) -> None:
+        callback.loop.end_stage(stage)
+
+    return begin, begin_batch, end_batch, end
 
 
 class StepscopeCallback(Traced, _Callback):
@@ -60,20 +84,16 @@ class StepscopeCallback(Traced, _Callback):
         **settings: Unpack[LoopArguments],
     ) -> None:
         super().__init__()
-        if log_dir is not None:
-            if "output_dir" in settings:
-                raise ValueError("output_dir and log_dir say the same; give one of them")
-            settings["output_dir"] = log_dir
-        self._off = profile_batch == 0 and not isinstance(profile_batch, bool)
-        if profile_batch is not None and not self._off:
-            if "schedule" in settings:
-                raise ValueError("schedule and profile_batch say the same; give one of them")
-            settings["schedule"] = _schedule(profile_batch)
-        self.loop = Loop(LoopSettings.of(settings), "keras", _operators)
-        self._steps = self.loop.settings.unit == "step"
+        cycle = None
+        if profile_batch == 0 and not isinstance(profile_batch, bool):
+            settings["ranks"] = ()  # nobody records
+        elif profile_batch is not None:
+            cycle = _schedule(profile_batch)
+        also = {"log_dir": ("output_dir", log_dir), "profile_batch": ("schedule", cycle)}
+        self.loop = Loop(LoopSettings.of(settings, also), "keras", _operators)
         self._accumulate = 1
         self._batches = 0
-        self._waits_for_epoch = False
+        self._begins = False
 
     # training
 
@@ -81,18 +101,16 @@ class StepscopeCallback(Traced, _Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         optimizer = getattr(self.model, "optimizer", None)
         self._accumulate = int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
-        updates = _number(getattr(optimizer, "iterations", 0))
         # Batches since the last update, of a training before this one: Keras counts on.
         self._batches = _number(getattr(optimizer, "_iterations", 0)) % self._accumulate
-        self._waits_for_epoch = not (self._off or self._steps)
-        if not self._off and self._steps:
-            self.loop.open("fit", step=updates)
+        self._begins = True
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        if self._waits_for_epoch:  # whose number only this says, as `initial_epoch` may be any
-            self._waits_for_epoch = False
-            self.loop.open("fit", step=epoch)
+        if self._begins:  # here, as only this says the epoch's number: `initial_epoch` may be any
+            self._begins = False
+            optimizer = getattr(self.model, "optimizer", None)
+            self.loop.open("fit", step=_number(getattr(optimizer, "iterations", 0)), epoch=epoch)
         self.loop.enter("epoch", epoch=epoch)
 
     @guarded
@@ -105,17 +123,13 @@ class StepscopeCallback(Traced, _Callback):
         self._batches += 1
         if self._batches >= self._accumulate:
             self._batches = 0
-            if self._steps:
-                self.loop.step()
+            self.loop.step()
 
     @guarded
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        try:
-            self.loop.leave("epoch")
-            self.loop.counters(logs or {})
-        finally:
-            if not self._steps:
-                self.loop.step()
+        self.loop.leave("epoch")
+        self.loop.counters(logs or {})
+        self.loop.step("epoch")
 
     @guarded
     def on_train_end(self, logs: Logs = None) -> None:
@@ -123,54 +137,8 @@ class StepscopeCallback(Traced, _Callback):
 
     # evaluation, by itself or in a training, and prediction
 
-    @guarded
-    def on_test_begin(self, logs: Logs = None) -> None:
-        self._begin("evaluate")
-
-    @guarded
-    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        self.loop.enter("test_step", batch=batch)
-
-    @guarded
-    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self._end_batch("evaluate", "test_step")
-
-    @guarded
-    def on_test_end(self, logs: Logs = None) -> None:
-        self._end("evaluate")
-
-    @guarded
-    def on_predict_begin(self, logs: Logs = None) -> None:
-        self._begin("predict")
-
-    @guarded
-    def on_predict_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        self.loop.enter("predict_step", batch=batch)
-
-    @guarded
-    def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self._end_batch("predict", "predict_step")
-
-    @guarded
-    def on_predict_end(self, logs: Logs = None) -> None:
-        self._end("predict")
-
-    def _begin(self, stage: str) -> None:
-        if self.loop.stage == "fit":
-            self.loop.enter(stage)
-        elif not self._off:
-            self.loop.open(stage)
-
-    def _end_batch(self, stage: str, span: str) -> None:
-        self.loop.leave(span)
-        if self.loop.stage == stage and self._steps:
-            self.loop.step()
-
-    def _end(self, stage: str) -> None:
-        if self.loop.stage == stage:
-            self.loop.close()
-        else:
-            self.loop.leave(stage)
+    on_test_begin, on_test_batch_begin, on_test_batch_end, on_test_end = _hooks("evaluate", "test_step")
+    on_predict_begin, on_predict_batch_begin, on_predict_batch_end, on_predict_end = _hooks("predict", "predict_step")
 
 
 def _operators() -> Sequence[Backend]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from stepscope.compat.frameworks import say_what_to_install
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,15 +21,10 @@ else:
             from lightning.pytorch import Callback, LightningModule, Trainer
             from lightning.pytorch.profilers import Profiler
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "lightning":
-            raise  # what it needs itself is missing
-        try:
-            from pytorch_lightning import Callback, LightningModule, Trainer
-            from pytorch_lightning.profilers import Profiler
-        except ModuleNotFoundError:
-            raise ImportError(
-                "stepscope.lightning needs Lightning, which is not installed: pip install lightning"
-            ) from error
+        if find_spec("pytorch_lightning") is None:
+            say_what_to_install(error, "lightning", "Lightning", "lightning")
+        from pytorch_lightning import Callback, LightningModule, Trainer
+        from pytorch_lightning.profilers import Profiler
 
 __all__ = ["Callback", "LightningModule", "Profiler", "Trainer", "log_directory", "placement"]
 

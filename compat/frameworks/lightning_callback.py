@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 from stepscope.compat.frameworks.lightning_base import Callback, LightningModule, Trainer, log_directory, placement
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
+
+
+def _open(callback: StepscopeCallback, stage: str, trainer: Trainer, **first: int) -> None:
+    rank, world_size = placement(trainer)
+    where = log_directory(trainer.log_dir)
+    callback.loop.open(stage, directory=where, rank=rank, world_size=world_size, **first)
+
+
+def _hooks(stage: str, name: str) -> tuple[Callable[..., None], ...]:
+    """Hooks of the begin of a stage, of the begin and end of a batch, whose span has a name, and of the stage's end."""
+
+    @guarded
+    def start(callback: StepscopeCallback, trainer: Trainer, module: LightningModule) -> None:
+        if trainer.state.fn == stage:
+            _open(callback, stage, trainer)
+        elif not trainer.sanity_checking:
+            callback.loop.enter(stage, epoch=int(trainer.current_epoch))
+
+    @guarded
+    def start_batch(
+        callback: StepscopeCallback, trainer: Trainer, module: LightningModule, batch: Any, index: int, loader: int = 0
+    ) -> None:
+        callback.loop.enter(name, batch=index)
+
+    @guarded
+    def end_batch(callback: StepscopeCallback, trainer: Trainer, module: LightningModule, *batch: Any) -> None:
+        callback.loop.end_batch(stage, name)
+
+    @guarded
+    def end(callback: StepscopeCallback, trainer: Trainer, module: LightningModule) -> None:
+        callback.loop.end_stage(stage)
+
+    return start, start_batch, end_batch, end
 
 
 class StepscopeCallback(Traced, Callback):
@@ -33,17 +67,12 @@ class StepscopeCallback(Traced, Callback):
         self.loop = Loop(LoopSettings.of(settings), "lightning", torch_operators)
         self._updates = 0
 
-    def _open(self, stage: str, trainer: Trainer, step: int = 0) -> None:
-        rank, world_size = placement(trainer)
-        self.loop.open(stage, step=step, directory=log_directory(trainer.log_dir), rank=rank, world_size=world_size)
-
     # fit
 
     @guarded
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._updates = int(trainer.global_step)
-        epochs = self.loop.settings.unit == "epoch"
-        self._open("fit", trainer, int(trainer.current_epoch) if epochs else self._updates)
+        _open(self, "fit", trainer, step=self._updates, epoch=int(trainer.current_epoch))
 
     @guarded
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -61,14 +90,12 @@ class StepscopeCallback(Traced, Callback):
         updates = int(trainer.global_step)
         if updates != self._updates:
             self._updates = updates
-            if self.loop.settings.unit == "step":
-                self.loop.step()
+            self.loop.step()
 
     @guarded
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.loop.leave("epoch")
-        if self.loop.settings.unit == "epoch":
-            self.loop.step()
+        self.loop.step("epoch")
 
     @guarded
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,100 +103,11 @@ class StepscopeCallback(Traced, Callback):
 
     # the other stages, and validation in a training
 
-    @guarded
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin("validate", trainer)
-
-    @guarded
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin("test", trainer)
-
-    @guarded
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin("predict", trainer)
-
-    def _begin(self, stage: str, trainer: Trainer) -> None:
-        if trainer.state.fn == stage:
-            self._open(stage, trainer)
-        elif not trainer.sanity_checking:
-            self.loop.enter(stage, epoch=int(trainer.current_epoch))
-
-    @guarded
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.loop.enter("validation_step", batch=batch_idx)
-
-    @guarded
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.loop.enter("test_step", batch=batch_idx)
-
-    @guarded
-    def on_predict_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.loop.enter("predict_step", batch=batch_idx)
-
-    @guarded
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._end_batch("validate", "validation_step")
-
-    @guarded
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._end_batch("test", "test_step")
-
-    @guarded
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._end_batch("predict", "predict_step")
-
-    def _end_batch(self, stage: str, span: str) -> None:
-        self.loop.leave(span)
-        if self.loop.stage == stage and self.loop.settings.unit == "step":
-            self.loop.step()
-
-    @guarded
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end("validate")
-
-    @guarded
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end("test")
-
-    @guarded
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end("predict")
-
-    def _end(self, stage: str) -> None:
-        if self.loop.stage == stage:
-            self.loop.close()
-        else:
-            self.loop.leave(stage)
+    on_validation_start, on_validation_batch_start, on_validation_batch_end, on_validation_end = _hooks(
+        "validate", "validation_step"
+    )
+    on_test_start, on_test_batch_start, on_test_batch_end, on_test_end = _hooks("test", "test_step")
+    on_predict_start, on_predict_batch_start, on_predict_batch_end, on_predict_end = _hooks("predict", "predict_step")
 
     # ends
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 EVALUATIONS = {"validate": "validation", "test": "test", "predict": "predict"}
 """Stages by themselves, and what Lightning calls them in the names of hooks."""
 
+EPOCH = "run_training_epoch"
+"""The action of an epoch of `fit`."""
+
 
 class _Role(enum.Enum):
     """The role of an action in the steps."""
@@ -89,7 +92,8 @@ class StepscopeProfiler(Traced, Profiler):
     def start(self, action_name: str) -> None:
         if not self.loop.stage and self._role(action_name) is _Role.OPENS:
             self._open()
-        self.loop.enter(action_name)
+        trainer = self._trainer() if action_name == EPOCH else None
+        self.loop.enter(action_name, **({} if trainer is None else {"epoch": int(trainer.current_epoch)}))
 
     @guarded
     def stop(self, action_name: str) -> None:
@@ -101,10 +105,10 @@ class StepscopeProfiler(Traced, Profiler):
                 self.loop.close(error)
             return
         role = self._role(action_name)
-        if role is _Role.ENDS_BATCH and self.loop.settings.unit == "step" and self._updated():
+        if role is _Role.ENDS_BATCH and self._updated():
             self.loop.step()
-        elif role is _Role.ENDS_EPOCH and self.loop.settings.unit == "epoch":
-            self.loop.step()
+        elif role is _Role.ENDS_EPOCH:
+            self.loop.step("epoch")
 
     def summary(self) -> str:
         """The table of the run that is open, or was the last; empty if nothing was recorded."""
@@ -131,13 +135,12 @@ class StepscopeProfiler(Traced, Profiler):
         trainer = self._trainer()
         self._updates = self._global_step(trainer)
         stage = self._stage or "fit"
-        step = 0
-        if stage == "fit":
-            epochs = self.loop.settings.unit == "epoch"
-            step = int(trainer.current_epoch) if epochs and trainer is not None else self._updates
+        first = {}
+        if stage == "fit" and trainer is not None:
+            first = {"step": self._updates, "epoch": int(trainer.current_epoch)}
         rank, world_size = (None, None) if trainer is None else placement(trainer)
         where = self._chosen or log_directory(self._log_dir)
-        self.loop.open(stage, step=step, directory=where, rank=rank, world_size=world_size)
+        self.loop.open(stage, directory=where, rank=rank, world_size=world_size, **first)
 
     def _trainer(self) -> Trainer | None:
         module = self._lightning_module
@@ -166,7 +169,7 @@ def _role(stage: str | None, action: str) -> _Role:
     # As Lightning 2 names them.
     evaluation = EVALUATIONS.get(stage or "")
     if evaluation is None:
-        if action == "run_training_epoch":
+        if action == EPOCH:
             return _Role.OPENS
         hook, epoch = "train", "on_train_epoch_end"
     else:

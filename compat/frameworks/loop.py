@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, cast
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
-from stepscope.compat.frameworks.loop_settings import LoopSettings
+from stepscope.compat.frameworks.loop_settings import LoopSettings, Unit
 from stepscope.runtime._core import counter, span
 from stepscope.runtime.accounting.error_log import ErrorLog, error_text
 from stepscope.runtime.display.text_table import human_count, shorten
@@ -62,9 +62,6 @@ class Loop:
         self.settings = settings
         self.category = category
         self._backends = backends
-        self._forget()
-
-    def _forget(self) -> None:
         self.profiler: Profiler | None = None
         """Of the run that is open, or was the last."""
         self.stage = ""
@@ -77,12 +74,8 @@ class Loop:
         """Names of logged values that were no counters."""
         self._finalizer: Callable[[], object] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self.settings, "category": self.category, "_backends": self._backends}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Loop, (self.settings, self.category, self._backends)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         # Settings do not change, and what is in them may hold locks.
@@ -93,6 +86,7 @@ class Loop:
         stage: str,
         *,
         step: int = 0,
+        epoch: int = 0,
         directory: str | Path | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -101,7 +95,8 @@ class Loop:
 
         Args:
             stage: names the run and its directory.
-            step: number of its first step, in the unit of the schedule.
+            step: number of its first step.
+            epoch: of its first epoch, which counts if the schedule counts epochs.
             directory: where runs go unless the settings or the environment say; `None` for a new one.
             rank: of this process, where the framework knows better than the environment.
             world_size: likewise.
@@ -124,7 +119,7 @@ class Loop:
             instances=not again,
         )
         self._used.update(self.settings.ready_made)
-        profiler.step_num = step
+        profiler.step_num = step if self.settings.unit == "step" else epoch
         profiler.add_metadata("stage", stage)
         profiler.add_metadata("framework", self.category)
         profiler.start()
@@ -140,9 +135,9 @@ class Loop:
                 )
             )
 
-    def step(self) -> None:
-        """Ends a step of the run; nothing if none is open."""
-        if self.stage and self.profiler is not None:
+    def step(self, unit: Unit = "step") -> None:
+        """Ends a step or an epoch of the run: nothing if none is open, or if the schedule counts the other unit."""
+        if self.stage and self.profiler is not None and unit == self.settings.unit:
             self.profiler.step()
 
     def enter(self, name: str, **arguments: object) -> None:
@@ -162,6 +157,19 @@ class Loop:
                     self.keep(error)
                 return True
         return False
+
+    def end_batch(self, stage: str, name: str) -> None:
+        """Ends the span of a batch of a stage, and with it a step if the stage is a run of its own."""
+        self.leave(name)
+        if self.stage == stage:
+            self.step()
+
+    def end_stage(self, stage: str) -> None:
+        """Ends a stage: the run, or the span in the run of a training."""
+        if self.stage == stage:
+            self.close()
+        else:
+            self.leave(stage)
 
     def counters(self, values: Mapping[str, Any]) -> None:
         """Records logged values as counters. One that cannot be a counter costs only itself, and is an error once per name.

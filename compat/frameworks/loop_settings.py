@@ -32,11 +32,14 @@ DEFAULT = schedule(wait=1, warmup=1, active=25, repeat=1)
 """One window, of as many steps as a verdict needs. A callback that was added and forgotten costs nothing afterwards."""
 
 
+Unit = Literal["step", "epoch"]
+
+
 class LoopArguments(TypedDict, total=False):
     """The fields of `LoopSettings`, as keywords of every callback."""
 
     schedule: ScheduleFunction | None
-    unit: Literal["step", "epoch"]
+    unit: Unit
     output_dir: str | None
     name: str
     ranks: Sequence[int] | None
@@ -74,7 +77,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Which steps are recorded, counted from 0 over the whole training; `None` for all. By default, one step is left
     out, one warms up, 25 are recorded. With `keep_last` it is not used; with `control`, nothing is recorded by default
     or with `None` but what is asked for."""
-    unit: Literal["step", "epoch"] = "step"
+    unit: Unit = "step"
     """The unit that the schedule counts. Of frameworks that report only whole epochs, nothing finer can be had."""
     output_dir: str | None = None
     """Each run gets a directory in it, named for its stage (`fit`, `validate`, ...). Default: the directory where the
@@ -122,17 +125,29 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         self.build()  # whatever trace() has to say of the rest is said now
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> LoopSettings:
+    def of(cls, arguments: Mapping[str, Any], also: Mapping[str, tuple[str, Any]] | None = None) -> LoopSettings:
         """Settings of keywords.
+
+        Args:
+            arguments: by name.
+            also: settings under names that users of the framework know: name of the field and value, by their name.
+                `None` is no value.
 
         Raises:
             TypeError: for one that does not exist; names the nearest that does.
+            ValueError: for one that is given under two names.
         """
+        given = dict(arguments)
+        for theirs, (name, value) in (also or {}).items():
+            if value is not None and name in given:
+                raise ValueError(f"{name} and {theirs} say the same; give one of them")
+            if value is not None:
+                given[name] = value
         known = cls.__struct_fields__
-        for name in arguments:
+        for name in given:
             if name not in known:
                 raise TypeError(f"unknown setting {name!r}{did_you_mean(name, known)}")
-        return cls(**arguments)
+        return cls(**given)
 
     def build(
         self,

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
+from stepscope.compat.frameworks import say_what_to_install
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
 from stepscope.compat.frameworks.loop_settings import DEFAULT, LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
 from stepscope.runtime.schedule.schedule import Schedule, schedule
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerCallback, TrainerState, TrainingArguments
 else:
     try:
-        from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+        from transformers import TrainerCallback, TrainerState, TrainingArguments
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "transformers":
-            raise  # what it needs itself is missing
-        raise ImportError(
-            "stepscope.transformers needs Transformers, which is not installed: pip install transformers accelerate"
-        ) from error
+        say_what_to_install(error, "transformers", "Transformers", "transformers accelerate")
 
 
 class StepscopeCallback(Traced, TrainerCallback):
@@ -68,94 +65,69 @@ class StepscopeCallback(Traced, TrainerCallback):
             "repeat": profiler_repeat,
         }
         chosen = _schedule({name: value for name, value in cycle.items() if value is not None})
-        if chosen is not None:
-            if "schedule" in settings:
-                raise ValueError("schedule and profiler_..._steps say the same; give one of them")
-            settings["schedule"] = chosen
-        if profiler_output_dir is not None:
-            if "output_dir" in settings:
-                raise ValueError("output_dir and profiler_output_dir say the same; give one of them")
-            settings["output_dir"] = profiler_output_dir
-        self.loop = Loop(LoopSettings.of(settings), "transformers", torch_operators)
-        self._steps = self.loop.settings.unit == "step"
+        also = {
+            "profiler_..._steps": ("schedule", chosen),
+            "profiler_output_dir": ("output_dir", profiler_output_dir),
+        }
+        self.loop = Loop(LoopSettings.of(settings, also), "transformers", torch_operators)
 
-    def _open(self, stage: str, step: int, args: TrainingArguments) -> None:
+    def _open(self, stage: str, args: TrainingArguments, **first: int) -> None:
         world_size, rank = int(args.world_size), int(args.process_index)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         self.loop.open(
             stage,
-            step=step,
             directory=f"{args.output_dir}/stepscope",
             rank=rank if world_size > 1 else None,
             world_size=world_size if world_size > 1 else None,
+            **first,
         )
 
     # training
 
     @guarded
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._open("fit", state.global_step if self._steps else int(state.epoch or 0), args)
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self._open("fit", args, step=state.global_step, epoch=int(state.epoch or 0))
 
     @guarded
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.enter("epoch", epoch=round(state.epoch or 0))
 
     @guarded
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.enter("micro_step", epoch=int(state.epoch or 0))
 
     @guarded
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.leave("micro_step")
         self.loop.enter("micro_step", epoch=int(state.epoch or 0))
 
     @guarded
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.leave("micro_step")
         self.loop.enter("optimizer_step")
 
     @guarded
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.leave("optimizer_step")
 
     @guarded
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.leave("micro_step")  # of releases that do not tell of the optimizer
-        if self._steps:
-            self.loop.step()
+        self.loop.step()
 
     @guarded
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.leave("micro_step")  # of an epoch that ended among accumulated batches
         self.loop.leave("epoch")
-        if not self._steps:
-            self.loop.step()
+        self.loop.step("epoch")
 
     @guarded
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.close()
 
     # evaluation
 
     @guarded
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.loop.stage == "fit":
             if self.loop.leave("prediction_step"):
                 self.loop.enter("prediction_step")
@@ -163,19 +135,16 @@ class StepscopeCallback(Traced, TrainerCallback):
                 self.loop.enter("evaluation")
                 self.loop.enter("prediction_step")
         elif self.loop.stage == "evaluate":
-            if self._steps:
-                self.loop.step()
+            self.loop.step()
         else:
-            self._open("evaluate", 1 if self._steps else 0, args)
+            self._open("evaluate", args, step=1)
 
     @guarded
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._end_evaluation()
 
     @guarded
-    def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
-    ) -> None:
+    def on_predict(self, args: TrainingArguments, state: TrainerState, control: Any, *more: Any, **kwargs: Any) -> None:
         self._end_evaluation()
 
     def _end_evaluation(self) -> None:
@@ -191,14 +160,14 @@ class StepscopeCallback(Traced, TrainerCallback):
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,
+        control: Any,
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.loop.counters({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
 
     @guarded
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         instant("checkpoint", category="transformers", step=state.global_step)
 
 

@@ -241,8 +241,14 @@ class profile(Results):
         current = self._current
         if current is None:
             raise ProfilerStateError("stop() of a profile that does not run; call start() first")
-        self._step = self._stopping = current.step_num
         begun = self.record_steps and current.current_action.records
+        if self.record_steps and not begun and current.step_num == self._step:
+            log.warning(
+                "step() of the profile was never called, and its schedule does not record step %d; call prof.step() at the "
+                "end of each iteration. isinstance(prof, torch.profiler.profile) is false: ask for stepscope.torch.profile",
+                self._step,
+            )
+        self._step = self._stopping = current.step_num
         current.close()
         self._current = None
         last = self._done[-1].window if self._done else None

@@ -210,7 +210,7 @@ class Lifecycle:
     # stop and flush
 
     def stop(self) -> None:
-        """Ends the open window, and flushes."""
+        """Ends the open window, and flushes. If another thread has, ends what backends record on this one."""
         steps = self.steps
         if steps.state == "new":
             raise ProfilerStateError(f"stop() of profiler {self.facts.name!r}: it was not started; call start() first")
@@ -220,6 +220,8 @@ class Lifecycle:
             began = clock.now()
             self.flush(max(until - began, 0) / 1e9)
             steps.transitions.waited(clock.now() - began)
+        elif steps.state == "stopped":
+            steps.call(steps.carry_out)
 
     def _stop(self, reason: str = "the profiler was stopped inside the window") -> None:
         if self.steps.state != "running":

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import logging
 import os
 import sys
+from _thread import interrupt_main
+from collections.abc import Callable
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
 from pathlib import Path
 from select import select
@@ -36,11 +40,38 @@ from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
 
 PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)
 """The program has ended, nobody waits for the terminal: what torch's profiler still converts is worth waiting for."""
+log = logging.getLogger("stepscope")
+
 _STDERR = 2
 _HOW_TO_TRACE_CHILDREN = (
     "ranks: start them by torchrun --no-python --nproc-per-node N stepscope run [options] train.py, or call stepscope.trace() in them; "
     "spans of others: set STEPSCOPE_JOIN=1, and import stepscope in them"
 )
+
+
+_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_calls: list[object] = []
+"""Calls that the main thread may yet make, which must not be freed before."""
+
+
+def call_on_main_thread(function: Callable[[], None]) -> None:
+    """Has the main thread call a function soon, between two instructions, as it calls handlers of signals.
+
+    While it waits in a library it calls nothing.
+    """
+
+    def called(_: object) -> int:
+        try:
+            function()
+        except Exception:
+            log.exception("%r failed", function)
+        except BaseException:  # of a handler of a signal; it cannot leave this call
+            interrupt_main()
+        return 0
+
+    call = _CALL(called)
+    _calls.append(call)
+    ctypes.pythonapi.Py_AddPendingCall(call, None)
 
 
 class UntilNextStep:
@@ -128,6 +159,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             self.watch.forget()
             self.steps.detach()
             self.profiler.stop()
+            call_on_main_thread(self.profiler.stop)  # whose operators torch records there until it is told
         if self.speaks:
             where = opening.shown(self.profiler.output.path)
             ends = "with this step" if steps else "now"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
+from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, say_in_environment
 from tests.support.basics import require
 from tests.support.callback_cases import CASES, Case
@@ -22,6 +23,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
 ]
 
+WITH_EPOCHS = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.epoch_span], ids=lambda case: case.name, indirect=True
+)
 CYCLE = sc.schedule(wait=1, warmup=1, active=3, repeat=1)
 
 
@@ -33,6 +37,12 @@ def case(request: pytest.FixtureRequest) -> Case:
     return found
 
 
+def epochs(memory: sc.exporters.MemoryExporter, case: Case) -> list[object]:
+    """The numbers in the spans of epochs."""
+    told = zip(memory.names(), memory.events()["kind"].tolist(), memory.arguments(), strict=True)
+    return [arguments.get("epoch") for name, kind, arguments in told if (name, kind) == (case.epoch_span, Kind.SPAN)]
+
+
 @pytest.mark.checklist("B3")
 def test_a_step_is_an_update(case: Case, tmp_path: Path) -> None:
     """Accumulated batches are spans inside of a step; operators are recorded, and a file for TensorBoard is written."""
@@ -40,13 +50,13 @@ def test_a_step_is_an_update(case: Case, tmp_path: Path) -> None:
     traced = case.make(tmp_path / "runs", exporters=[runs], schedule=CYCLE)
     assert case.fit(traced, tmp_path, batches=16, accumulated=2) == 8
     check_well(traced)
-    assert runs.stages == ["fit"] and runs.steps("fit") == [(2, 3, 4)]
-    assert runs.windows("fit")[0].complete
-    spans = runs.spans("fit")
+    assert runs.stages == [case.stage] and runs.steps(case.stage) == [(2, 3, 4)]
+    assert runs.windows(case.stage)[0].complete
+    spans = runs.spans(case.stage)
     assert spans.count(case.batch_span) == 6
     assert {"ProfilerStep#2", "ProfilerStep#4"} <= set(spans) and any(name.startswith("aten::") for name in spans)
-    assert (tmp_path / "runs" / "fit" / "journal").is_file()
-    assert list((tmp_path / "runs" / "fit" / "tensorboard").glob("*.pt.trace.json"))
+    assert (tmp_path / "runs" / case.stage / "journal").is_file()
+    assert list((tmp_path / "runs" / case.stage / "tensorboard").glob("*.pt.trace.json"))
 
 
 def test_every_cycle_is_recorded(case: Case, tmp_path: Path) -> None:
@@ -55,9 +65,21 @@ def test_every_cycle_is_recorded(case: Case, tmp_path: Path) -> None:
     traced = case.make(tmp_path / "runs", exporters=[runs], schedule=sc.schedule(wait=1, warmup=1, active=2, repeat=3))
     case.fit(traced, tmp_path, batches=5, epochs=3)
     check_well(traced)
-    assert runs.steps("fit") == [(2, 3), (6, 7), (10, 11)]
+    assert runs.steps(case.stage) == [(2, 3), (6, 7), (10, 11)]
 
 
+@WITH_EPOCHS
+def test_an_epoch_is_a_span(case: Case, tmp_path: Path) -> None:
+    """One for each, with its number."""
+    memory = sc.exporters.MemoryExporter()
+    traced = case.make(tmp_path / "runs", exporters=[memory], schedule=None)
+    case.fit(traced, tmp_path, batches=4, epochs=3)
+    check_well(traced)
+    assert memory.names(kind=Kind.SPAN).count(case.batch_span) == 12
+    assert epochs(memory, case) == [0, 1, 2]
+
+
+@WITH_EPOCHS
 @pytest.mark.checklist("B3")
 def test_epochs_can_be_the_unit(case: Case, tmp_path: Path) -> None:
     """The schedule counts epochs."""
@@ -66,8 +88,9 @@ def test_epochs_can_be_the_unit(case: Case, tmp_path: Path) -> None:
     traced = case.make(tmp_path / "runs", exporters=[runs], unit="epoch", schedule=cycle)
     case.fit(traced, tmp_path, batches=3, epochs=4)
     check_well(traced)
-    assert runs.steps("fit") == [(1, 2)]
-    assert runs.spans("fit").count(case.batch_span) == 6
+    assert runs.steps(case.stage) == [(1, 2)]
+    assert runs.spans(case.stage).count(case.batch_span) == 6
+    assert epochs(runs[case.stage], case) == [1, 2]
 
 
 def test_an_exception_goes_on_and_the_window_is_incomplete(case: Case, tmp_path: Path) -> None:
@@ -77,8 +100,8 @@ def test_an_exception_goes_on_and_the_window_is_incomplete(case: Case, tmp_path:
     with pytest.raises(ZeroDivisionError), nullcontext() if case.tells_of_exceptions else traced:
         case.fit(traced, tmp_path, fails_at=4)
     traced.raise_errors()
-    assert runs.steps("fit") == [(1, 2, 3)]  # the step that failed is none
-    check_incomplete(runs, "fit")
+    assert runs.steps(case.stage) == [(1, 2, 3)]  # the step that failed is none
+    check_incomplete(runs, case.stage)
 
 
 def test_a_training_after_a_failed_one_begins_anew(case: Case, tmp_path: Path) -> None:
@@ -102,7 +125,7 @@ def test_a_broken_exporter_costs_the_training_nothing(case: Case, tmp_path: Path
     traced = case.make(tmp_path / "runs", exporters=[broken, runs], schedule=CYCLE)
     assert case.fit(traced, tmp_path) == 8
     assert {type(error) for error in traced.errors} == {sc.errors.ExporterError}
-    assert runs.steps("fit") == [(2, 3, 4)]
+    assert runs.steps(case.stage) == [(2, 3, 4)]
 
 
 def test_a_full_disk_costs_the_training_nothing(case: Case, tmp_path: Path, small_disk: Path) -> None:
@@ -121,7 +144,7 @@ def test_ranks_and_copies(case: Case, tmp_path: Path, monkeypatch: pytest.Monkey
     assert traced.profiler is None
     case.fit(traced, tmp_path)
     check_well(traced)
-    assert (tmp_path / "runs" / "fit" / "rank2" / "journal").is_file()
+    assert (tmp_path / "runs" / case.stage / "rank2" / "journal").is_file()
     other = case.make(tmp_path / "others", schedule=CYCLE, ranks=[0])
     case.fit(other, tmp_path)
     assert other.profiler is None and not other.errors
@@ -133,9 +156,9 @@ def test_an_operator_has_steps_recorded(case: Case, tmp_path: Path) -> None:
     traced = case.make(tmp_path / "runs", exporters=[runs], control=SOCKET)
     case.fit(traced, tmp_path, order_at=3)
     check_well(traced)
-    assert runs.steps("fit") == [(4, 5)]
-    assert runs.windows("fit")[0].metadata["armed"]["trigger"] == "socket"
-    assert any(name.startswith("aten::") for name in runs.spans("fit"))
+    assert runs.steps(case.stage) == [(4, 5)]
+    assert runs.windows(case.stage)[0].metadata["armed"]["trigger"] == "socket"
+    assert any(name.startswith("aten::") for name in runs.spans(case.stage))
 
 
 @pytest.mark.checklist("B6")
@@ -146,8 +169,8 @@ def test_the_environment_has_steps_recorded(case: Case, tmp_path: Path, monkeypa
     traced = case.make(tmp_path / "programs", exporters=[runs], schedule=CYCLE)
     case.fit(traced, tmp_path)
     check_well(traced)
-    assert runs.steps("fit") == [(2, 3)]
-    assert (tmp_path / "said" / "fit" / "journal").is_file() and not (tmp_path / "programs").exists()
+    assert runs.steps(case.stage) == [(2, 3)]
+    assert (tmp_path / "said" / case.stage / "journal").is_file() and not (tmp_path / "programs").exists()
 
 
 def test_the_end_names_the_results(case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,5 +182,5 @@ def test_the_end_names_the_results(case: Case, tmp_path: Path, caplog: pytest.Lo
         record.getMessage() for record in caplog.records if record.getMessage().startswith("stepscope recorded")
     ]
     first, verdict = named.split("\n")[:2]
-    assert first == f"stepscope recorded 'fit': `stepscope report {tmp_path / 'runs' / 'fit'}` shows it"
+    assert first == f"stepscope recorded {case.stage!r}: `stepscope report {tmp_path / 'runs' / case.stage}` shows it"
     assert verdict.strip() and "no verdict" not in verdict and "were recorded; 20 or more are needed" not in verdict

@@ -7,203 +7,259 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import msgspec
 import numpy as np
 
-from stepscope.compat.frameworks.loop import Traced
+import stepscope as sc
 from tests.support.arming import arm_here
 from tests.support.basics import Deferred, require
 
 os.environ["KERAS_BACKEND"] = "torch"
 torch: Any = Deferred("torch")
+accelerate: Any = Deferred("accelerate")
+composer_models: Any = Deferred("tests.support.composer_models")
 keras: Any = Deferred("keras")
 lightning: Any = Deferred("lightning.pytorch")
 lightning_models: Any = Deferred("tests.support.lightning_models")
 transformers: Any = Deferred("transformers")
 
 
-class Case(Protocol):
+class Training(msgspec.Struct, frozen=True):
+    """A line is trained through random points, two in each batch."""
+
+    batches: int = 8
+    """Batches of an epoch."""
+    epochs: int = 1
+    accumulated: int = 1
+    """Batches of an update of the weights."""
+    fails_at: int = -1
+    """The batch that raises ZeroDivisionError, from 0."""
+    order_at: int = -1
+    """The batch in which an operator asks for two steps."""
+
+    def in_batch(self, number: int) -> None:
+        """To be called in each batch."""
+        if number == self.fails_at:
+            raise ZeroDivisionError("the training fails")
+        if number == self.order_at:
+            assert arm_here(2)
+
+
+class Case(msgspec.Struct, frozen=True):
     """One callback of a framework."""
 
     name: str
     needs: str
-    """The framework's package."""
-    batch_span: str
-    """Name of the span of a batch."""
-    tells_of_exceptions: bool
+    """The framework's package, or a module that imports it."""
+    make: Callable[..., Any]
+    """Returns a callback that writes below a directory; with settings as keywords."""
+    train: Callable[[Any, Path, Training], int]
+    """Trains with the callback and a directory for the framework's own files; returns the number of updates."""
+    stage: str = "fit"
+    batch_span: str = "micro_step"
+    epoch_span: str = "epoch"
+    """Name of the span of an epoch; empty if the framework knows none."""
+    tells_of_exceptions: bool = False
     """Whether the framework tells its callbacks of an exception."""
 
-    def make(self, where: Path, **settings: Any) -> Traced:
-        """Returns a callback that writes below a directory."""
-        ...
-
-    def fit(
-        self,
-        traced: Traced,
-        where: Path,
-        *,
-        batches: int = 8,
-        epochs: int = 1,
-        accumulated: int = 1,
-        fails_at: int = -1,
-        order_at: int = -1,
-    ) -> int:
-        """Trains a line through random points, two in each batch.
-
-        Args:
-            traced: the callback.
-            where: a directory for the framework's own files.
-            batches: batches of an epoch.
-            epochs: epochs.
-            accumulated: batches of an update of the weights.
-            fails_at: the batch that raises ZeroDivisionError, from 0.
-            order_at: the batch in which an operator asks for two steps.
-
-        Returns:
-            Number of updates of the weights.
-        """
-        ...
+    def fit(self, traced: Any, where: Path, **training: int) -> int:
+        """Trains, as the fields of `Training` say; returns the number of updates of the weights."""
+        return self.train(traced, where, Training(**training))
 
 
-class KerasCase:
-    """Keras on its torch backend."""
-
-    name, needs, batch_span, tells_of_exceptions = "keras", "keras", "micro_step", False
-
-    def make(self, where: Path, **settings: Any) -> Traced:
-        return Deferred("stepscope.keras").StepscopeCallback(str(where), **settings)  # type: ignore[no-any-return]
-
-    def fit(
-        self,
-        traced: Traced,
-        where: Path,
-        *,
-        batches: int = 8,
-        epochs: int = 1,
-        accumulated: int = 1,
-        fails_at: int = -1,
-        order_at: int = -1,
-    ) -> int:
-        def begin(batch: int, logs: Any) -> None:
-            if batch == fails_at:
-                raise ZeroDivisionError("the training fails")
-            if batch == order_at:
-                assert arm_here(2)
-
-        made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        steps = accumulated if accumulated > 1 else None
-        made.compile(optimizer=keras.optimizers.SGD(0.01, gradient_accumulation_steps=steps), loss="mse")
-        points, values = np.random.rand(2 * batches, 4), np.random.rand(2 * batches, 1)
-        callbacks = [traced, keras.callbacks.LambdaCallback(on_train_batch_begin=begin)]
-        made.fit(points, values, batch_size=2, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks)
-        return int(made.optimizer.iterations)
+def _keras(where: Path, **settings: Any) -> Any:
+    return Deferred("stepscope.keras").StepscopeCallback(str(where), **settings)
 
 
-class TransformersCase:
-    """The Trainer of Transformers."""
+def _train_keras(traced: Any, where: Path, training: Training) -> int:
+    def begin(batch: int, logs: Any) -> None:
+        training.in_batch(batch)
 
-    name, needs, batch_span, tells_of_exceptions = "transformers", "transformers", "micro_step", False
-
-    def make(self, where: Path, **settings: Any) -> Traced:
-        return Deferred("stepscope.transformers").StepscopeCallback(output_dir=str(where), **settings)  # type: ignore[no-any-return]
-
-    def fit(
-        self,
-        traced: Traced,
-        where: Path,
-        *,
-        batches: int = 8,
-        epochs: int = 1,
-        accumulated: int = 1,
-        fails_at: int = -1,
-        order_at: int = -1,
-    ) -> int:
-        class Line(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
-            def __init__(self) -> None:
-                super().__init__()
-                self.layer = torch.nn.Linear(4, 1)
-                self.calls = -1
-
-            def forward(self, points: Any, labels: Any = None) -> dict[str, Any]:
-                self.calls += 1
-                if self.calls == fails_at:
-                    raise ZeroDivisionError("the training fails")
-                if self.calls == order_at:
-                    assert arm_here(2)
-                found = self.layer(points)
-                return {"loss": (found - labels).square().mean(), "logits": found}
-
-        require("accelerate")
-        trainer = transformers.Trainer(
-            model=Line(),
-            args=transformers.TrainingArguments(
-                output_dir=str(where / "transformers"),
-                per_device_train_batch_size=2,
-                num_train_epochs=epochs,
-                gradient_accumulation_steps=accumulated,
-                use_cpu=True,
-                report_to=[],
-                disable_tqdm=True,
-                save_strategy="no",
-                logging_strategy="no",
-                dataloader_pin_memory=False,
-            ),
-            train_dataset=[{"points": torch.rand(4), "labels": torch.rand(1)} for _ in range(2 * batches)],
-            callbacks=[traced],
-        )
-        trainer.train()
-        return int(trainer.state.global_step)
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    steps = training.accumulated if training.accumulated > 1 else None
+    made.compile(optimizer=keras.optimizers.SGD(0.01, gradient_accumulation_steps=steps), loss="mse")
+    points, values = np.random.rand(2 * training.batches, 4), np.random.rand(2 * training.batches, 1)
+    callbacks = [traced, keras.callbacks.LambdaCallback(on_train_batch_begin=begin)]
+    made.fit(points, values, batch_size=2, epochs=training.epochs, verbose=0, shuffle=False, callbacks=callbacks)
+    return int(made.optimizer.iterations)
 
 
-class LightningCase:
-    """Lightning's Trainer, with the callback or the profiler."""
-
-    needs, tells_of_exceptions = "lightning", True
-
-    def __init__(self, kind: str, batch_span: str) -> None:
-        self.name = f"lightning, {kind}"
-        self.batch_span = batch_span
-        self._kind = kind
-
-    def make(self, where: Path, **settings: Any) -> Traced:
-        return getattr(Deferred("stepscope.lightning"), self._kind)(output_dir=str(where), **settings)  # type: ignore[no-any-return]
-
-    def fit(
-        self,
-        traced: Traced,
-        where: Path,
-        *,
-        batches: int = 8,
-        epochs: int = 1,
-        accumulated: int = 1,
-        fails_at: int = -1,
-        order_at: int = -1,
-    ) -> int:
-        place = {"callbacks": [traced]} if self._kind == "StepscopeCallback" else {"profiler": traced}
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            accumulate_grad_batches=accumulated,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=where,
-            log_every_n_steps=1,
-            **place,
-        )
-        points = torch.utils.data.TensorDataset(torch.rand(2 * batches, 4))
-        model = lightning_models.Tiny(fails_at=fails_at, order_at=order_at)
-        trainer.fit(model, torch.utils.data.DataLoader(points, batch_size=2))
-        return int(trainer.global_step)
+def _transformers(where: Path, **settings: Any) -> Any:
+    return Deferred("stepscope.transformers").StepscopeCallback(output_dir=str(where), **settings)
 
 
-CASES: tuple[Case, ...] = (
-    KerasCase(),
-    TransformersCase(),
-    LightningCase("StepscopeCallback", "micro_step"),
-    LightningCase("StepscopeProfiler", "run_training_batch"),
+def _train_transformers(traced: Any, where: Path, training: Training) -> int:
+    class Line(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+            self.calls = -1
+
+        def forward(self, points: Any, labels: Any = None) -> dict[str, Any]:
+            self.calls += 1
+            training.in_batch(self.calls)
+            found = self.layer(points)
+            return {"loss": (found - labels).square().mean(), "logits": found}
+
+    require("accelerate")
+    trainer = transformers.Trainer(
+        model=Line(),
+        args=transformers.TrainingArguments(
+            output_dir=str(where / "transformers"),
+            per_device_train_batch_size=2,
+            num_train_epochs=training.epochs,
+            gradient_accumulation_steps=training.accumulated,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            save_strategy="no",
+            logging_strategy="no",
+            dataloader_pin_memory=False,
+        ),
+        train_dataset=[{"points": torch.rand(4), "labels": torch.rand(1)} for _ in range(2 * training.batches)],
+        callbacks=[traced],
+    )
+    trainer.train()
+    return int(trainer.state.global_step)
+
+
+def _lightning(kind: str, where: Path, **settings: Any) -> Any:
+    return getattr(Deferred("stepscope.lightning"), kind)(output_dir=str(where), **settings)
+
+
+def _train_lightning(place: str, traced: Any, where: Path, training: Training) -> int:
+    trainer = lightning.Trainer(
+        max_epochs=training.epochs,
+        accumulate_grad_batches=training.accumulated,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=where,
+        log_every_n_steps=1,
+        **{place: traced},
+    )
+    points = torch.utils.data.TensorDataset(torch.rand(2 * training.batches, 4))
+    model = lightning_models.Tiny(fails_at=training.fails_at, order_at=training.order_at)
+    trainer.fit(model, torch.utils.data.DataLoader(points, batch_size=2))
+    return int(trainer.global_step)
+
+
+class Handler:
+    """Accelerate's handler, and what the run that was built last says of it."""
+
+    def __init__(self, **settings: Any) -> None:
+        cycle = settings.pop("schedule", None)
+        option = cycle and {name: getattr(cycle, name) for name in ("wait", "warmup", "active", "repeat", "skip_first")}
+        front: Any = Deferred("stepscope.accelerate")
+        self.handler = front.StepscopeProfileKwargs(schedule_option=option, settings=settings)
+
+    @property
+    def profiler(self) -> Any:
+        return self.handler.last and self.handler.last.profiler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["handler"].last, name)
+
+    def __reduce__(self) -> Any:
+        return _handler, (self.handler,)
+
+
+def _handler(handler: Any) -> Handler:
+    made = Handler.__new__(Handler)
+    made.handler = handler
+    return made
+
+
+def _accelerate(where: Path, **settings: Any) -> Handler:
+    return Handler(output_dir=str(where), **settings)
+
+
+def accelerator(*handlers: Any, **given: Any) -> Any:
+    """A fresh Accelerator on the CPU; Accelerate keeps its state for the process otherwise."""
+    for state in ("AcceleratorState", "GradientState", "PartialState"):
+        getattr(accelerate.state, state)._reset_state()
+    return accelerate.Accelerator(cpu=True, kwargs_handlers=list(handlers), **given)
+
+
+def accelerated(using: Any, run: Any, training: Training) -> int:
+    """A program's own loop with an Accelerator, which logs each update; returns the number of updates."""
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = using.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    updates = 0
+    for number in range(training.batches * training.epochs):
+        training.in_batch(number)
+        with using.accumulate(model):
+            with sc.span("micro_step"):
+                using.backward(model(torch.rand(2, 4)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        if using.sync_gradients:
+            updates += 1
+            using.log({"updates": updates, "text": "left out"}, step=updates)
+            run.step()
+    return updates
+
+
+def _train_accelerate(traced: Handler, where: Path, training: Training) -> int:
+    using = accelerator(traced.handler, gradient_accumulation_steps=training.accumulated)
+    with using.profile() as run:
+        return accelerated(using, run, training)
+
+
+def _composer(where: Path, **settings: Any) -> Any:
+    return Deferred("stepscope.composer").StepscopeTraceHandler(output_dir=str(where), **settings)
+
+
+def _train_composer(traced: Any, where: Path, training: Training) -> int:
+    happens = {number: partial(training.in_batch, number) for number in (training.fails_at, training.order_at)}
+    trainer = composer_models.fit(
+        happens=happens,
+        batches=training.batches // training.accumulated,
+        epochs=training.epochs,
+        accumulated=training.accumulated,
+        callbacks=[traced],
+    )
+    return int(trainer.state.timestamp.batch)
+
+
+_ALL = (
+    Case("keras", "keras", _keras, _train_keras),
+    Case("transformers", "transformers", _transformers, _train_transformers),
+    Case(
+        "lightning, callback",
+        "lightning",
+        partial(_lightning, "StepscopeCallback"),
+        partial(_train_lightning, "callbacks"),
+        tells_of_exceptions=True,
+    ),
+    Case(
+        "lightning, profiler",
+        "lightning",
+        partial(_lightning, "StepscopeProfiler"),
+        partial(_train_lightning, "profiler"),
+        batch_span="run_training_batch",
+        epoch_span="run_training_epoch",
+        tells_of_exceptions=True,
+    ),
+    Case(
+        "accelerate",
+        "accelerate",
+        _accelerate,
+        _train_accelerate,
+        stage="profile",
+        epoch_span="",
+        tells_of_exceptions=True,
+    ),
+    Case("composer", "tests.support.composer_models", _composer, _train_composer, tells_of_exceptions=True),
 )
+CASES = _ALL[:-1] if importlib.util.find_spec("composer") is None else _ALL
+"""All that may be here: Composer is in an environment of its own."""

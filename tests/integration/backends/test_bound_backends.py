@@ -151,15 +151,19 @@ def test_closing_on_another_thread_waits_for_a_step(output_dir: Path) -> None:
     assert memory.names().count("device") == 1
 
 
-def test_closing_on_the_bound_thread_ends_what_another_one_has_stopped(output_dir: Path) -> None:
-    """It waits for no step: the thread that would make one is the one that closes."""
+@pytest.mark.parametrize("end", [sc.Profiler.stop, sc.Profiler.close])
+def test_the_bound_thread_ends_what_another_one_has_stopped(
+    output_dir: Path, end: Callable[[sc.Profiler], None]
+) -> None:
+    """It waits for no step: the thread that would make one is the one that stops or closes."""
     backend = bound()
     profiler = sc.trace(backends=[backend], output_dir=output_dir, options=ALWAYS_LATE)
     profiler.start()
     run_elsewhere(profiler.stop)
     assert switches(backend) == [("NONE", "RECORD")]
-    profiler.close()
+    end(profiler)
     assert switches(backend) == [("NONE", "RECORD"), ("RECORD", "NONE")]
+    profiler.close()
     assert threads_of(backend) == {threading.get_ident()} and not errors_of(profiler)
 
 

@@ -315,7 +315,7 @@ def test_keep_last_records_always(tmp_path: Path) -> None:
     assert len(memory.windows) == 1 and memory.events(kind=Kind.SPAN).size
 
 
-@pytest.mark.parametrize("name", ["lightning", "transformers", "accelerate", "keras"])
+@pytest.mark.parametrize("name", ["lightning", "transformers", "accelerate", "keras", "composer"])
 def test_without_the_framework_the_door_says_what_to_install(name: str) -> None:
     """Importing stepscope loads none of them; importing the front door says how to get it."""
     blocked = "; ".join(f"sys.modules[{module!r}] = None" for module in (name, f"pytorch_{name}"))

@@ -17,46 +17,23 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Kind
-from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.arming import say_in_environment
 from tests.support.basics import Deferred
-from tests.support.frameworks import Runs, check_incomplete, check_well, fill
+from tests.support.callback_cases import Training, accelerated, accelerator
+from tests.support.frameworks import Runs, check_well, fill
 from tests.support.messages import refused
 
 pytestmark = pytest.mark.needs("accelerate")
 
-accelerate: Any = Deferred("accelerate")
 torch: Any = Deferred("torch")
 ours: Any = Deferred("stepscope.accelerate")
 
 OPTION = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "skip_first": 1}
 
 
-def accelerator(*handlers: Any, **given: Any) -> Any:
-    """A fresh one on the CPU; Accelerate keeps its state for the process otherwise."""
-    for state in ("AcceleratorState", "GradientState", "PartialState"):
-        getattr(accelerate.state, state)._reset_state()
-    return accelerate.Accelerator(cpu=True, kwargs_handlers=list(handlers), **given)
-
-
-def train(using: Any, run: Any, steps: int, fails_at: int | None = None) -> int:
+def train(using: Any, run: Any, steps: int) -> int:
     """Trains, two batches to a step; how many updates there were."""
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model, optimizer = using.prepare(model, optimizer)
-    updates = 0
-    for number in range(2 * steps):
-        if number == fails_at:
-            raise ZeroDivisionError("the training fails")
-        with using.accumulate(model):
-            with sc.span("micro_step"):
-                using.backward(model(torch.rand(2, 4)).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-        if using.sync_gradients:
-            updates += 1
-            using.log({"updates": updates, "text": "left out"}, step=updates)
-            run.step()
-    return updates
+    return accelerated(using, run, Training(batches=2 * steps))
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -167,35 +144,12 @@ def test_the_tracker_records_what_is_logged(tmp_path: Path) -> None:
     assert not getattr(tracker, "errors", ())
 
 
-def test_an_exception_goes_on_and_the_window_is_incomplete(tmp_path: Path) -> None:
-    """The `with` closes the run, whatever Accelerate does then."""
-    runs = Runs()
-    handler = ours.StepscopeProfileKwargs(
-        schedule_option={"wait": 1, "warmup": 0, "active": 9, "repeat": 1},
-        settings={"exporters": [runs], "output_dir": str(tmp_path)},
-    )
-    using = accelerator(handler)
-    with pytest.raises(ZeroDivisionError), using.profile() as run:
-        train(using, run, 9, fails_at=4)
-    assert handler.last is not None
-    handler.last.raise_errors()
-    assert runs.steps("profile") == [(1, 2, 3)]
-    check_incomplete(runs, "profile")
-
-
-def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_costs_the_training_nothing(small_disk: Path) -> None:
     """Training ends as ever, though Accelerate exports in the program's thread; errors are kept."""
-    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
-    handler = ours.StepscopeProfileKwargs(output_trace_dir=str(tmp_path), settings={"exporters": [broken]})
-    using = accelerator(handler)
-    with using.profile() as run:
-        assert train(using, run, 3) == 6
-    assert {type(error) for error in run.errors} == {sc.errors.ExporterError}
-    assert (tmp_path / "profile_0.json").is_file()
     (small_disk / "traces").mkdir()
     fill(small_disk)
-    full = ours.StepscopeProfileKwargs(output_trace_dir=str(small_disk / "traces"))
-    with using.profile(full) as run:
+    using = accelerator(ours.StepscopeProfileKwargs(output_trace_dir=str(small_disk / "traces")))
+    with using.profile() as run:
         assert train(using, run, 3) == 6
     assert run.errors
 
@@ -206,6 +160,7 @@ def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: P
         ({"schedule_option": {"active": 0}}, ["active", "0"]),
         ({"settings": {"schedule": None}}, ["settings['schedule']", "schedule_option"]),
         ({"settings": {"ranks": [-1]}}, ["ranks", "-1"]),
+        ({"settings": {"unit": "epoch"}}, ["unit", "epoch", "step()"]),
         ({"activities": ["gpu"]}, ["activity", "gpu"]),
         ({"on_trace_ready": 3}, ["on_trace_ready", "3"]),
     ],
@@ -216,41 +171,18 @@ def test_wrong_values_are_refused_at_once(given: dict[str, Any], facts: list[str
         ours.StepscopeProfileKwargs(**given)
 
 
-@pytest.mark.checklist("B4")
-def test_ranks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler may be copied and pickled, as launchers do; the rank is the environment's."""
-    monkeypatch.setenv("RANK_ID", "2")
+def test_copies(tmp_path: Path) -> None:
+    """A handler may be copied and pickled, as launchers do."""
     handler = ours.StepscopeProfileKwargs(settings={"output_dir": str(tmp_path)})
     twin = pickle.loads(pickle.dumps(copy.deepcopy(handler)))
     assert twin == handler and handler.to_kwargs() == {"settings": {"output_dir": str(tmp_path)}}
-    using = accelerator(twin)
-    with using.profile() as run:
-        train(using, run, 2)
-    check_well(run)
-    assert (tmp_path / "profile" / "rank2" / "journal").is_file()
 
 
-def loop(run: Any, steps: int, order_at: int | None = None) -> None:
-    """So many steps, in one of which an operator asks for two more."""
-    for number in range(steps):
-        if number == order_at:
-            assert arm_here(2)
+def loop(run: Any, steps: int) -> None:
+    """So many steps."""
+    for _ in range(steps):
         torch.ones(2).tanh()
         run.step()
-
-
-def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
-    """Those that were asked for, with operators, and without a schedule no others."""
-    runs = Runs()
-    handler = ours.StepscopeProfileKwargs(
-        settings={"control": SOCKET, "exporters": [runs], "output_dir": str(tmp_path / "run")}
-    )
-    with accelerator(handler).profile() as run:
-        loop(run, 8, order_at=3)
-    check_well(run)
-    assert runs.steps("profile") == [(4, 5)]
-    assert runs.windows("profile")[0].metadata["armed"]["trigger"] == "socket"
-    assert counts(run)["aten::tanh"] == 2
 
 
 @pytest.mark.checklist("B6")

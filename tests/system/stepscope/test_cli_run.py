@@ -548,6 +548,23 @@ def test_a_duration_without_steps(tmp_path: Path) -> None:
     assert complete(trace, "during") and not complete(trace, "after")
 
 
+def test_a_duration_ends_torchs_recording(tmp_path: Path) -> None:
+    """Also where no step ends: torch is told on the program's thread, which it recorded."""
+    require("torch")
+    (tmp_path / "p.py").write_text(
+        """
+import torch
+from stepscope.runtime._core import recording
+NONE = torch._C._autograd._profiler_type().NONE
+while recording() or torch._C._autograd._profiler_type() != NONE:
+    torch.ones(2).tanh()
+print("goes on")
+"""
+    )
+    done = stepscope("run", "--duration", "8", "--out", "run", "p.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+
+
 def test_a_duration_with_steps(tmp_path: Path) -> None:
     """The window ends with a step, and is complete; steps go on, and are not recorded."""
     package = tmp_path / "torch" / "optim"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import threading
 from typing import Any
 
@@ -149,7 +150,8 @@ def test_names_of_the_nvtx_package() -> None:
         assert list(inspect.signature(getattr(nvtx, name)).parameters) == list(theirs), name
     domain = nvtx.get_domain("x")
     methods = {name for name in dir(package.get_domain("x")) if not name.startswith("_")}
-    assert methods - {name for name in dir(domain)} == {"get_counter", "get_timestamp", "set_event_attributes"}
+    assert methods - {name for name in dir(domain)} == {"get_counter", "get_timestamp"}
+    assert list(inspect.signature(nvtx.Profile).parameters) == ["linenos", "annotate_cfuncs"]
 
 
 async def test_tasks_and_threads_have_stacks_of_their_own() -> None:
@@ -208,6 +210,58 @@ def test_domains() -> None:
     assert log.span("step").arguments == {"color": "green", "nvtx_category": "c", "payload": 7}
     with pytest.raises(TypeError):
         nvtx.get_domain(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_attributes_of_a_domain_may_change() -> None:
+    """From one event to the next, by assignment or by keywords, which also do without attributes."""
+    domain = nvtx.get_domain("changing")
+    attributes = domain.get_event_attributes("first", payload=1)
+    with recording() as log:
+        domain.mark(attributes)
+        attributes.payload = 2
+        domain.mark(attributes, message="second")
+        domain.push_range(message="range", color="red")
+        domain.end_range(domain.start_range(message="started", category="c"))
+        domain.pop_range()
+    marks = [(row.name, row.arguments) for row in log.of(Kind.INSTANT)]
+    assert marks == [("first", {"payload": 1}), ("second", {"payload": 2})]
+    assert names(log) == ["started", "range"] and log.span("range").arguments == {"color": "red"}
+    with refused(TypeError, "messages", "'message'"):
+        domain.mark(messages="x")
+    nvtx.end_range(None)
+
+
+def inner() -> int:
+    return len(str(3))
+
+
+def outer(profile: nvtx.Profile) -> None:
+    inner()
+    thread = threading.Thread(target=inner)
+    thread.start()
+    thread.join()
+    profile.disable()
+
+
+@pytest.mark.parametrize("linenos", [True, False])
+def test_every_call_can_be_annotated(linenos: bool) -> None:
+    """As NVTX does it, with the same names; a call that is open at the end ends there."""
+    profile = nvtx.Profile(linenos=linenos)
+    with recording() as log:
+        profile.enable()
+        outer(profile)
+        inner()
+    first = inner.__code__.co_firstlineno
+    name = f"test_nvtx.py:{first}(inner)" if linenos else "inner"
+    assert names(log).count(name) == 2 and {row.category for row in log.spans} == {"nvtx.py"}
+    (open_at_the_end,) = [row for row in log.spans if row.name.endswith("outer)") or row.name == "outer"]
+    assert open_at_the_end.id in {row.parent for row in log.spans if row.name == name} and "len" in names(log)
+    with recording() as log:
+        nvtx.Profile(annotate_cfuncs=False).enable()
+        inner()
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert len(names(log)) == 1
 
 
 def test_it_says_whether_anything_records() -> None:

@@ -332,3 +332,16 @@ def test_the_end_of_a_window_waits_for_its_operators() -> None:
     assert [found.get("aten::tanh", 0) for found in windows] == [0, 50] * 3
     assert [found["aten::sigmoid"] for found in windows] == [1] * 6
     assert prof.run.audit() == ()
+
+
+def test_a_profile_that_never_steps_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """As where a program asks for torch's class first; one whose schedule records the first step is as it shall be."""
+    for wait in (1, 0):
+        caplog.clear()
+        with ours.profile(activities=cpu(), schedule=ours.schedule(wait=wait, warmup=0, active=1)) as prof:
+            if isinstance(prof, torch.profiler.profile):
+                prof.step()
+        if wait:
+            said(caplog.records, "step()", "step 0", "stepscope.torch.profile")
+        else:
+            assert not caplog.records

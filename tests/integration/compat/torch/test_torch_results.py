@@ -116,13 +116,14 @@ def test_metadata_of_kernels(tmp_path: Path) -> None:
     )
 
 
-def test_torchs_validator_finds_nothing() -> None:
+@pytest.mark.parametrize(("mode", "details"), [("kineto", {"record_shapes": True, "with_stack": True}), ("stream", {})])
+def test_torchs_validator_finds_nothing(mode: Any, details: dict[str, Any]) -> None:
     """torch has rules for traces, from problems that people met: order of kernels, numbers of the backward pass and so on."""
     validate = importlib.import_module("torch.profiler._trace_validator").validate_trace
     network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     schedule = ours.schedule(wait=1, warmup=1, active=3, repeat=1)
-    with ours.profile(activities=cpu(), schedule=schedule, record_shapes=True, with_stack=True, mode="kineto") as prof:
+    with ours.profile(activities=cpu(), schedule=schedule, mode=mode, **details) as prof:
         for _ in range(6):
             optimizer.zero_grad()
             network(torch.rand(4, 8)).sum().backward()
@@ -131,6 +132,7 @@ def test_torchs_validator_finds_nothing() -> None:
     for name in ("trace.json", "trace.pt.trace.json"):
         prof.export_chrome_trace(name)
         assert validate(name) == (True, [])
+        assert '"Sequence number":' in Path(name).read_text()  # which one of its rules is about
 
 
 def test_results_that_take_too_long(caplog: pytest.LogCaptureFixture) -> None:
