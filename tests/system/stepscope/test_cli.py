@@ -372,6 +372,15 @@ def test_what_was_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert usage_error("convert", tmp_path / "run", tmp_path / "out.json", "-o", tmp_path / "other.json") == 2
 
 
+def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Descriptions are wrapped as options are; examples can be pasted."""
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    description = capsys.readouterr().out.partition("Runs a Python program")[2].partition("\npositional")[0]
+    assert "--skip-first" in description and max(map(len, description.splitlines())) <= 60
+
+
 def test_convert_says_what_the_run_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that was full when it was recorded: in words, and in JSON."""
     with sc.trace(output_dir=tmp_path / "run", options=sc.Options(journal_max_bytes=1 << 20)):
