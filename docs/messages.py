@@ -25,7 +25,7 @@ compares it. `…` stands for a value. Search for words of a message; the page t
 """
 FEWEST_WORDS = 4
 GAP = "…"
-PLACES: Final = {
+PLACES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Starting": {
         "settings.md": ("stepscope", "runtime/settings", "runtime/options", "runtime/memory_limits"),
         "record-some-steps.md": ("runtime/schedule/schedule", "runtime/schedule/plan"),

@@ -184,7 +184,7 @@ def hint_at_recovery(directory: Path) -> None:
 def _lost(ledger: Ledger) -> str:
     """The accounts of the run and its journal if events are missing, such as `98 of 100 events; dropped: 2 of recorder (overflow)`."""
     outputs = {name: output for name, output in ledger.outputs.items() if name == JOURNAL}
-    lost = any(part.dropped for part in (*ledger.sources.values(), *outputs.values()))
+    lost = ledger.dropped() or any(output.dropped for output in outputs.values())
     return str(msgspec.structs.replace(ledger, outputs=outputs)) if lost else ""
 
 
