@@ -15,7 +15,7 @@
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make chance    breaks the runtime as chance has it, CHANCE_MINUTES=10
 # make endurance 100 million spans and 10,000 starts, about sixteen minutes, for docs/reliability.md
-# make docs      docs/settings.md and docs/commands.md, of what settings and commands say of themselves, the types of the live page, and tests/checklist.json
+# make docs      docs/settings.md, commands.md and messages.md, of what settings, commands and code say, the table of releases, the types of the live page, and tests/checklist.json
 # make site      the documentation as a site, build/site/index.html
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
@@ -199,6 +199,8 @@ endurance: install
 docs: install
 	@$(BIN)/python -m docs.settings
 	@$(BIN)/python -m docs.commands
+	@$(BIN)/python -m docs.messages
+	@$(BIN)/python -m benchmarks.harness.releases
 	@$(BIN)/python -m tools.page_types
 	@$(BIN)/python -m tools.checklist
 

@@ -10,11 +10,11 @@ from typing import Any, Final, cast
 import msgspec
 import numpy as np
 
-from stepscope.analysis.event_arguments import arguments
 from stepscope.analysis.findings import DeviceMemory, TagMemory
 from stepscope.analysis.span_choice import SpanChoice
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
+from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.windows.step_facts import Phase, class_of
 

@@ -14,11 +14,11 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from stepscope.analysis.event_arguments import arguments
 from stepscope.analysis.findings import CollectiveTimes
 from stepscope.analysis.span_choice import SpanChoice
 from stepscope.runtime.display.text_table import human_time, printable, shorten
 from stepscope.runtime.events import strings
+from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.windows.step_facts import Facts, Phase, class_of
 

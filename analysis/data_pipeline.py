@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.event_arguments import arguments
 from stepscope.backends.pipeline_events import CATEGORY, HANDED_ON, PIPELINE, WAITED, label
 from stepscope.runtime.events import strings
+from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import Block, EventBatch, Kind
 
 BUSY_PERCENT = 75.0

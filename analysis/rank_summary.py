@@ -15,7 +15,6 @@ from stepscope.analysis.allocations import MemoryTable
 from stepscope.analysis.collectives import CollectiveTable
 from stepscope.analysis.data_pipeline import PipelineBuilder
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
-from stepscope.analysis.event_arguments import arguments as arguments
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.flops import FlopsTable
 from stepscope.analysis.parallel_layout import has_groups
@@ -25,6 +24,7 @@ from stepscope.backends.pipeline_events import CATEGORY
 from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
+from stepscope.runtime.events.arguments import arguments as arguments
 from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_batches
 from stepscope.runtime.observers import loop_callbacks, processor_demand, queue_lengths

@@ -23,6 +23,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag, Kind
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.settings.arguments import lacking
 from stepscope.runtime.sources.sink import BackendReport
 
 T = TypeVar("T")
@@ -192,7 +193,8 @@ def _check_deliveries(at: Stage, times: list[int], windows: int) -> None:
 def check_names(case: Case) -> None:
     """It is a `Backend`, and says what it is before it is opened."""
     backend = case.factory()
-    assert isinstance(backend, Backend), f"{backend!r} lacks a part of the Backend protocol"
+    lacks = lacking(backend, Backend)
+    assert not lacks, f"{backend!r} lacks {lacks}, see stepscope.backends.Backend"
     assert isinstance(backend.name, str) and backend.name, f"a backend's name must be a text, got {backend.name!r}"
     assert isinstance(backend.thread_bound, bool), f"{backend.name}: thread_bound must be True or False"
     assert isinstance(backend.report(), BackendReport), f"{backend.name}: report() must work before open"

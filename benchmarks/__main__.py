@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.command import main
+from benchmarks.harness.command import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks import (
-    annotating,
-    closing,
-    collector,
-    control,
-    explaining,
-    flight,
-    front_doors,
-    governor,
-    idle,
-    jetstream,
-    json_export,
-    memory,
-    merge,
-    native_export,
-    neighbours,
-    operators,
-    otlp,
-    small_windows,
-    span,
-    span_in_task,
-    startup,
-    step,
-    summary,
-    tasks,
-    training,
-    window_end,
-)
+from benchmarks.cases.analysis import explaining, summary
+from benchmarks.cases.exports import json_export, native_export, otlp
+from benchmarks.cases.runs import closing, memory, startup
+from benchmarks.cases.spans import annotating, idle, span, span_in_task, tasks
+from benchmarks.cases.steps import control, flight, small_windows, step, window_end
+from benchmarks.cases.streaming import collector, jetstream, merge
+from benchmarks.cases.training import front_doors, governor, neighbours, operators, training
 
 ROWS = (
     *span.ROWS,

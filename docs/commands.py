@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.main import EPILOG, parser
+from stepscope.cli.main import EPILOG, MOST_COLUMNS, parser
 
 PAGE = Path(__file__).with_name("commands.md")
 BEGINNING = """\
@@ -67,7 +68,7 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield from ("```text", *(line.strip() for line in usage.strip().splitlines()), "```", "")
     for paragraph in description.split("\n\n"):
         is_list = "\n  " in paragraph
-        yield from ("```text", paragraph, "```", "") if is_list else (_escaped(paragraph), "")
+        yield from ("```text", paragraph, "```", "") if is_list else (_escaped(_refilled(paragraph)), "")
     _, *groups = re.split(r"^(\S.*):$", rest, flags=re.MULTILINE)
     for title, body in zip(groups[::2], groups[1::2], strict=True):
         rows: list[tuple[str, str]] = [row for row in _ROW.findall(body) if row[0] != "--traceback"]
@@ -81,6 +82,11 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield ""
     if epilog:
         yield from ("```text", epilog, "```", "")
+
+
+def _refilled(paragraph: str) -> str:
+    """Without the line breaks that it has in this terminal."""
+    return textwrap.fill(" ".join(paragraph.split()), MOST_COLUMNS, break_long_words=False, break_on_hyphens=False)
 
 
 def _option(names: str) -> str:

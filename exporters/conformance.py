@@ -19,6 +19,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Kind, empty_block
+from stepscope.runtime.settings.arguments import lacking
 
 Factory = Callable[[Path], Exporter]
 """Makes a fresh exporter that writes into a directory, which exists."""
@@ -85,7 +86,8 @@ async def check_exporter(
 async def follows_the_contract(case: Case) -> None:
     """It has a name and the methods."""
     exporter = case.exporter()
-    _expect(isinstance(exporter, Exporter), "methods of the contract are missing")
+    lacks = lacking(exporter, Exporter)
+    _expect(not lacks, f"it lacks {lacks}, see stepscope.exporters.Exporter")
     _expect(isinstance(exporter.name, str) and exporter.name != "", "it has no name")
 
 

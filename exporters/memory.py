@@ -9,10 +9,10 @@ import anyio
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.one_run import refuse_another_run
-from stepscope.runtime import _core
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
+from stepscope.runtime.events.arguments import arguments
+from stepscope.runtime.events.record import Block, Kind, join_blocks
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.settings.arguments import number_argument
 from stepscope.runtime.threads.native_threads import Event
@@ -113,7 +113,7 @@ class MemoryExporter:
     def arguments(self, window: int | None = None) -> list[dict[str, object]]:
         """Arguments of the events kept, decoded, in the order in which they came."""
         return [
-            _arguments(batch, index)
+            arguments(batch, batch.events[index])
             for batch in self.batches
             if window is None or batch.window == window
             for index in range(len(batch))
@@ -129,11 +129,3 @@ class MemoryExporter:
             self._released.wait()
         if method in self._fail:
             raise self._fail[method]
-
-
-def _arguments(batch: EventBatch, index: int) -> dict[str, object]:
-    event = batch.events[index]
-    at, length = int(event["args_at"]), int(event["args_len"])
-    if event["flags"] & int(Flag.ARG_INLINE):
-        return {strings.text(at): length}
-    return dict(_core.decode_arguments(batch.args, at, length)) if length else {}

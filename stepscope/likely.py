@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from stepscope.backends.base import Backend
 from stepscope.exporters.base import Exporter
+from stepscope.runtime.settings.arguments import lacking
 
 _BY_ENDING = {
     ".json": "stepscope.ChromeTraceExporter",
@@ -70,10 +71,8 @@ def why_not(what: str, item: object) -> str:
         return f"it is a class; give what calling it makes, {item.__name__}(...)"
     if likely_item(other, item) != "...":
         return f"it is one of the {other}s; write {other}s=[{likely_item(other, item)}]"
-    members = [name for name in (*contract.__annotations__, *vars(contract)) if not name.startswith("_")]
-    lacks = ", ".join(name for name in members if not hasattr(item, name))
     hint = "; a function is given as on_trace_ready" if what == "exporter" and callable(item) else ""
-    return f"it lacks {lacks}, see stepscope.{what}s.{contract.__name__}{hint}"
+    return f"it lacks {lacking(item, contract)}, see stepscope.{what}s.{contract.__name__}{hint}"
 
 
 def takes_a_step(schedule: Callable[..., Any]) -> bool:

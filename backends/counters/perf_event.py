@@ -24,6 +24,8 @@ _TIMES = 1 | 2
 _INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _THREADS_ONLY = 1 << 1, 1 << 5, 1 << 6, 1 << 35
 _CLOSE_ON_EXEC = 8
 _READING = struct.Struct("<QQQ")
+_MOST_PARANOID = 2
+"""The highest kernel.perf_event_paranoid with which user code may be counted; some distributions know 3 and 4."""
 MOST_FILES = 2048
 """Files that are opened at most; each thread takes one for each event."""
 
@@ -99,15 +101,25 @@ def _open(event: Event, thread: int, flags: int) -> int:
 
 def _reason(code: int) -> str:
     if code in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
-        return "the processor has no such counter, or the virtual machine hides it"
-    if code in (errno.EACCES, errno.EPERM):
         return (
-            f"it is not allowed (kernel.perf_event_paranoid is {paranoia()}): set that to 2 or less, give the process "
-            "CAP_PERFMON, or let the container's seccomp profile pass perf_event_open"
+            "the processor has no such counter, or the virtual machine hides it (QEMU shows them with -cpu host,pmu=on)"
         )
+    if code in (errno.EACCES, errno.EPERM):
+        return f"it is not allowed: {permission(paranoia())}"
     if code == errno.ENOSYS:
         return "this system has no perf_event_open"
     return os.strerror(code)
+
+
+def permission(paranoid: str) -> str:
+    """Returns what allows the system call where it is refused.
+
+    Args:
+        paranoid: the value of `kernel.perf_event_paranoid`. Up to 2 everybody may count user code, so something else refuses.
+    """
+    if paranoid.isdigit() and int(paranoid) > _MOST_PARANOID:
+        return f"sysctl kernel.perf_event_paranoid={_MOST_PARANOID} as root (it is {paranoid}), or CAP_PERFMON for the process"
+    return "let the container's seccomp profile pass perf_event_open (docker run --cap-add PERFMON, or SYS_ADMIN in older ones)"
 
 
 def paranoia() -> str:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.document import put
 from benchmarks.endurance import judgement, long_run
 from benchmarks.endurance.cycles import Cycles, Kind
 from benchmarks.endurance.long_run import LongRun
 from benchmarks.endurance.plot import Line, svg
 from benchmarks.endurance.watch import Sample
-from benchmarks.machine import Machine
-from benchmarks.team import ROOT
+from benchmarks.harness.document import put
+from benchmarks.harness.machine import Machine
+from benchmarks.harness.team import ROOT
 
 SPANS = 100_000_000
 RATE = 400_000.0

@@ -18,7 +18,7 @@ import msgspec
 
 from benchmarks.endurance.load import End
 from benchmarks.endurance.watch import Sample, sample, sessions, slope
-from benchmarks.team import ROOT
+from benchmarks.harness.team import ROOT
 
 KEPT = 32 << 20
 """Bytes at the end of the journal that stay on the disk while it grows: what is before is given back."""

@@ -15,6 +15,7 @@ from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.windows.step_facts import COLLECTIVE_PREFIX
+from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
 
 COLLECTIVE = re.compile(COLLECTIVE_PREFIX + r"(?!:)\w")
 """How torch calls collectives where they begin on the host."""
@@ -97,7 +98,7 @@ class Order:
         self._count += len(entries)
 
     def slowest_steps(self) -> list[SlowStep]:
-        """The steps that took longest, the longest first."""
+        """The steps that took longest, the longest first. Where optimizers end steps, step 0 is startup and left out."""
         found = [step for window in self._windows for step in self._steps(window)]
         return sorted(found, key=lambda step: -step.duration_ns)[:SHOWN]
 
@@ -180,8 +181,10 @@ class Order:
             times = np.array([(step.start_ns, step.end_ns) for step in stretch.steps], np.int64).reshape(-1, 2)
             starts = member.model.to_reference(times[:, 0]).tolist()
             own = (times[:, 1] - times[:, 0]).tolist()
+            has_startup = member.recording.metadata.get(STEPS_END) == OPTIMIZER
             for step, start, duration in zip(stretch.steps, starts, own, strict=True):
-                rows[step.number, key] = (step.number, member.number, start, duration)
+                if step.number or not has_startup:
+                    rows[step.number, key] = (step.number, member.number, start, duration)
         if not rows:
             return []
         table = np.array(sorted(rows.values()), np.int64)

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.export.exporter import Exporter
@@ -29,6 +30,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: int
     """Windows without an end: the run was interrupted, or still runs."""
     damage: Damage
+    ledger: Ledger
+    """The run's own accounts: what it dropped before it reached the journal, and what the journal had no room for."""
 
 
 def run_of(reader: JournalReader, output_dir: Path) -> Run:
@@ -95,6 +98,7 @@ async def replay_into(
         windows=windows + len(open_windows),
         unfinished=len(open_windows),
         damage=reader.damage,
+        ledger=reader.ledger,
     )
 
 

@@ -182,7 +182,7 @@ class RunReport(Documented, frozen=True, kw_only=True):
             yield f"saved     {len(self.saved) - SHOWN:,} earlier ones, and"
         yield from (f"saved     {path.removeprefix(self.output_dir + '/')}" for path in self.saved[-SHOWN:])
         for path in self.saved[-1:]:
-            yield f"          to see it: {shlex.join(['stepscope', 'convert', path, 'trace.json'])}"
+            yield f"          to see it: {shlex.join(['stepscope', 'view', path])}"
 
 
 def _recorded(pipeline: PipelineStatistics) -> Iterator[str]:

@@ -88,3 +88,9 @@ def switch_argument(name: str, value: object) -> None:
     """
     if isinstance(value, str):
         raise TypeError(f"{name} must be True or False, {got(value)}")
+
+
+def lacking(item: object, contract: type) -> str:
+    """Returns the names of a contract's attributes and methods that an object does not have; empty if it keeps the contract."""
+    members = [name for name in (*contract.__annotations__, *vars(contract)) if not name.startswith("_")]
+    return ", ".join(name for name in members if not hasattr(item, name))

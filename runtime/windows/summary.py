@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -30,7 +31,9 @@ from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS, Part, StepS
 from stepscope.runtime.windows.window_tables import WindowTable
 
 NAME_WIDTH = 40
-"""Columns of a name in a terminal's table. Longer names are shortened in the middle."""
+"""Columns of a name in a terminal's table, where the terminal has no room for more. Longer names are shortened in the middle."""
+NUMBERS_WIDTH = 100
+"""Columns that the rest of a row takes."""
 CATEGORY_WIDTH = 20
 
 
@@ -208,8 +211,9 @@ class Summary(Documented, frozen=True):
         return as_html(self)
 
     def table(self, sort_by: str = "self", top: int | None = 20) -> str:
-        """Aligned columns for a terminal, with shortened names. Raises as `render`."""
-        return self._text(sort_by, top, text_table, (_shortener(NAME_WIDTH), _shortener(CATEGORY_WIDTH)), "{}")
+        """Aligned columns for a terminal. Names are as long as a wide one has room for, else shortened. Raises as `render`."""
+        name_width = max(NAME_WIDTH, shutil.get_terminal_size().columns - NUMBERS_WIDTH)
+        return self._text(sort_by, top, text_table, (_shortener(name_width), _shortener(CATEGORY_WIDTH)), "{}")
 
     def markdown(self, sort_by: str = "self", top: int | None = 20) -> str:
         """Tables of GitHub flavoured Markdown with full names. Raises as `render`."""

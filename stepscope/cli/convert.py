@@ -15,6 +15,7 @@ from stepscope.cli.made_directory import made_directory
 from stepscope.cli.messages import add_json, message, print_json
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import is_trace
+from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events.record import EventBatch
@@ -28,7 +29,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
 from stepscope.runtime.recovery.journals import Journals, suggest_journals
 from stepscope.runtime.recovery.target import choose
-from stepscope.runtime.session.note import WINDOWS, can_recover
+from stepscope.runtime.session.note import JOURNAL, WINDOWS, can_recover
 from stepscope.runtime.windows.window import Window, which_windows
 
 EXAMPLES = """\
@@ -60,7 +61,7 @@ def add(commands: Any) -> None:
     target.add_argument("-o", "--out", metavar="OUT", type=Path, help="the same")
     formats.add_format(parser)
     parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
-    add_json(parser, "how much was written")
+    add_json(parser, "how much was written, and what the run and damage lost")
     parser.set_defaults(function=convert, command="convert", parser=parser)
 
 
@@ -82,6 +83,8 @@ def convert(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"written": written, **msgspec.to_builtins(replayed)})
         return 0
+    if lost := _lost(replayed.ledger):
+        print(f"the run's accounts: {lost}")
     if replayed.damage:
         print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
     return 0
@@ -176,6 +179,13 @@ def hint_at_recovery(directory: Path) -> None:
     if can_recover(directory):
         recover = f"stepscope recover {shlex.quote(opening.shown(directory))}"
         message(f"a process that wrote here was killed: more may be had with {recover}")
+
+
+def _lost(ledger: Ledger) -> str:
+    """The accounts of the run and its journal if events are missing, such as `98 of 100 events; dropped: 2 of recorder (overflow)`."""
+    outputs = {name: output for name, output in ledger.outputs.items() if name == JOURNAL}
+    lost = ledger.dropped() or any(output.dropped for output in outputs.values())
+    return str(msgspec.structs.replace(ledger, outputs=outputs)) if lost else ""
 
 
 def _damage(replayed: Replayed) -> str:

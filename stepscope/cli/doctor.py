@@ -14,21 +14,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from stepscope.backends.counters import nvml, perf
-from stepscope.backends.counters.nvml_library import Nvml
-from stepscope.backends.counters.perf_event import paranoia
 from stepscope.backends.torch.kineto.symbols import TRIED_VERSIONS
 from stepscope.cli import opening
+from stepscope.cli.hardware_checks import Check, State, nvidia, processor_counters
 from stepscope.cli.messages import add_json, print_json
 from stepscope.cli.progress import Progress
 from stepscope.cli.trial import SPAN, TORCH, TorchTrial, Trial
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import options_from_environment, options_in_effect, with_signals
-from stepscope.runtime.display.text_table import human_count, printable
+from stepscope.runtime.display.text_table import printable
 from stepscope.runtime.errors import ControlError, SessionError
 from stepscope.runtime.files.paths import absolute, can_create_in
 from stepscope.runtime.lifecycle.output_directory import RUNS
@@ -67,17 +65,7 @@ _NOT_FOR_USERS = ("bench", "dev", "docs")
 """Extras of developers."""
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?([^;]*)(?:;.*extra == [\"']([\w-]+)[\"'].*)?")
 
-State = Literal["ok", "limited", "no"]
 _MARKS: Mapping[State, tuple[str, str]] = {"ok": ("✓", "green"), "limited": ("!", "yellow"), "no": ("✗", "red")}
-
-
-class Check(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One part: whether it works, and what helps if it does not."""
-
-    name: str
-    state: State
-    text: str
-    cure: str = ""
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -115,8 +103,8 @@ def doctor(arguments: argparse.Namespace) -> int:
         *_sessions(),
         _zstd(),
         _torch(torch),
-        _gpu(),
-        _perf(),
+        nvidia(torch),
+        processor_counters(),
         *_frameworks(),
         *_extras(),
     )
@@ -272,27 +260,6 @@ def _torch(trial: TorchTrial | None) -> Check:
     why = "" if trial.notes or not trial.device else ", as it has a device, whose kernels only that records"
     text = f"{trial.version}{device}: operators are recorded by torch's own engine (kineto mode){why}{beside}{notes}"
     return Check("torch", "ok" if tried and not trial.notes else "limited", text)
-
-
-def _gpu() -> Check:
-    why = nvml.refusal()
-    if why:
-        return Check("NVIDIA devices", "no", why)
-    library = Nvml()
-    count = library.count
-    library.close()
-    return Check("NVIDIA devices", "ok", f"{human_count(count, 'device')}: how busy, memory, power (--backend nvml)")
-
-
-def _perf() -> Check:
-    counted = [event for group in perf.DEFAULT for event in perf.GROUPS[group]]
-    refused = perf.refusals(perf.DEFAULT)
-    beside = f"kernel.perf_event_paranoid is {paranoia()}"
-    if not refused:
-        return Check("processor counters", "ok", f"instructions, cycles, misses (--backend perf); {beside}")
-    reasons = dict.fromkeys(text.partition(": ")[2] for text in refused.values())
-    state: State = "no" if len(refused) == len(counted) else "limited"
-    return Check("processor counters", state, f"{', '.join(refused)}: {'; '.join(reasons)}; {beside}")
 
 
 def _frameworks() -> Iterator[Check]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -52,6 +54,8 @@ COMMANDS = (
     merge,
 )
 """Each has `add(commands)`, which declares it, and names its function."""
+MOST_COLUMNS = 120
+"""Columns of a line of text that still reads well."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 EPILOG = """\
@@ -93,8 +97,17 @@ class _CommandParser(argparse.ArgumentParser):
     """The parser of one command, with what all of them have."""
 
     def __init__(self, **settings: Any) -> None:
+        settings["description"] = _wrapped(settings["description"])
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
         self.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+
+
+def _wrapped(description: str) -> str:
+    """A description for this terminal; lists, whose lines are indented, stay as they are."""
+    width = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    paragraphs = description.strip().split("\n\n")
+    return "\n\n".join(text if "\n  " in text else wrapper.fill(text) for text in paragraphs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

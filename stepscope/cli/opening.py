@@ -34,9 +34,14 @@ def missing_for_tensorboard() -> list[str]:
     return [name for name in ("tensorboard", "torch_tb_profiler") if importlib.util.find_spec(name) is None]
 
 
+def view(path: Path) -> str:
+    """The command that opens a run or a trace in a viewer of this machine."""
+    return f"{_program('stepscope', 'stepscope')} view {shlex.quote(shown(path))}"
+
+
 def perfetto(trace: Path) -> str:
-    """How to open a Chrome trace; the page reads it in the browser, and sends it nowhere."""
-    return f"open {PERFETTO} and drag {shown(trace)} into it"
+    """How to open a Chrome trace: without the network first; Perfetto's page reads it in the browser, and sends it nowhere."""
+    return f"{view(trace)}, or drag it into {PERFETTO}"
 
 
 def convert(journal: Path, target: str) -> str:
@@ -52,11 +57,6 @@ def report(run: Path) -> str:
 def run(program: str) -> str:
     """The command that traces a program."""
     return f"{_program('stepscope', 'stepscope')} run {shlex.quote(program)}"
-
-
-def merge(job: Path, target: str) -> str:
-    """The command that makes one trace of all ranks."""
-    return f"{_program('stepscope', 'stepscope')} merge {shlex.quote(shown(job))} --out {shlex.quote(target)}"
 
 
 def _program(name: str, module: str) -> str:

@@ -14,7 +14,7 @@ from stepscope.cli import opening
 from stepscope.cli.made_directory import made_directory
 from stepscope.cli.messages import add_json, message, print_json
 from stepscope.cli.progress import Progress
-from stepscope.cli.traces import TARGETS, free_name, is_trace, refuse_trace, rewrite_traces
+from stepscope.cli.traces import is_trace, refuse_trace, rewrite_traces
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
 from stepscope.runtime.journal import segments
 from stepscope.runtime.recovery.recover import Recovery, recover
@@ -116,12 +116,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _how_to_see(recovered: Recovery, written: list[Path]) -> str:
-    """How to look at a run: at the first trace that was written anew, else at what its journal is converted to."""
+    """How to look at a run: at the first trace that was written anew, else at its journal."""
     trace = next(filter(is_trace, written), None)
-    if trace is not None:
-        return opening.perfetto(trace)
-    target = free_name(TARGETS)
-    return f"{opening.convert(recovered.journal, target)}, then {opening.perfetto(Path(target))}"
+    return opening.view(recovered.journal) if trace is None else opening.perfetto(trace)
 
 
 def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:

@@ -201,13 +201,12 @@ class TracedProgram(msgspec.Struct, frozen=True):
         """The last lines, with the paths of the files."""
         run = self.profiler.output.path
         rank, size = rank_from_environment()
-        files = [("See it", how) for how in self._opening()] or [("Files", opening.shown(run))]
         several = rank == 0 and size is not None and size > 1 and run.name == "rank0"
-        if several:
-            merge = opening.merge(run.parent, f"{run.parent.name}.pftrace")
-            files = [("Files", f"{opening.shown(run.parent)}/rank*; merged: {merge}")]
+        whole = run.parent if several else run
+        traces = [] if several else self._opening()
+        files = [("See it", how) for how in traces or [opening.view(whole)]]
         return Ending(
-            path=str(run.parent if several else run),
+            path=str(whole),
             ranks=size or 0 if several else 0,
             local_ranks=min(local_world_size() or size or 0, size or 0) if several else 0,
             notes=(*notes, *files),

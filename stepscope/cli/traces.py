@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,9 +16,6 @@ from stepscope.runtime.recovery.recover import Recovery
 from stepscope.runtime.session.directory import PREFIX, places, runs_of
 from stepscope.runtime.session.note import SessionNote, notes_in, read_note
 from stepscope.runtime.session.trace_note import TraceNote
-
-TARGETS = ("trace.json", "recovered.json", *(f"recovered-{number}.json" for number in range(2, 100)))
-"""Names for what a recovered journal is converted to."""
 
 _ENDINGS = (".json", ".pftrace")
 
@@ -113,12 +110,3 @@ def _run_of(path: Path) -> tuple[Path, SessionNote] | None:
         except (OSError, ValueError):
             continue  # another user's, or removed meanwhile
     return next(((run, note) for run, note in notes if name in note.outputs), None)
-
-
-def free_name(names: Iterable[str]) -> str:
-    """The first of the names that no file has here; the last one if all are taken."""
-    last = ""
-    for last in names:
-        if not os.path.lexists(last):
-            break
-    return last

@@ -30,6 +30,8 @@ class TorchTrial(msgspec.Struct, frozen=True):
     """`stream` or `kineto`."""
     device: str = ""
     """Name of the first device."""
+    kernels: bool | None = None
+    """Whether a kernel was recorded on the first device; `None` without one."""
     notes: tuple[str, ...] = ()
     problem: str = ""
     """Why it failed; empty if it worked."""
@@ -60,15 +62,19 @@ def record_torch(place: Path) -> TorchTrial:
         device: str = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
         backend = sc.TorchBackend()
         with sc.trace(backends=[backend], output_dir=place) as profiler:
-            torch.add(torch.ones(2), 1)
+            torch.add(torch.ones(2, device="cuda" if device else "cpu"), 1)
+            if device:
+                torch.cuda.synchronize()
         profiler.raise_errors()
         report = backend.report()
-        if not any(row.name.startswith("aten::") for row in profiler.aggregates().rows):
+        found = profiler.aggregates()
+        kernels = any(row.category == "kernel" for row in (*found.rows, *found.elsewhere)) if device else None
+        if not any(row.name.startswith("aten::") for row in found.rows):
             why = "; ".join((*report.notes, *profiler.diagnostics()))
             return TorchTrial(problem=why or "no operator was recorded")
     except Exception as error:
         return TorchTrial(problem=f"{type(error).__name__}: {error}")
-    return TorchTrial(str(torch.__version__), report.mode, device, report.notes)
+    return TorchTrial(str(torch.__version__), report.mode, device, kernels, report.notes)
 
 
 def main() -> None:

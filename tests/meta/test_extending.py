@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stepscope as sc
+from stepscope.backends.conformance import check_backend
+from stepscope.exporters.conformance import check_exporter
 from stepscope.exporters.memory import Method
 from stepscope.runtime.events.record import EVENT_DTYPE
 from tests.support.basics import ROOT
@@ -44,6 +48,15 @@ def test_what_is_missing_is_named(given: dict[str, Any], facts: list[str]) -> No
         sc.trace(**given)
 
 
+async def test_the_suites_name_what_is_missing(tmp_path: Path) -> None:
+    """As `trace()` does."""
+    half: Any = HalfAnExporter
+    with refused(AssertionError, "close_window, aclose"):
+        await check_exporter(lambda _: half(), tmp_path)
+    with refused(AssertionError, "thread_bound, transition, aclose, report", snapshot=False):
+        check_backend(half)
+
+
 @pytest.mark.parametrize(("fails", "kept"), [(("aclose",), "1 error"), (("close_window", "aclose"), "2 errors")])
 def test_errors_are_counted_in_words(fails: tuple[Method, ...], kept: str, output_dir: Path) -> None:
     """In what is raised, and in the report."""
@@ -66,4 +79,7 @@ def test_the_page_names_what_there_is() -> None:
         ]
         assert homes, name
         assert getattr(homes[0], name).__name__ == name
+    for module, names in re.findall(r"^\| `(stepscope[\w.]*)` \| (`.*) \|$", PAGE, re.MULTILINE):
+        for name in re.findall(r"`(\w+)`", names):
+            assert hasattr(import_module(module), name) or find_spec(f"{module}.{name}"), (module, name)
     assert all(f"`{column}`" in PAGE for column in EVENT_DTYPE.names or ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import pytest
 
 import stepscope
 import stepscope.runtime._core as core
-from docs import commands
+from docs import commands, messages
 from stepscope.cli.main import NAMES
 from tests.support.basics import ROOT, require
+from tests.support.messages import SNAPSHOT
 
 NOT_SHOWN = {
     "stepscope.__version__",
@@ -87,6 +89,49 @@ def test_the_page_of_commands_has_every_option(name: str) -> None:
     shown = set(re.findall(r"--[\w-]+", section))
     listed = re.findall(r"^  (?:-\w(?: \S+)?, )?(--[\w-]+)", commands.help_of(name), re.MULTILINE)
     assert set(listed) - {"--help", "--traceback"} <= shown  # those of every command are named once
+
+
+def test_the_page_of_messages_is_current() -> None:
+    """`make docs` writes it anew."""
+    assert messages.PAGE.read_text(encoding="utf-8") == messages.page()
+
+
+def test_the_page_of_messages_has_what_tests_record() -> None:
+    """But for short ones, and those of msgspec and of the system, which stand nowhere in our code."""
+    pieces = [text.split(messages.GAP) for found in messages.messages().values() for text in found]
+    recorded = [text for texts in json.loads(SNAPSHOT.read_text(encoding="utf-8")).values() for text in texts]
+    found = [text for text in recorded if any(_in_this_order(text, each) for each in pieces)]
+    assert len(found) > 0.8 * len(recorded)
+
+
+def _in_this_order(text: str, pieces: list[str]) -> bool:
+    """True if a text has all the pieces, one behind the other."""
+    at = 0
+    for piece in pieces:
+        at = text.find(piece, at)
+        if at < 0:
+            return False
+        at += len(piece)
+    return True
+
+
+def test_texts_of_the_code_are_messages() -> None:
+    """Values are gaps, lines are apart; docstrings, help and short texts are left out."""
+    source = '''
+def f(x):
+    """A docstring of a function that is no message."""
+    parser.add_argument("--x", help="the help of an option that is no message")
+    raise ValueError(f"x must be a number, got {x}; {'set it to 5 % of that' if x else 'too short'}")
+log.warning("%s of %o cannot be read\\nshort\\nand a second line of it", 1, 2)
+'''
+    assert list(messages.lines_of(messages.texts_in_python(ast.parse(source)))) == [
+        "x must be a number, got …; …",
+        "set it to 5 % of that",
+        "… of … cannot be read",
+        "and a second line of it",
+    ]
+    core = 'return PyErr_Format(PyExc_ValueError, x ? "this block has \\"%.200s\\" "\n  "of %zd" : "too short", y);'
+    assert list(messages.lines_of(messages.texts_in_c(core))) == ['this block has "…" of …']
 
 
 @pytest.mark.parametrize("name", ["span", "instant", "counter", "flow"])

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import document
 from benchmarks.catalog import ROWS
-from benchmarks.command import chosen, main, run
-from benchmarks.report import Report
-from benchmarks.row import Row, Tool
-from benchmarks.scale import SMOKE
+from benchmarks.harness import document, releases
+from benchmarks.harness.command import chosen, main, run
+from benchmarks.harness.report import Report
+from benchmarks.harness.row import Row, Tool
+from benchmarks.harness.scale import SMOKE
+from stepscope.runtime.version import VERSION
 from tests.support.basics import missing, require
 from tests.support.messages import refused
 
@@ -75,3 +76,24 @@ def test_an_unknown_row_is_refused_by_name() -> None:
     """A misspelt row is told with those that there are."""
     with refused(ValueError, "spam", "span.recording"):
         chosen(["spam"])
+
+
+def test_figures_of_releases_are_kept_and_shown(tmp_path: Path) -> None:
+    """The page has the table that the files make; a release is read as it was written, and newer ones come last."""
+    text = releases.PAGE.read_text(encoding="utf-8")
+    begin, end = document.markers("releases")
+    kept = releases.releases()
+    assert text.partition(begin)[2].partition(end)[0].strip() == releases.section(kept), "make docs"
+    newer = [msgspec.structs.replace(kept[-1], version=version) for version in ("0.10.0", "0.9.1")]
+    for release in newer:
+        release.write(tmp_path)
+    assert releases.releases(tmp_path) == newer[::-1]
+    assert releases.section(newer[::-1]).count("| row | what | 0.9.1 | 0.10.0 |") == 1
+
+
+def test_a_release_has_the_figures_of_stepscope() -> None:
+    """Those that were measured, by row."""
+    report = run(_only(chosen(["idle.waiting"]), Tool.STEPSCOPE), SMOKE)
+    release = releases.Release.of(report)
+    row = release.rows["idle.waiting"]
+    assert release.version == VERSION and row.lowest <= row.median <= row.highest

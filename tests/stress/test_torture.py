@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.document import markers
+from benchmarks.harness.document import markers
 from tests.stress.torture import table
 from tests.stress.torture.catalog import description, label, load
 from tests.stress.torture.command import main

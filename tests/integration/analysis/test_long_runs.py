@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 import stepscope as sc
-from benchmarks.long_runs import write_training
+from benchmarks.cases.analysis.long_runs import write_training
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.rank_summary import RankSummary

@@ -33,6 +33,7 @@ from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, RunRecord, WindowRecord
 from stepscope.runtime.session.ranks import MAX_RANKS, missing_ranges, ranges_text
+from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
 from tests.support.basics import ROOT, require
 from tests.support.clocks import START as CLOCK_START
 from tests.support.clocks import Network, TrueClock, round_trips
@@ -57,20 +58,24 @@ def syncs_of(ahead_ns: int, delay_ns: int = 50_000) -> list[Any]:
     return [msgspec.structs.replace(sync, sent=sync.sent - shift, returned=sync.returned - shift) for sync in made]
 
 
-def add_rank(directory: Path, rank: int, ahead_ns: int | None = 0, late_us: int = 0, **run: Any) -> None:
-    """A stream of three steps with a collective in each, which begins `late_us` later."""
+def add_rank(
+    directory: Path, rank: int, ahead_ns: int | None = 0, late_us: int = 0, first: int = 7, **run: Any
+) -> None:
+    """A stream of three steps, from the step `first` on, with a collective in each, which begins `late_us` later."""
     described = rank_run(directory, rank, **run)
     scene = Scene(described)
     training(scene)
     for step in range(3):
         scene.span("gloo:all_reduce", 1000 * step + 600 + late_us, 50, category="user_annotation")
     batch = scene.batch()
-    numbers = (batch.events["ts"] - START) // 1_000_000 + 7
+    numbers = (batch.events["ts"] - START) // 1_000_000 + first
     events = batch.events.copy()
     events["step"] = numbers
     batch = msgspec.structs.replace(batch, events=events)
     syncs = [] if ahead_ns is None else syncs_of(ahead_ns)
-    write_stream(directory, described, [batch], [make_window()], syncs)
+    window = make_window()
+    shifted = tuple(msgspec.structs.replace(step, number=step.number - 7 + first) for step in window.steps)
+    write_stream(directory, described, [batch], [msgspec.structs.replace(window, steps=shifted)], syncs)
 
 
 def merged(
@@ -123,6 +128,16 @@ def test_skew_of_seconds_does_not_make_an_order(tmp_path: Path) -> None:
     assert all(step.last == "rank 0" and step.sure for step in report.slowest_steps)
     assert report.slowest_steps[0].spread_ns == pytest.approx(11e9, abs=200_000)
     assert "rank 0 is the straggler: it arrived last at 3 of 3 collectives, and the others waited " in report.text()
+
+
+def test_startup_is_no_slow_step(tmp_path: Path) -> None:
+    """Where optimizers end steps, step 0 begins with the process: it is left out."""
+    for rank in range(2):
+        add_rank(tmp_path / "run", rank, first=0, metadata=lambda: {STEPS_END: OPTIMIZER})
+        add_rank(tmp_path / "loop", rank, first=0)
+    for name, steps in (("run", {1, 2}), ("loop", {0, 1, 2})):
+        _, report = merged(tmp_path / name)
+        assert {step.step for step in report.slowest_steps} == steps
 
 
 def test_without_a_collector_nothing_is_claimed(tmp_path: Path) -> None:

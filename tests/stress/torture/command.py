@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.machine import Machine
+from benchmarks.harness.machine import Machine
 from tests.stress.torture import document, table
 from tests.stress.torture.catalog import PACKAGE, Catalog, load
 from tests.stress.torture.faults.chance import FAMILY

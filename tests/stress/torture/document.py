@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.document import put
-from benchmarks.machine import Machine, file_system
+from benchmarks.harness.document import put
+from benchmarks.harness.machine import Machine, file_system
 from tests.stress.torture import table
 from tests.stress.torture.catalog import Catalog, description
 from tests.stress.torture.tally import Tally

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from benchmarks.nats_ranks import Rank
+from benchmarks.cases.streaming.nats_ranks import Rank
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.connection import connect

@@ -372,6 +372,27 @@ def test_what_was_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert usage_error("convert", tmp_path / "run", tmp_path / "out.json", "-o", tmp_path / "other.json") == 2
 
 
+def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Descriptions are wrapped as options are; examples can be pasted."""
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    description = capsys.readouterr().out.partition("Runs a Python program")[2].partition("\npositional")[0]
+    assert "--skip-first" in description and max(map(len, description.splitlines())) <= 60
+
+
+def test_convert_says_what_the_run_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A journal that was full when it was recorded: in words, and in JSON."""
+    with sc.trace(output_dir=tmp_path / "run", options=sc.Options(journal_max_bytes=1 << 20)):
+        for number in range(1_000_000):
+            with sc.span("work", number=number):
+                pass
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.json"), "--json"]) == 0
+    dropped = json.loads(capsys.readouterr().out)["ledger"]["outputs"]["journal"]["dropped"]["cap"]
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.json")]) == 0
+    assert f"dropped: {dropped:,} at journal (cap)" in capsys.readouterr().out
+
+
 def test_recover_of_one_trace_names_the_run(tmp_path: Path) -> None:
     """A trace that is named alone is not touched: it is said how it is opened, and what writes it anew."""
     (tmp_path / "killed.py").write_text(KILLED)

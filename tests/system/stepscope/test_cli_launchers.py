@@ -81,7 +81,7 @@ def test_the_first_rank_speaks_for_all(tmp_path: Path) -> None:
     assert ended.stderr.count("Trust ") == 1, ended.stderr
     assert "Rank 2 " in ended.stderr and "3 ranks · rank 2: 89 steps" in ended.stderr and "Missing" not in ended.stderr
     text = " ".join(ended.stderr.split())  # long paths of the command stand on lines of their own
-    assert "stepscope merge runs/exp2" in text and "stepscope report runs/exp2" in text
+    assert "stepscope view runs/exp2" in text and "stepscope report runs/exp2" in text
 
 
 WAITS = """

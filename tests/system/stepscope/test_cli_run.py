@@ -258,7 +258,7 @@ def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
     done = stepscope("run", "--report", "--out", "run", "--name", "mine", "p.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "Trust  " in done.stderr and "drag run/trace.json into it" in done.stderr
+    assert "Trust  " in done.stderr and "view run/trace.json" in done.stderr
     assert "the program did not import torch" in done.stderr
     before, traceback = done.stderr.split("Traceback (most recent call last)")
     assert traceback.endswith("ValueError: mine\n") and "Trust  " in before and "stepscope report run" in before
@@ -277,7 +277,7 @@ def test_the_end_is_short(end: str, tmp_path: Path) -> None:
     answer, _, error = done.stderr.partition("Traceback")
     lines = answer.splitlines()
     assert len(lines) <= MOST_LINES and max(map(len, lines)) <= 80, answer
-    assert "29 steps, 24 judged" in answer and "█" in answer and "drag run/trace.json" in answer and "Trust " in answer
+    assert "29 steps, 24 judged" in answer and "█" in answer and "view run/trace.json" in answer and "Trust " in answer
     assert "stepscope report run" in " ".join(answer.split()) and bool(error) is (
         "pass" not in end and "exit" not in end
     )
@@ -304,7 +304,7 @@ def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
     """With `--keep-last` each window has a trace: the last one is named, not the pattern; and the journals are."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
     done = stepscope("run", "--report", "--keep-last", 3, "--out", "run", "p.py", cwd=tmp_path)
-    assert "See it  open https://ui.perfetto.dev and drag run/trace-0.json into it" in done.stderr
+    assert "view run/trace-0.json, or drag it into https://ui.perfetto.dev" in done.stderr
     (path,) = (tmp_path / "run" / "windows").iterdir()
     assert f"saved     windows/{path.name}" in done.stderr
     assert complete(tmp_path / "run" / "trace-0.json", "work")

@@ -77,7 +77,7 @@ def test_it_says_what_opens_the_result(demo: Demo) -> None:
     assert flag == "--logdir"
     assert sorted(path.name for path in (place / logdir).iterdir()) == ["kineto", "stream"]
     assert subprocess.run([*command, "--version"], cwd=place, capture_output=True, timeout=100).returncode == 0
-    (dragged,) = re.findall(r"drag (\S+) into it$", demo.done.stdout, re.MULTILINE)
+    (dragged,) = re.findall(r"view (\S+), or drag it into \S+$", demo.done.stdout, re.MULTILINE)
     assert (place / dragged).stat().st_size > 100_000
     (convert,) = re.findall(r"^  other forms  (.*)$", demo.done.stdout, re.MULTILINE)
     assert subprocess.run(shlex.split(convert), cwd=place, capture_output=True, timeout=100).returncode == 0

@@ -67,7 +67,7 @@ def test_where_windows_are_is_told(output_dir: Path) -> None:
     assert [line for line in said.splitlines() if line.startswith("  saved ")] == [
         f"  saved     windows/{n}" for n in names
     ]
-    assert f"to see it: stepscope convert {profiler.saved()[-1]} trace.json" in said
+    assert f"to see it: stepscope view {profiler.saved()[-1]}" in said
     assert all(path.is_file() for path in profiler.saved())
 
 

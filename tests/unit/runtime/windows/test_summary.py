@@ -28,7 +28,15 @@ from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.step_parts import RUNNING
 from stepscope.runtime.windows.step_statistics import Part, StepStatistics
-from stepscope.runtime.windows.summary import FORMATS, NAME_WIDTH, SORT_KEYS, InstantRow, Summary, SummaryRow
+from stepscope.runtime.windows.summary import (
+    FORMATS,
+    NAME_WIDTH,
+    NUMBERS_WIDTH,
+    SORT_KEYS,
+    InstantRow,
+    Summary,
+    SummaryRow,
+)
 from tests.support.messages import refused
 
 names = st.text(st.characters(codec="utf-8"), max_size=60)
@@ -233,6 +241,16 @@ def test_no_name_breaks_the_table(texts: list[str]) -> None:
         label, _, rest = line.rpartition("cpu_op")
         assert columns(label) == start
         assert re.fullmatch(r" +1 .*", rest)
+
+
+def test_a_wide_terminal_shows_long_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it has no room for them they are shortened in the middle."""
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    for wide, shown in ((80, False), (len(name) + NUMBERS_WIDTH - 1, False), (len(name) + NUMBERS_WIDTH, True)):
+        monkeypatch.setenv("COLUMNS", str(wide))
+        text = Summary((row(name),)).table()
+        assert (name in text) is shown
+        assert wide < NAME_WIDTH + NUMBERS_WIDTH or max(map(len, text.splitlines())) <= wide
 
 
 @given(names)

@@ -1,0 +1,1 @@
+"""Tables, `explain` and reports."""

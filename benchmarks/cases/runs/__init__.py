@@ -1,0 +1,1 @@
+"""A run as a whole: its begin, its end and its memory."""

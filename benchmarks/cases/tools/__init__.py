@@ -1,0 +1,1 @@
+"""What several cases run: loops, many events, a network, and the sessions to measure in."""

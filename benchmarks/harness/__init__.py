@@ -1,0 +1,1 @@
+"""How rows are measured, compared and shown."""
