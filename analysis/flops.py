@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.event_arguments import arguments
 from stepscope.analysis.findings import FlopsAnswer, OperatorFlops
 from stepscope.analysis.span_choice import SpanChoice
 from stepscope.runtime.events import strings
+from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
 from stepscope.runtime.settings.arguments import number_argument
 from stepscope.runtime.windows.step_facts import Facts

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __all__ = [
     "Condition",
