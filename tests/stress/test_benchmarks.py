@@ -78,7 +78,7 @@ def test_an_unknown_row_is_refused_by_name() -> None:
         chosen(["spam"])
 
 
-def test_figures_of_releases_are_kept_and_shown(tmp_path: Path) -> None:
+def test_results_of_releases_are_saved_and_shown(tmp_path: Path) -> None:
     """The page has the table that the files make; a release is read as it was written, and newer ones come last."""
     text = releases.PAGE.read_text(encoding="utf-8")
     begin, end = document.markers("releases")

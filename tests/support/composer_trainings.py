@@ -102,7 +102,7 @@ def test_a_training_that_goes_on(tmp_path: Path) -> None:
     check(traced, runs, [(12, 13)])
 
 
-def test_an_operator_has_steps_recorded_beside_composers_schedule(tmp_path: Path) -> None:
+def test_control_records_steps_beside_composers_schedule(tmp_path: Path) -> None:
     """Where Composer has a profiler."""
     traced, runs = handler(tmp_path, control=SOCKET)
     profiler = profiler_of(tmp_path, traced, wait=1, warmup=0, active=2, repeat=1)
@@ -111,7 +111,7 @@ def test_an_operator_has_steps_recorded_beside_composers_schedule(tmp_path: Path
     assert runs.steps("fit") == [(1, 2), (5, 6)]
 
 
-def test_errors_are_kept(tmp_path: Path) -> None:
+def test_errors_are_stored(tmp_path: Path) -> None:
     """Of a schedule that raises, and of a file that is missing."""
 
     def broken(state: Any) -> Any:

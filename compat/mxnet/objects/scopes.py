@@ -10,7 +10,7 @@ from stepscope.compat.mxnet.objects.names import legal
 from stepscope.runtime import _core
 
 NONE = "<unk>:"
-"""What the scope is called where there is none, as MXNet calls it."""
+"""MXNet's name of the scope where there is none."""
 
 CATEGORY = "scope"
 OPERATOR_CATEGORY = "Custom Operator"

@@ -32,7 +32,7 @@ def own_names(names: NDArray[np.uint32]) -> NDArray[np.uint32]:
 def own_frames(spans: Block, functions: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which spans are functions of stepscope, or of torch's profiler or Python's library and were called by those.
 
-    What else is called by them, such as a function that stepscope wraps, is the program's again. The spans are by begin, each with
+    Other functions that they call, such as one that stepscope wraps, are the program's again. The spans are by begin, each with
     1 + the index of its parent; `functions` says which are functions of Python.
     """
     names = np.unique(spans["name"][functions])

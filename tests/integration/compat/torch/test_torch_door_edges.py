@@ -334,7 +334,7 @@ def test_the_end_of_a_window_waits_for_its_operators() -> None:
     assert prof.run.audit() == ()
 
 
-def test_a_profile_that_never_steps_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_profile_without_steps_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """As where a program asks for torch's class first; one whose schedule records the first step is as it shall be."""
     for wait in (1, 0):
         caplog.clear()
