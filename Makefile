@@ -212,10 +212,10 @@ site: install
 # Through the source distribution, which shows that it is complete; for each Python at hand. auditwheel gives them the manylinux tag.
 wheel: install
 	@rm -rf dist build/wheels && mkdir -p build/wheels
-	@{ $(BIN)/python -m build --sdist --outdir dist && \
+	@( $(BIN)/python -m build --sdist --outdir dist && \
 	for python in $(BIN)/python $(OTHER_PYTHONS); do \
 		"$$python" -m pip wheel --no-deps --wheel-dir build/wheels dist/*.tar.gz || exit 1; done && \
-	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl; } >build/wheel.log 2>&1 \
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl ) >build/wheel.log 2>&1 \
 		|| { cat build/wheel.log; exit 1; }
 	@ls dist/*
 
