@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "Condition",
