@@ -144,8 +144,8 @@ class Accounts:
 
     def ledger(self, window: int) -> OutputLedger:
         """Accounts of one window; empty for an old one."""
-        offered, exported, kept = (of.get(window, 0) for of in (self._offered, self._exported, self._kept))
-        return _ledger(offered, exported, kept, self._dropped.get(window, _NOTHING))
+        offered, exported = self._offered.get(window, 0), self._exported.get(window, 0)
+        return _ledger(offered, exported, self._kept.get(window, 0), self._dropped.get(window, _NOTHING))
 
     def total(self) -> OutputLedger:
         """Accounts of the run."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -44,6 +45,9 @@ PATIENCE = 0.25
 
 GROUP_ITEMS = 64
 """Limit of items whose small writes are put together."""
+
+GROUP_BYTES = 64 << 10
+"""Limit of the events of these items, beyond the last one of them."""
 
 WINDOWS_WAITING = 1000
 """Limit of windows that wait in a queue to be closed. Beyond that, the exporter gets no further windows."""
@@ -109,7 +113,8 @@ class ExporterWorker:
         self._now = now
         self._outputs = outputs
         self._queue: deque[Item] = deque()
-        self._current: EventBatch | None = None
+        self._taken: deque[Item] = deque()
+        """Items that were taken from the queue, and that the exporter has not handled. The first one is the current one."""
         self._work = LoopCondition()
         self._progress = LoopCondition()
         self._lock = locks.reentrant()
@@ -118,8 +123,8 @@ class ExporterWorker:
         """The task of `run`, which makes all calls of the exporter."""
         self._inside = ""
         """The method of the exporter that was called last."""
-        self._call_began: int | None = None
-        """When the call in progress began; `None` between two calls."""
+        self._calls: tuple[int, int | None] = (0, None)
+        """Time in calls so far, and when the call in progress began; `None` between two calls."""
         self._unreadable = bool(getattr(exporter, "whole_or_nothing", False))
         """Whether the output can be read only after the exporter is closed."""
         self._closing = self._broken = self._idle = self._stuck = False
@@ -127,13 +132,16 @@ class ExporterWorker:
         """The method that was running at the deadline for closing."""
         self._abandoned = ""
         """Why all further events are dropped; empty while the exporter gets events."""
-        self._bytes = self._peak = self._batches = self._handled = self._busy = 0
+        self._bytes = self._peak = self._batches = self._handled = 0
         self._accounts = Accounts()
         self._kept: UnsentFiles | None = None
-        self._cap_seen = self._written_before = 0
+        self._cap_seen = 0
+        self._written_before: int = 0
+        """Events in the exporter's files before the current batch."""
         self._grouped = exporter if isinstance(exporter, SupportsGroupedWrites) else None
-        self._group: list[_Exported | WindowClosed | None] = []
-        """Items that the exporter may not have written yet; `None` = one whose outcome is not known, or counted."""
+        self._in_group = False
+        self._group: list[_Exported | WindowClosed] = []
+        """Handled items that the exporter may not have written yet."""
         self._is_programs = is_programs(exporter)
         self._counts = exporter if isinstance(exporter, SupportsCounts) else None
         self._counting = exporter if isinstance(exporter, Counting) else None
@@ -172,6 +180,7 @@ class ExporterWorker:
         count = len(batch)
         if self._counts is not None and not self._counts.needs_events:
             batch = msgspec.structs.replace(batch, events=np.broadcast_to(_NO_EVENT, count), args=b"")
+        size = _size(batch)
         with self._lock:
             self._accounts.offer(batch.window, count)
             if self._broken:
@@ -180,23 +189,19 @@ class ExporterWorker:
                 self._accounts.drop(batch.window, self._abandoned, count)
             elif self._skips(batch.window):
                 self._accounts.drop(batch.window, "queue", count)
+            elif not self._queue or self._bytes + size <= self._max:  # an empty queue accepts a batch of any size
+                self._append(batch, size)
             else:
-                self._admit(batch)
+                fitting = self._fit(batch)
+                self._accounts.drop(batch.window, "queue", count - len(fitting))
+                if len(fitting):
+                    self._append(fitting, _size(fitting))
         self._work.notify_all()
 
-    def _admit(self, batch: EventBatch) -> None:
-        size = _size(batch)
-        # An empty queue accepts a batch of any size.
-        if self._queue and self._bytes + size > self._max:
-            count = len(batch)
-            batch = self._fit(batch)
-            size = _size(batch)
-            self._accounts.drop(batch.window, "queue", count - len(batch))
-            if not len(batch):
-                return
+    def _append(self, item: Item, size: int = 0) -> None:
         self._bytes += size
         self._peak = max(self._peak, self._bytes)
-        self._queue.append(batch)
+        self._queue.append(item)
         self.items_queued += 1
         self._idle = False
 
@@ -258,9 +263,7 @@ class ExporterWorker:
     def _put(self, item: WindowClosed | WindowDiscarded) -> None:
         with self._lock:
             if not self._abandoned:
-                self._queue.append(item)
-                self.items_queued += 1
-                self._idle = False
+                self._append(item)
         self._work.notify_all()
 
     @property
@@ -318,7 +321,7 @@ class ExporterWorker:
     def handled(self) -> int:
         """Number of queued items that the exporter has handled, or that were dropped and counted."""
         with self._lock:
-            return self.items_queued - len(self._queue) - (self._current is not None) - len(self._group)
+            return self.items_queued - len(self._queue) - len(self._taken) - len(self._group)
 
     @property
     def unreported_drops(self) -> int:
@@ -360,7 +363,7 @@ class ExporterWorker:
     def _drop_all(self, reason: str) -> None:
         with self._lock:
             self._abandoned = self._abandoned or reason
-            for batch in (self._current, *self._queue):
+            for batch in (*self._taken, *self._queue):
                 if isinstance(batch, EventBatch):
                     self._accounts.drop(batch.window, reason, len(batch))
             for item in self._group:
@@ -371,7 +374,8 @@ class ExporterWorker:
             if self._unreadable:
                 self._accounts.lose_all(reason)
             self._queue.clear()
-            self._current, self._bytes = None, 0
+            self._taken.clear()
+            self._bytes = 0
         self._progress.notify_all()
 
     # consumer, on the exporter's loop
@@ -380,18 +384,14 @@ class ExporterWorker:
         """Opens the exporter, handles items until `finish()` was called and the queue is empty, and closes it."""
         self._task = asyncio.current_task()
         try:
-            if not await self._guard("open", lambda: self.exporter.open(self._run)):
+            if not await self._guard("open", self.exporter.open, self._run):
                 self._broken = True
             while True:
                 closing = self._closing  # before the queue is read: no batch is offered after it is set
-                item = self._next()
-                if item is not None:
-                    await self._handle_in_group(item)
+                if self._take():
+                    await self._handle_taken()
                     self._stuck = False
-                    self._handled += 1
                     self._progress.notify_all()
-                elif self._group:  # the items that it waited for were dropped
-                    await self._end_group()
                 elif closing:
                     break
                 else:
@@ -418,79 +418,92 @@ class ExporterWorker:
                 if done:
                     self._finish_group()
             finally:
-                self._collect_results(self._cap())
+                self._collect_results()
 
-    def _next(self) -> Item | None:
-        """Removes and returns the next item. A batch becomes the current one."""
+    def _take(self) -> bool:
+        """Takes the next item from the queue, and with it, if the exporter puts small writes together, further small ones. Returns
+        whether there was one."""
         with self._lock:
-            item = self._queue.popleft() if self._queue else None
-            if isinstance(item, EventBatch):
-                self._current = item
-                self._bytes -= _size(item)
-            self._idle = item is None and not self._group
+            size = 0
+            while (
+                self._queue and len(self._taken) < (1 if self._grouped is None else GROUP_ITEMS) and size < GROUP_BYTES
+            ):
+                item = self._queue.popleft()
+                self._taken.append(item)
+                if isinstance(item, EventBatch):
+                    size += _size(item)
+            self._bytes -= size
+            self._idle = not self._taken
         if self._idle:
             self._progress.notify_all()
-        return item
+        return not self._idle
 
-    async def _handle_in_group(self, item: Item) -> None:
-        """Handles an item. As long as others wait, the exporter may put small writes together."""
-        exporter = self._grouped
-        if exporter is None or self._broken or not (self._group or self._queue):
-            await self._handle(item)
-            return
-        if not self._group:
-            exporter.begin_group()
-        with self._lock:
-            self._group.append(None)
-        await self._handle(item)
-        if not self._queue or len(self._group) >= GROUP_ITEMS:
-            await self._end_group()
-
-    async def _end_group(self) -> None:
-        if self._grouped is not None:
-            await self._guard("export", self._grouped.end_group)
-        self._collect_results(self._cap())
-        self._finish_group()
+    async def _handle_taken(self) -> None:
+        """Has the exporter handle the taken items, as one group of writes if there are several."""
+        group = self._grouped if len(self._taken) > 1 and not self._broken else None
+        if group is not None:
+            group.begin_group()
+            self._in_group = True
+        self._written_before = self._written()
+        while self._taken:  # the deadline for closing may drop them meanwhile
+            await self._handle(self._taken[0])
+            self._handled += 1
+        self._in_group = False
+        if group is not None:
+            await self._guard("export", group.end_group)
+            self._collect_results()
+            self._finish_group()
 
     def _finish_group(self) -> None:
         with self._lock:
             for each in self._group:
                 if isinstance(each, WindowClosed):
-                    self._close_window(each)
+                    self._count_closed(each)
             self._group.clear()
 
-    def _close_window(self, item: WindowClosed) -> None:
+    def _count_closed(self, item: WindowClosed) -> None:
         self._accounts.close(item.window.index)
         self._windows_closed += 1
 
     async def _handle(self, item: Item) -> None:
-        if isinstance(item, WindowDiscarded):
-            exporter = self.exporter
-            if not self._broken and isinstance(exporter, SupportsDiscard):
-                await self._guard("discard_window", lambda: exporter.discard_window(item.index))
-            return
-        if isinstance(item, WindowClosed):
-            if not self._broken:
-                window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
-                await self._guard("close_window", lambda: self.exporter.close_window(window))
-                self._collect_results(self._cap())
-            with self._lock:
-                if self._group:
-                    self._group[-1] = item
-                else:
-                    self._close_window(item)
-            return
+        if isinstance(item, EventBatch):
+            await self._export(item)
+        elif isinstance(item, WindowClosed):
+            await self._close_window(item)
+        else:
+            if not self._broken and isinstance(self.exporter, SupportsDiscard):
+                await self._guard("discard_window", self.exporter.discard_window, item.index)
+            self._remove()
+
+    def _remove(self, handled: _Exported | WindowClosed | None = None) -> None:
+        """Removes the current item, whose outcome is counted. If the exporter may not have written it, it joins the group."""
+        if self._taken:
+            self._taken.popleft()
+            if handled is not None and self._in_group:
+                self._group.append(handled)
+
+    async def _close_window(self, item: WindowClosed) -> None:
+        if not self._broken:
+            window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
+            await self._guard("close_window", self.exporter.close_window, window)
+            if not self._in_group:
+                self._collect_results()
+        with self._lock:
+            if not self._in_group:
+                self._count_closed(item)
+            self._remove(item)
+
+    async def _export(self, batch: EventBatch) -> None:
         if self._broken:
-            self._account(item, "error")
+            self._account(batch, "error")
             return
         self._batches += 1
-        self._written_before = self._written()
         try:
-            done = await self._guard("export", lambda: self.exporter.export(item))
+            done = await self._guard("export", self.exporter.export, batch)
         except BaseException:
-            self._account(item, "closed")
+            self._account(batch, "closed")
             raise
-        self._account(item, "" if done else "error")
+        self._account(batch, "" if done else "error")
 
     def _written(self) -> int:
         """Number of events in the exporter's files so far; 0 if it does not count them."""
@@ -499,33 +512,40 @@ class ExporterWorker:
     def _account(self, batch: EventBatch, lost: str) -> None:
         """Counts the current batch as exported; with a reason in `lost`, the events that were not written as dropped."""
         cap = self._cap()
+        count = len(batch)
         with self._lock:
-            if self._current is None:
+            if not self._taken:
                 return  # abandoned meanwhile, and counted
-            self._current = None
-            refused = min(cap - self._cap_seen, len(batch))
+            refused = min(cap - self._cap_seen, count)
             self._cap_seen += refused
-            self._accounts.drop(batch.window, "cap", refused)
-            rest = len(batch) - refused
+            rest = count - refused
+            if refused:
+                self._accounts.drop(batch.window, "cap", refused)
             if self._deferred is not None and not self._broken:
                 self._accounts.add_in_flight(batch.window, rest)
+                self._remove()
             elif not lost:
                 self._accounts.export(batch.window, rest)
-                if self._group:
-                    self._group[-1] = _Exported(batch.window, rest)
+                self._written_before += rest
+                self._remove(_Exported(batch.window, rest))
             else:
-                done = min(self._written() - self._written_before, rest)
+                written = self._written()
+                done = min(written - self._written_before, rest)
+                self._written_before = written
                 self._accounts.export(batch.window, done)
                 self._accounts.drop(batch.window, lost, rest - done)
-        self._collect_results(cap)
+                self._remove()
+        if not self._in_group:
+            self._collect_results()
 
     def _cap(self) -> int:
         """Number of events that the exporter has refused, as it had reached its size limit."""
         cap: int = getattr(self.exporter, "dropped_cap", 0)
         return cap
 
-    def _collect_results(self, cap: int) -> None:
-        """Counts what the exporter reports after a call. `cap` is the number of events that it has refused."""
+    def _collect_results(self) -> None:
+        """Counts what the exporter reports after a call, and events that it has refused."""
+        cap = self._cap()
         if cap == self._cap_seen and not self._reports:
             return
         results = [] if self._deferred is None else list(self._deferred.settle())
@@ -542,27 +562,26 @@ class ExporterWorker:
                 self._accounts.lose(lost)
             self._kept = None if self._abandoned else kept
 
-    async def _guard(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:
+    async def _guard(self, what: str, method: Callable[..., Awaitable[None]], *args: Any) -> bool:
         """Awaits a call of the exporter, and stores its exception. Only a cancellation of this task propagates."""
         self._inside = what
-        with self._lock:
-            self._call_began = self._now()
+        busy, began = self._calls[0], self._now()
+        self._calls = busy, began
         try:
-            await (run_async(call) if self._is_programs else call())
+            await (run_async(partial(method, *args)) if self._is_programs else method(*args))
         except BaseException as error:
             if cancels(error, self._task):
                 raise
             self._record_error(what, error)
             return False
         finally:
-            with self._lock:
-                self._busy += self._now() - self._call_began
-                self._call_began = None
+            self._calls = busy + self._now() - began, None
         return True
 
     def _busy_ns(self) -> int:
-        """Time in calls so far, the one in progress included, as one that hangs never ends. The lock is held."""
-        return self._busy if self._call_began is None else self._busy + self._now() - self._call_began
+        """Time in calls so far, the one in progress included, as one that hangs never ends."""
+        busy, began = self._calls
+        return busy if began is None else busy + self._now() - began
 
     def _record_error(self, what: str, error: BaseException) -> None:
         if what == self._late:
@@ -571,27 +590,23 @@ class ExporterWorker:
 
     # accounts
 
-    def has_window(self, window: int) -> bool:
-        """Whether this window is not part of the sum of old windows."""
+    def ledger(self, window: int) -> OutputLedger | None:
+        """Accounts of one window; `None` for one that is part of the sum of old windows."""
         with self._lock:
-            return self._accounts.has_window(window)
-
-    def ledger(self, window: int) -> OutputLedger:
-        """Accounts of one window; empty for an old one."""
-        with self._lock:
-            return self._accounts.ledger(window)
+            return self._accounts.ledger(window) if self._accounts.has_window(window) else None
 
     def _with_own(self, window: Window) -> Ledger:
         outputs = self._outputs(window.index)
-        if self.name not in outputs and self.has_window(window.index):
-            outputs = {**outputs, self.name: self.ledger(window.index)}
+        own = self.ledger(window.index) if self.name not in outputs else None
+        if own is not None:
+            outputs = {**outputs, self.name: own}
         return msgspec.structs.replace(window.ledger, outputs=outputs)
 
     def statistics(self) -> ExporterStatistics:
         """Accounts so far."""
         count, first = self.raised.count, self.raised.retained[:1]
         with self._lock:
-            waiting = (self._current, *self._queue)
+            waiting = (*self._taken, *self._queue)
             return ExporterStatistics(
                 name=self.name,
                 ledger=self._accounts.total(),

@@ -67,7 +67,8 @@ class Fanout:
 
     def outputs(self, window: int) -> dict[str, OutputLedger]:
         """Current accounts of a window at each exporter that still has them."""
-        return {worker.name: worker.ledger(window) for worker in self.workers if worker.has_window(window)}
+        ledgers = ((worker.name, worker.ledger(window)) for worker in self.workers)
+        return {name: ledger for name, ledger in ledgers if ledger is not None}
 
     async def drained(self) -> None:
         """Returns when all exporters are idle."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 
+from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
@@ -43,3 +44,10 @@ async def running(exporter: Exporter, path: Path, max_bytes: int = 1 << 20) -> A
         tasks.start_soon(outlet.run)
         yield outlet
         outlet.finish()
+
+
+def ledger_of(worker: ExporterWorker, window: int = 0) -> OutputLedger:
+    """The accounts of a recent window."""
+    found = worker.ledger(window)
+    assert found is not None
+    return found

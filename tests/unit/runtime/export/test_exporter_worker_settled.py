@@ -17,7 +17,7 @@ from stepscope.runtime.export.exporter import DeliveryResult, SupportsDeferredAc
 from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from tests.support.basics import poll
-from tests.support.exporter_workers import batch, closed, run_facts, running
+from tests.support.exporter_workers import batch, closed, ledger_of, run_facts, running
 
 
 class Later(MemoryExporter):
@@ -45,7 +45,7 @@ async def test_events_are_in_flight_until_an_exporter_tells_of_them(tmp_path: Pa
         await poll(lambda: len(exporter.batches) == 2 and outlet.statistics().ledger.in_flight == 20)
         assert outlet.statistics().waiting_events == 20
         outlet.close_window(closed())
-    ledger = outlet.ledger(0)
+    ledger = ledger_of(outlet)
     assert (ledger.exported, ledger.dropped, ledger.in_flight) == (12, {"rate": 5, "filter": 3}, 0)
     assert exporter.windows[0].ledger.outputs["memory"].in_flight == 20
     assert outlet.statistics().waiting_events == 0
@@ -57,9 +57,9 @@ async def test_what_an_exporter_never_tells_of_is_dropped(tmp_path: Path) -> Non
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
         outlet.close_window(closed())
-    assert outlet.ledger(0).in_flight == 6
+    assert ledger_of(outlet).in_flight == 6
     outlet.abandon()
-    ledger = outlet.ledger(0)
+    ledger = ledger_of(outlet)
     assert (ledger.exported, ledger.dropped, ledger.in_flight) == (4, {"closed": 6}, 0)
 
 
@@ -82,7 +82,7 @@ async def test_an_export_that_raises_leaves_the_account_to_the_exporter(tmp_path
         outlet.offer(batch())
         outlet.close_window(closed())
     assert outlet.statistics().errors == 1
-    assert (outlet.ledger(0).exported, outlet.ledger(0).dropped) == (10, {})
+    assert (ledger_of(outlet).exported, ledger_of(outlet).dropped) == (10, {})
 
 
 async def test_windows_that_were_forgotten_are_still_settled(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_windows_that_were_forgotten_are_still_settled(tmp_path: Path) -> 
         for window in range(MAX_WINDOWS + 10):
             outlet.offer(batch(window))
             outlet.close_window(closed(window))
-        await poll(lambda: not outlet.has_window(0))
+        await poll(lambda: outlet.ledger(0) is None)
         exporter.told = [DeliveryResult(window, 8, {"rate": 2}) for window in range(MAX_WINDOWS + 10)]
     ledger = outlet.statistics().ledger
     every = MAX_WINDOWS + 10
@@ -171,7 +171,7 @@ async def test_more_is_not_kept_than_was_exported(tmp_path: Path) -> None:
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
         outlet.close_window(closed())
-    assert (outlet.ledger(0).exported, outlet.ledger(0).kept, outlet.statistics().ledger.kept) == (7, 7, 7)
+    assert (ledger_of(outlet).exported, ledger_of(outlet).kept, outlet.statistics().ledger.kept) == (7, 7, 7)
 
 
 @pytest.mark.parametrize(

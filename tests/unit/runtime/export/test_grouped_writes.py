@@ -25,7 +25,7 @@ from stepscope.runtime.journal.append_file import AppendFile
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
-from tests.support.exporter_workers import batch, closed, run_facts, running
+from tests.support.exporter_workers import batch, closed, ledger_of, run_facts, running
 from tests.support.journals import batch_with_arguments, described
 
 WINDOWS = 100
@@ -83,14 +83,14 @@ async def test_a_group_that_was_not_written_is_lost(tmp_path: Path) -> None:
 
     async def hang() -> None:
         worker.abandon()
-        found.append(worker.ledger(0))
+        found.append(ledger_of(worker))
 
     exporter.end_group = hang  # type: ignore[method-assign]
     worker.offer(batch())
     worker.offer(batch())
     worker.finish()
     await worker.run()
-    assert worker.ledger(0).dropped == {"closed": 20} and worker.ledger(0).exported == 0
+    assert ledger_of(worker).dropped == {"closed": 20} and ledger_of(worker).exported == 0
     assert found
 
 
