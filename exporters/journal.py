@@ -66,6 +66,7 @@ class JournalExporter:
         )
         self._run: Run | None = None
         self._metadata: dict[str, Any] = {}
+        self._in_group = self._group_has_news = False
         self._anchor_ns = 0
         """End of the last window that was written with a reading of the clocks."""
         self._lost_reported = (0, 0, 0)
@@ -110,9 +111,11 @@ class JournalExporter:
     def begin_group(self) -> None:
         """See `SupportsGroupedWrites`."""
         self.writer.begin_group()
+        self._in_group, self._group_has_news = True, False
 
     async def end_group(self) -> None:
         """See `SupportsGroupedWrites`."""
+        self._in_group = False
         self.writer.end_group()
 
     async def open(self, run: Run) -> None:
@@ -145,10 +148,14 @@ class JournalExporter:
             self._run.note_output(self.path, False)
 
     def _write_news(self) -> None:
-        """Writes the run's metadata if it has changed since the last time: a crash may come before the window's end."""
+        """Writes the run's metadata if it has changed since the last time, once in a group: a crash may come before the window's
+        end."""
         if self._run is None:
             raise ClosedError("the journal was not opened")
+        if self._in_group and self._group_has_news:
+            return
         metadata = dict(self._run.metadata())
         if metadata != self._metadata:
             self._metadata = metadata
             self.writer.write_metadata(metadata)
+        self._group_has_news = True

@@ -112,12 +112,10 @@ class WallClock:
 
     def change(self, since: int, at: int) -> int:
         """By how much the wall clock was set between two monotonic times, in ns."""
-        return self._offset(at) - self._offset(since)
+        return 0 if len(self._changes) < 2 else self._offset(at) - self._offset(since)
 
     def _offset(self, at: int) -> int:
         changes = self._changes
-        if len(changes) < 2:
-            return 0
         return changes[max(bisect_right(changes, at, key=lambda change: change[0]) - 1, 0)][1]
 
 

@@ -80,7 +80,7 @@ _NO_EVENT = empty_block(1)
 
 def _size(batch: EventBatch) -> int:
     """Bytes in the queue; 0 for a batch that has the number of its events only."""
-    return batch.nbytes if batch.events.strides[0] else 0
+    return batch.events.nbytes + len(batch.args) if batch.events.strides[0] else 0
 
 
 class ExporterWorker:
@@ -187,7 +187,7 @@ class ExporterWorker:
                 self._accounts.drop(batch.window, "error", count)
             elif self._abandoned:
                 self._accounts.drop(batch.window, self._abandoned, count)
-            elif self._skips(batch.window):
+            elif (batch.window > self._latest or self._skipped) and self._skips(batch.window):
                 self._accounts.drop(batch.window, "queue", count)
             elif not self._queue or self._bytes + size <= self._max:  # an empty queue accepts a batch of any size
                 self._append(batch, size)

@@ -161,12 +161,11 @@ class IndexBuilder:
         window.events[batch.source] += counts.events
         self._events += counts.events
         if counts.steps or counts.gaps or batch.source == STEPS:
-            kinds = (
-                [Kind.STEP] * bool(counts.steps)
-                + [Kind.GAP] * bool(counts.gaps)
-                + [Kind.SPAN] * (batch.source == STEPS)
-            )
-            window.outline.setdefault(batch.source, []).extend(of_kind(batch.events, kind) for kind in kinds)
+            outline = window.outline.setdefault(batch.source, [])
+            if batch.source == STEPS:
+                outline.append(batch.events)
+            else:
+                outline += [of_kind(batch.events, kind) for kind in (Kind.STEP, Kind.GAP)]
 
     def close_window(self, window: Window, begin: int, end: int) -> None:
         """Adds the end of a window, whose frame has the positions `begin` to `end`."""

@@ -159,9 +159,9 @@ def window_record(window: Window) -> WindowRecord:
         end_ns=window.end_ns,
         steps=np.array([(step.number, step.start_ns, step.end_ns) for step in window.steps], "<i8").tobytes(),
         complete=window.complete,
-        diagnostics=plain(list(window.diagnostics)),
+        diagnostics=plain(list(window.diagnostics)) if window.diagnostics else [],
         ledger=window.ledger,
-        metadata=plain(dict(window.metadata)),
+        metadata=plain(dict(window.metadata)) if window.metadata else {},
         wall_start_ns=window.wall_start_ns,
     )
 

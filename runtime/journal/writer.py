@@ -271,15 +271,16 @@ class JournalWriter:
             OutputError: if the file cannot be written. Frames of the batch that were written remain.
             ClosedError: after `close`.
         """
-        if not len(batch):
+        count = len(batch)
+        if not count:
             return
         with self._lock:
             self._open_file()
             if self._is_full():
-                self.dropped += len(batch)
+                self.dropped += count
                 self._mark_cap()
                 return
-            if self._write_at_once(batch):
+            if self._write_at_once(batch, count):
                 self._begin_index_or_segment()
                 return
             for count, flags, parts, cut in fmt.encode_events(batch):
@@ -300,8 +301,8 @@ class JournalWriter:
                 self._segment_events[batch.window] += count
                 self.arguments_cut += cut
 
-    def _write_at_once(self, batch: EventBatch) -> bool:
-        """Appends a batch in one write. Returns false, and writes nothing, if there is not enough space."""
+    def _write_at_once(self, batch: EventBatch, size: int) -> bool:
+        """Appends a batch of `size` events in one write. Returns false, and writes nothing, if there is not enough space."""
         opened = batch.window not in self._open_windows
         begin = self._end
         events = np.ascontiguousarray(batch.events)
@@ -322,9 +323,9 @@ class JournalWriter:
         if self._index is not None:
             self._index.add_batch(batch, counts, begin)
         self._open_windows.add(batch.window)
-        self.written += len(batch)
-        self._segment_events[batch.window] += len(batch)
-        self._unwritten += len(batch) if self._pending else 0
+        self.written += size
+        self._segment_events[batch.window] = self._segment_events.get(batch.window, 0) + size
+        self._unwritten += size if self._pending else 0
         self.arguments_cut += cut
         return True
 
@@ -482,6 +483,8 @@ class JournalWriter:
             self._grouping = False
             if self._pending:
                 self._write_pending(False)
+            if self._file is not None:
+                self._begin_index_or_segment()
 
     def abandon(self) -> None:
         """Closes the file without an end record. Idempotent."""
@@ -507,7 +510,9 @@ class JournalWriter:
         return True
 
     def _begin_index_or_segment(self) -> None:
-        """Writes an index if one is due, and continues in a new file when the last one is large or old."""
+        """Writes an index if one is due, and continues in a new file when the last one is large or old; in a group, at its end."""
+        if self._grouping:
+            return
         end = self._end
         if self._index is not None and self._index.is_due(end):
             self._write_index(self._reserve)

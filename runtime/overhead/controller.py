@@ -315,6 +315,8 @@ class OverheadController:
 
     def notes(self, window: Interval) -> list[str]:
         """Describes the times of lowered detail in a window."""
+        if not self.changes:
+            return []
         found = self._lowered_in(window)
         notes = [
             f"detail {change.direction} to {change.after.name!r} from step {change.step} on: recording cost {change.cost:.2%} "
