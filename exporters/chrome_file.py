@@ -127,7 +127,7 @@ class ChromeFile(TraceFile):
     def _end(self, args: Mapping[str, Any]) -> bytes:
         text = self._event("stepscope", self._last, args)
         if self._layout.ends_as_torch:
-            text += "".join(",\n" + dumps_records(event) for event in self._borders())
+            text += "".join(",\n" + dumps(event) for event in self._borders())
         return (text + _CLOSING[self._layout.form]).encode()
 
     def _borders(self) -> list[dict[str, Any]]:
