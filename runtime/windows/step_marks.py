@@ -51,8 +51,9 @@ class _Columns(NamedTuple):
         return _Columns(self.ts[first:end], self.parent[first:end], self.number[first:end], self.track[first:end])
 
     def put(self, at: int, marks: _Columns) -> None:
-        for ours, theirs in zip(self, marks, strict=True):
-            ours[at : at + len(theirs)] = theirs
+        end = at + len(marks.ts)
+        self.ts[at:end], self.parent[at:end] = marks.ts, marks.parent
+        self.number[at:end], self.track[at:end] = marks.number, marks.track
 
 
 class StepMarks:
@@ -91,10 +92,11 @@ class StepMarks:
 
     def add(self, events: Block, end: int) -> None:
         """Adds the STEP events that are later than the last mark and earlier than `end`. They are in the order of their times."""
-        latest = self._columns.ts[self._count - 1]
-        if not len(events) or events["ts"][-1] <= latest:
+        ts, latest = events["ts"], self._columns.ts[self._count - 1]
+        if not len(ts) or ts[-1] <= latest:
             return
-        events = events[(events["ts"] > latest) & (events["ts"] < end)]
+        if ts[0] <= latest or ts[-1] >= end:
+            events = events[(ts > latest) & (ts < end)]
         if not len(events):
             return
         self._make_room(len(events))
@@ -139,13 +141,9 @@ class StepMarks:
 
     def steps(self, end: int) -> tuple[Step, ...]:
         """The steps; the last one ends at `end`."""
-        marks = self._marks
-        ends = [*marks.ts[1:].tolist(), end]
-        return tuple(
-            Step(number, ts, until)
-            for number, ts, until in zip(marks.number.tolist(), marks.ts.tolist(), ends, strict=True)
-            if until > ts
-        )
+        numbers, begins = self._columns.number[: self._count].tolist(), self._columns.ts[: self._count].tolist()
+        steps = map(Step, numbers, begins, [*begins[1:], end])
+        return tuple([step for step in steps if step.end_ns > step.start_ns])
 
     def nested(self, end: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
         """Tracks, begins and ends of the steps that nest on the track of the training loop; the last one ends at `end`."""
