@@ -26,6 +26,7 @@ from stepscope.runtime.windows.window import Step, Window
 from tests.support import disks
 from tests.support.basics import poll
 from tests.support.blocks import scattered
+from tests.support.exporter_workers import ledger_of
 from tests.support.journals import events_of, read_journal
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
@@ -238,7 +239,7 @@ async def test_a_slow_disk_holds_up_the_journal_only(tmp_path: Path) -> None:
                 taken += len(os.read(read_end, 1 << 16))
     taken += len(os.read(read_end, 1 << 16))  # what the pipe still held
     assert taken > 4 * (1 << 16)
-    assert outlet.ledger(0).exported == 20_000
+    assert ledger_of(outlet).exported == 20_000
     os.close(read_end)
 
 

@@ -19,7 +19,7 @@ from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS
 from stepscope.runtime.export.exporter_worker import WINDOWS_WAITING, ExporterWorker
 from stepscope.runtime.export.run import Run
 from tests.support.basics import poll
-from tests.support.exporter_workers import batch, closed, run_facts, running
+from tests.support.exporter_workers import batch, closed, ledger_of, run_facts, running
 from tests.support.raised import length
 
 
@@ -31,7 +31,7 @@ async def test_batches_arrive_in_order_and_the_window_comes_last(tmp_path: Path)
         outlet.offer(batch())
         outlet.close_window(closed())
     assert exporter.calls == ["open", "export", "export", "close_window", "aclose"]
-    ledger = outlet.ledger(0)
+    ledger = ledger_of(outlet)
     assert (ledger.offered, ledger.exported, ledger.in_flight) == (20, 20, 0)
 
 
@@ -115,7 +115,7 @@ async def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
         assert stats.waiting_bytes <= 2000
         assert stats.ledger.dropped["queue"] >= 59
         exporter.release()
-    ledger = outlet.ledger(0)
+    ledger = ledger_of(outlet)
     assert ledger.in_flight == 0
     assert ledger.exported == 100 - ledger.dropped["queue"]
     assert len(exporter.windows) == 1
@@ -126,7 +126,7 @@ async def test_one_batch_larger_than_the_queue_passes(tmp_path: Path) -> None:
     exporter = MemoryExporter()
     async with running(exporter, tmp_path, max_bytes=100) as outlet:
         outlet.offer(batch())
-    assert outlet.ledger(0).exported == 10
+    assert ledger_of(outlet).exported == 10
 
 
 async def test_a_cap_of_the_exporter_is_counted(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ async def test_a_cap_of_the_exporter_is_counted(tmp_path: Path) -> None:
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
         outlet.offer(batch())
-    assert outlet.ledger(0).dropped == {"cap": 10}
-    assert outlet.ledger(0).exported == 10
+    assert ledger_of(outlet).dropped == {"cap": 10}
+    assert ledger_of(outlet).exported == 10
 
 
 async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: P
         outlet.offer(batch())
         outlet.offer(batch())
     assert outlet.statistics().errors == 1
-    assert outlet.ledger(0).exported == 10
+    assert ledger_of(outlet).exported == 10
 
 
 async def test_cancelling_a_hanging_exporter_leaves_an_exact_account(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_cancelling_a_hanging_exporter_leaves_an_exact_account(tmp_path: P
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     outlet.abandon()
-    ledger = outlet.ledger(0)
+    ledger = ledger_of(outlet)
     assert ledger.dropped == {"closed": 20}
     assert ledger.in_flight == 0
 
@@ -188,13 +188,13 @@ async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Pa
     outlets[0].cancel()
     for outlet in outlets:
         outlet.abandon()
-    assert outlets[1].ledger(0).exported == 20 and outlets[1].raised.errors == []
-    assert outlets[0].ledger(0).dropped == {"closed": 20}
+    assert ledger_of(outlets[1]).exported == 20 and outlets[1].raised.errors == []
+    assert ledger_of(outlets[0]).dropped == {"closed": 20}
     assert "deadline" in str(outlets[0].raised.errors[0])
     bad.release()
     with anyio.fail_after(30):
         await outlets[0].wait()
-    assert outlets[0].ledger(0).dropped == {"closed": 20} and outlets[0].ledger(0).exported == 0
+    assert ledger_of(outlets[0]).dropped == {"closed": 20} and ledger_of(outlets[0]).exported == 0
 
 
 async def test_one_that_is_cancelled_may_still_close_its_output(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ async def test_one_that_is_cancelled_may_still_close_its_output(tmp_path: Path) 
         await outlet.wait()
     outlet.abandon()
     assert exporter.calls == ["open", "export", "aclose"]
-    assert outlet.ledger(0).dropped == {"closed": 10}
+    assert ledger_of(outlet).dropped == {"closed": 10}
 
 
 async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
     await outlet.window_closed(0)
     outlet.abandon()
     assert exporter.calls == []
-    assert outlet.ledger(0).dropped == {"error": 20}
+    assert ledger_of(outlet).dropped == {"error": 20}
     assert "open files" in str(outlet.raised.errors[0])
 
 
@@ -274,7 +274,7 @@ async def test_one_that_is_told_of_the_end_need_not_be_cancelled(
     with anyio.fail_after(30):
         await outlet.wait()
     assert exporter.thread not in (0, threading.get_ident())
-    assert outlet.ledger(0).exported == 10
+    assert ledger_of(outlet).exported == 10
     assert [str(kept) for kept in outlet.raised.errors] == ([str(error)] if error else [])
 
 
@@ -288,7 +288,7 @@ async def test_the_accounts_of_old_windows_are_added_up(tmp_path: Path) -> None:
         for index in (0, MAX_WINDOWS + 49):
             await outlet.window_closed(index)
         assert outlet.ledger(0) is None and outlet.ledger(MAX_WINDOWS + 49) is not None
-        assert outlet.ledger(MAX_WINDOWS + 49).exported == 3
+        assert ledger_of(outlet, MAX_WINDOWS + 49).exported == 3
     ledger = outlet.statistics().ledger
     assert ledger.offered == ledger.exported == 3 * (MAX_WINDOWS + 50)
 

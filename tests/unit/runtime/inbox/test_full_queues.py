@@ -17,7 +17,7 @@ from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Delivery, Dropped, Message
 from stepscope.runtime.sources.source import InboxSink
-from tests.support.exporter_workers import closed, run_facts
+from tests.support.exporter_workers import closed, ledger_of, run_facts
 from tests.support.messages import refused
 
 
@@ -90,7 +90,7 @@ async def test_a_full_queue_drops_what_comes(tmp_path: Path) -> None:
     queue = worker(tmp_path, drop_oldest=False)
     for window in range(4):
         queue.offer(EventBatch("recorder", window, *block(40)))
-    assert [queue.ledger(window).in_flight for window in range(4)] == [40, 40, 20, 0]
+    assert [ledger_of(queue, window).in_flight for window in range(4)] == [40, 40, 20, 0]
     statistics = queue.statistics()
     assert statistics.ledger.dropped == {"queue": 60} and statistics.waiting_bytes == 64 * 100
 
@@ -101,8 +101,8 @@ async def test_a_full_queue_drops_the_oldest_batches_if_asked(tmp_path: Path) ->
     for window in range(4):
         queue.offer(EventBatch("recorder", window, *block(40)))
         queue.close_window(closed(window))
-    assert [queue.ledger(window).in_flight for window in range(4)] == [0, 0, 40, 40]
-    assert [queue.ledger(window).dropped for window in range(4)] == [{"queue": 40}] * 2 + [{}] * 2
+    assert [ledger_of(queue, window).in_flight for window in range(4)] == [0, 0, 40, 40]
+    assert [ledger_of(queue, window).dropped for window in range(4)] == [{"queue": 40}] * 2 + [{}] * 2
     assert queue.windows_waiting == 4 and queue.handled == 2
     statistics = queue.statistics()
     assert statistics.waiting_events == 80 and statistics.waiting_bytes == 64 * 80
@@ -113,9 +113,9 @@ async def test_a_batch_that_is_larger_than_the_queue(drop_oldest: bool, tmp_path
     """It passes into an empty queue, as it would nowhere else; otherwise a part of it does."""
     queue = worker(tmp_path, drop_oldest=drop_oldest)
     queue.offer(EventBatch("recorder", 0, *block(150)))
-    assert queue.ledger(0).in_flight == 150
+    assert ledger_of(queue).in_flight == 150
     queue.offer(EventBatch("recorder", 1, *block(150)))
-    assert queue.ledger(1).in_flight == (100 if drop_oldest else 0)
+    assert ledger_of(queue, 1).in_flight == (100 if drop_oldest else 0)
     assert queue.statistics().ledger.dropped == {"queue": 200 if drop_oldest else 150}
 
 
