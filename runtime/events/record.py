@@ -173,7 +173,7 @@ def join_blocks(blocks: Iterable[Block]) -> Block:
 
     `np.concatenate` would rebuild the record type without its overlapping fields, and so change its layout.
     """
-    whole = [np.ascontiguousarray(block) for block in blocks]
+    whole: list[Any] = [np.ascontiguousarray(block) for block in blocks]
     if sum(block.nbytes for block in whole) <= _SMALL_BYTES:
         # Numpy would hand over the interpreter's lock, and get it back after 5 ms.
         joined: Block = np.frombuffer(bytearray().join(whole), EVENT_DTYPE)
