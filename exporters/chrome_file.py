@@ -11,7 +11,7 @@ import msgspec
 
 from stepscope.exporters.chrome_rows import NOTES_TID, Rows, metadata_event
 from stepscope.exporters.output import OutputFile
-from stepscope.exporters.plainjson import dumps, dumps_records
+from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
@@ -127,7 +127,7 @@ class ChromeFile(TraceFile):
     def _end(self, args: Mapping[str, Any]) -> bytes:
         text = self._event("stepscope", self._last, args)
         if self._layout.ends_as_torch:
-            text += "".join(",\n" + dumps_records(event) for event in self._borders())
+            text += "".join(",\n" + dumps(event) for event in self._borders())
         return (text + _CLOSING[self._layout.form]).encode()
 
     def _borders(self) -> list[dict[str, Any]]:
@@ -160,11 +160,9 @@ class ChromeFile(TraceFile):
     def _event(self, name: str, at: int, args: Mapping[str, Any]) -> str:
         us, ns = divmod(at - self._base, 1000)
         row = {"pid": self._run.pid, "tid": NOTES_TID}
-        head = dumps_records({"ph": "i", "s": "t", "cat": "stepscope", "name": name, **row})
-        # The program's own values may be of any type.
-        text = dumps(args) if args.get("metadata") else dumps_records(args)
+        head = dumps({"ph": "i", "s": "t", "cat": "stepscope", "name": name, **row})
         time = f'"{us}.{ns:03}"' if self._layout.unix_times else f"{us}.{ns:03}"
-        return f'{head[:-1]}, "ts": {time}, "args": {text}}}'
+        return f'{head[:-1]}, "ts": {time}, "args": {dumps(args)}}}'
 
     def _opening(self, at: int) -> bytes:
         if self._layout.form == "object":
