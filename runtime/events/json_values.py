@@ -26,7 +26,7 @@ def plain(value: Any, *, depth: int = MAX_DEPTH, items: int | None = MAX_ITEMS) 
         return value
     if isinstance(value, int):
         number = int(value)
-        return number if -(1 << 63) <= number < 1 << 63 else hex(number)
+        return number if -(1 << 63) <= number < 1 << 64 else hex(number)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, str):
