@@ -106,7 +106,7 @@ demo: $(if $(wildcard $(STAMPS)/dev),install,$(STAMPS)/demo)
 	@$(BIN)/stepscope demo
 
 demo-cluster: install
-	@$(BIN)/python -m stepscope.demo.cluster $(if $(DIR),--dir "$(DIR)")
+	@$(BIN)/python -m tools.demo_cluster $(if $(DIR),--dir "$(DIR)")
 
 test: install
 	@$(BIN)/pytest $(PYTEST_ARGS)

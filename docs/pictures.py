@@ -83,7 +83,7 @@ def collector() -> None:
     command = [
         sys.executable,
         "-m",
-        "stepscope.demo.cluster",
+        "tools.demo_cluster",
         "--steps",
         "1500",
         "--picture",

@@ -16,6 +16,7 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
 from stepscope.runtime.events.tracks import Track, TrackKind
 from stepscope.runtime.export.run import Run
+from stepscope.runtime.files.paths import readable
 
 MAX_SEEN = 1 << 14
 """Arguments of a block that are kept to be found again, for they repeat."""
@@ -165,10 +166,10 @@ class ParquetRows:
             column("self_dur", "has self_dur"),
             column("value", "has value"),
             texts("kind", [_kind(kind) for kind in kinds]),
-            texts("category", [_storable(strings.text(category)) for category in categories]),
-            texts("name", [_storable(_name(name)) for name in names]),
-            texts("track", [_storable(_process(row, run)) for row in known]),
-            texts("track", ["" if row is None else _storable(row.name) for row in known]),
+            texts("category", [readable(strings.text(category)) for category in categories]),
+            texts("name", [readable(_name(name)) for name in names]),
+            texts("track", [readable(_process(row, run)) for row in known]),
+            texts("track", ["" if row is None else readable(row.name) for row in known]),
             arrow.array(pids.take(where)),
             arrow.array(tids.take(where)),
             column("id", "has id"),
@@ -185,14 +186,14 @@ class ParquetRows:
         offset = run.anchor.wall_ns - run.anchor.monotonic_ns
         known: dict[str, list[Any]] = {
             "rank": [run.rank] * len(told),
-            "host": [_storable(run.host)] * len(told),
+            "host": [readable(run.host)] * len(told),
             "window": [one.number for one in told],
             "ts": [_number(one.start_ns + offset) for one in told],
             "dur": [_number(one.end_ns - one.start_ns) for one in told],
             "kind": [WINDOW] * len(told),
             "name": [f"window {one.number}" for one in told],
             "pid": [run.pid] * len(told),
-            "process": [_storable(run.name)] * len(told),
+            "process": [readable(run.name)] * len(told),
             "args": [one.about for one in told],
         }
         columns = [
@@ -273,7 +274,3 @@ def _kind(kind: int) -> str:
 
 def _number(value: int) -> int:
     return max(-(1 << 63), min(value, (1 << 63) - 1))
-
-
-def _storable(text: str) -> str:
-    return text.encode(errors="replace").decode()

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from stepscope.exporters.chrome_rows import NOTES
 from stepscope.exporters.output import OutputFile
-from stepscope.exporters.plainjson import plain
 from stepscope.exporters.protobuf import field
 from stepscope.exporters.trace_file import TAIL, TraceFile, begin, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import WALL_STEP_NS
+from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.session.trace_note import TraceNote
@@ -98,7 +98,7 @@ class PerfettoFile(TraceFile):
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
         said = b"".join(
-            field(4, _annotation(key, value)) for key, value in cast(dict[str, object], plain(args)).items()
+            field(4, _annotation(key, value)) for key, value in cast(dict[str, object], plain(args, items=None)).items()
         )
         event = field(9, INSTANT) + field(11, self._notes) + field(22, "stepscope") + field(23, name) + said
         return packet(SAYING, field(8, at) + field(58, MONOTONIC) + field(11, event))

@@ -18,7 +18,7 @@ from stepscope.runtime.files.private_files import refuse_link
 from stepscope.runtime.flight.recorder import FACTS
 from stepscope.runtime.flight.saved import window_name
 from stepscope.runtime.session.note import WINDOWS
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.trace_note import note_nothing
 
 
 class WindowJournalsExporter:
@@ -116,7 +116,7 @@ class WindowJournalsExporter:
             # The note has the file as long as it bears this name, which is longer than the journal is open.
             self._run.note_output(path, True)
             try:
-                await journal.open(msgspec.structs.replace(self._run, note_output=_note_nothing))
+                await journal.open(msgspec.structs.replace(self._run, note_output=note_nothing))
             except BaseException:
                 self._run.note_output(path, False)
                 raise
@@ -145,10 +145,6 @@ class WindowJournalsExporter:
         journal = self._open.pop(window)
         self._dropped += journal.dropped_cap
         self._closed_events += journal.written
-
-
-def _note_nothing(file: Path, being_written: bool, trace: TraceNote | None = None) -> None:
-    """For journals whose files are noted here."""
 
 
 def _directory(run: Run) -> Path:

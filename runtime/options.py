@@ -47,8 +47,8 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     and does not wait again before its ring was drained."""
     session_dir: str | None = None
     """Where rings live, on a tmpfs: training waits for a slow disk. Default: a private directory in /dev/shm; where none
-    can be made there, in the directory for temporary files, else in that of the run. What killed runs left there stays until it is recovered, unless room is needed; a
-    container's own /dev/shm goes with it."""
+    can be made there, in the directory for temporary files, else in that of the run. What killed runs left there
+    stays until it is recovered, for a week at most, unless room is needed; a container's own /dev/shm goes with it."""
     drain_interval: PositiveFloat = 1.0
     """Longest time in seconds between two drains; rings that are half full call for one at once. Few drains cost training less:
     each takes a millisecond or two of the loop's thread, however little there is."""

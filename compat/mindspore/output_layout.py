@@ -19,7 +19,7 @@ from stepscope.compat.mindspore.errors import ProfilerIOException
 from stepscope.compat.mindspore.options.options import DEFAULT_PATH, ProfilerOptions
 from stepscope.compat.mindspore.output_files import write_json
 from stepscope.compat.mindspore.sources.device import DeviceTarget
-from stepscope.exporters.plainjson import plain
+from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.files.paths import absolute, can_create_in, temporary_directory, user_directory
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import WindowOpened

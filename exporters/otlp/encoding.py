@@ -41,6 +41,7 @@ from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.export.run import Run
+from stepscope.runtime.files.paths import readable
 from stepscope.runtime.version import VERSION
 from stepscope.runtime.windows.window import Window
 
@@ -64,11 +65,6 @@ Flow: TypeAlias = tuple[int, int, int]
 """The key that all events of a flow share: id, name, category."""
 
 
-def clean(text: str) -> str:
-    """Returns the text as UTF-8 can express it: lone surrogates become `\\\\udXXX`."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
 def any_value(value: Any) -> AnyValue:
     """Converts text, numbers and lists of one type; everything else, which stores do not search, becomes JSON text."""
     if isinstance(value, bool):
@@ -79,7 +75,7 @@ def any_value(value: Any) -> AnyValue:
     if isinstance(value, float):
         return AnyValue(double_value=value)
     if isinstance(value, str):
-        return AnyValue(string_value=clean(value))
+        return AnyValue(string_value=readable(value))
     items: Any = value
     if isinstance(value, list):
         if all(isinstance(item, str | bool | int | float) and type(item) is type(items[0]) for item in items):
@@ -90,7 +86,7 @@ def any_value(value: Any) -> AnyValue:
 def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
     """Converts a mapping to attributes. `None` makes none; an empty key, which the protocol forbids, becomes `unnamed`."""
     return [
-        KeyValue(key=clean(key) or "unnamed", value=any_value(value))
+        KeyValue(key=readable(key) or "unnamed", value=any_value(value))
         for key, value in values.items()
         if value is not None
     ]
@@ -402,7 +398,7 @@ class SpanEncoder:
         about: dict[str, Any] = self._arguments(index, at, length, flags)
         if flags & _ERROR:
             span.status.code = Status.STATUS_CODE_ERROR
-            span.status.message = about["error.type"] = clean(str(about.pop("error", "")))
+            span.status.message = about["error.type"] = readable(str(about.pop("error", "")))
         if step >= 0:
             about["stepscope.step"] = step
         if kind == _SPAN and own_ns != dur and not self._chosen.roots[index]:
@@ -508,7 +504,7 @@ class MetricEncoder:
                 attributes=[self._origin.category(category), *self._origin.track(track)],
             )
             gauge = metrics.Gauge(data_points=[point])
-            yield metrics.Metric(name=clean(strings.text(name)) or "unnamed", gauge=gauge), 1
+            yield metrics.Metric(name=readable(strings.text(name)) or "unnamed", gauge=gauge), 1
 
     def steps(self) -> Iterator[Request]:
         """Yields a request for the histogram of all steps so far, if there are new ones."""
@@ -645,7 +641,7 @@ class Conversion:
         return Span(
             trace_id=place.trace,
             span_id=place.span,
-            name=clean(name),
+            name=readable(name),
             kind=Span.SPAN_KIND_INTERNAL,
             start_time_unix_nano=begin,
             end_time_unix_nano=min(begin + max(end - start, 0), MAX_UNIX_NS),

@@ -18,10 +18,9 @@ from stepscope.runtime.events.clock import identity
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.segments import first_names, journal_of
+from stepscope.runtime.recovery.journals import suggest_journals
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session.note import BUFFER_DIRECTORY, JOURNAL
-
-_MAX_NAMED = 8
 
 MakeTransport = Callable[[Shipper, Callable[[], protocol.Hello]], Transport]
 
@@ -54,10 +53,8 @@ def journals_in(place: Path) -> list[Path]:
         if re.fullmatch(rf"{journal}(-\d+)?", name)
     ]
     if not found:
-        below = sorted({path.parent for level in ("*", "*/*") for path in place.glob(f"{level}/journal")})
-        more = f" and {len(below) - _MAX_NAMED} more" if len(below) > _MAX_NAMED else ""
-        named = f"name one of the directories that have one: {', '.join(map(str, below[:_MAX_NAMED]))}{more}"
-        raise FormatError(f"nothing to deliver in {place}: it has no journal; {named if below else 'name a journal'}")
+        named = suggest_journals(place) or "name a journal"
+        raise FormatError(f"nothing to deliver in {place}: it has no journal; {named}")
     return found
 
 

@@ -39,7 +39,7 @@ from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.requests.command import VERSION as CONTROL
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.session.note import BUFFER_DIRECTORY
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.trace_note import note_nothing
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import suggesting
@@ -171,7 +171,8 @@ class CollectorExporter:
         self._buffer = JournalExporter(
             run.output_dir / BUFFER_DIRECTORY / BUFFER, max_bytes=self._settings.buffer_bytes
         )
-        await self._buffer.open(msgspec.structs.replace(run, note_output=_note_nothing))
+        # `stepscope recover` does not look for a buffer.
+        await self._buffer.open(msgspec.structs.replace(run, note_output=note_nothing))
         return self._buffer.writer
 
     def _make_transport(self, shipper: Shipper, hello: Callable[[], protocol.Hello]) -> Transport:
@@ -363,10 +364,6 @@ class CollectorExporter:
         asked = self._address.token_given or NO_TOKEN in self._transport.statistics().last_error
         token = ["--token-file", str(self._address.token_file or "FILE")] if asked else []
         return ["--url", self.url, *token, *(["--insecure"] if self._settings.insecure else [])]
-
-
-def _note_nothing(file: Path, being_written: bool, trace: TraceNote | None = None) -> None:
-    """`stepscope recover` does not look for a buffer."""
 
 
 def is_buffer(journal: Path) -> bool:

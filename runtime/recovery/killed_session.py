@@ -21,7 +21,6 @@ class KilledSession(msgspec.Struct, frozen=True):
     identity: Identity
     last_used: float
     """Time of the last visible write, in seconds since 1970."""
-    bytes: int
     unrecovered: tuple[tuple[Path, SessionNote], ...]
     """Notes of the runs whose events it contains, and that were not recovered."""
     delivered: bool = False
@@ -38,17 +37,14 @@ class KilledSession(msgspec.Struct, frozen=True):
         identity = read_identity(path)
         if identity.running or in_use(path):
             return None
-        joined = parts(path)
-        for part in joined:
+        for part in parts(path):
             with contextlib.suppress(SessionError):
                 if read_identity(part).running:
                     return None
-        files = [entry for directory in (path, *joined) for entry in os.scandir(directory)]
-        size = sum(file.stat(follow_symlinks=False).st_blocks for file in files) * 512
         notes = notes_of(path, identity.pid, identity.start_time, os.geteuid())
         # Not from a generator: if another thread lists all objects meanwhile, Python cannot complete the tuple.
         unrecovered = tuple([(run, note) for run, note in notes if not is_recovered(note)])
-        return cls(path, identity, last_use(path), size, unrecovered, is_delivered(path))
+        return cls(path, identity, last_use(path), unrecovered, is_delivered(path))
 
 
 def last_use(session: Path) -> float:

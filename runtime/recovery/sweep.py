@@ -28,11 +28,9 @@ from stepscope.runtime.threads.native_threads import Event
 log = logging.getLogger("stepscope")
 
 DAY = 86_400.0
-"""Seconds for which a session stays while there is memory, whether a run needs it or not."""
-MOST_SHARE = 1 / 4
-MOST_BYTES = 16 << 30
-"""Limit of all sessions of killed processes, beyond which those older than a day are removed: this share of the file system, or of
-the memory if that is less, and at most so many bytes."""
+"""Seconds for which a session stays that no run needs, while there is memory."""
+WEEK = 7 * DAY
+"""The same for a session that was not recovered."""
 FREE_SHARE = 1 / 8
 FREE_BYTES = 4 << 30
 """Free space for a new run, for which younger sessions are removed, too: this share, and at most so many bytes."""
@@ -93,10 +91,10 @@ def _sweep_slowly(place: Path) -> None:
 def sweep(place: Path, pause: float = 0.0) -> None:
     """Removes sessions of killed processes from a directory, first those that no run needs, and of these the oldest first.
 
-    A session that no run needs is removed after a day, and at once if its process had closed its profilers. Others are removed
-    after a day if all together take more than `MOST_BYTES` or `MOST_SHARE`. Younger ones are removed only if less than
-    `FREE_BYTES` and `FREE_SHARE` are free. The note of each run that loses its session and the log report it. Only private
-    directories of this user with a readable `process.json` are touched, and of those only a session's files; no locked ones.
+    A session that no run needs is removed after a day, and at once if its process had closed its profilers; others after a week.
+    Younger ones are removed only if less than `FREE_BYTES` and `FREE_SHARE` are free. The note of each run that loses its session
+    and the log report it. Only private directories of this user with a readable `process.json` are touched, and of those only a
+    session's files; no locked ones.
 
     Args:
         place: the directory.
@@ -111,25 +109,21 @@ def sweep(place: Path, pause: float = 0.0) -> None:
         except (OSError, ValueError, SessionError) as error:
             log.debug("%s is left alone: %s", directory, error)
             continue
-        if found is None or (_is_needless(found) and _remove(found, "no run needs it")):
-            continue
-        sessions.append(found)
+        if found is not None and not ((why := _over(found)) and _remove(found, why)):
+            sessions.append(found)
     sessions.sort(key=lambda session: (bool(session.unrecovered), session.last_used))
-    total, room = sum(session.bytes for session in sessions), Room.of(place)
     for session in sessions:
-        full = f"{place} was full" if room.scarce else ""
-        if _is_old(session) and total > min(MOST_BYTES, room.size * MOST_SHARE):
-            full = f"sessions of killed processes filled {place}"
-        if full and _remove(session, full):
-            total, room = total - session.bytes, Room.of(place)
+        if not Room.of(place).scarce:
+            break
+        _remove(session, f"{place} was full")
 
 
-def _is_needless(session: KilledSession) -> bool:
-    return not session.unrecovered and (session.delivered or _is_old(session))
-
-
-def _is_old(session: KilledSession) -> bool:
-    return session.last_used < time.time() - DAY
+def _over(session: KilledSession) -> str:
+    """Why a session is removed however much room there is; empty if it stays."""
+    age = time.time() - session.last_used
+    if session.unrecovered:
+        return "it was left for a week" if age > WEEK else ""
+    return "no run needs it" if session.delivered or age > DAY else ""
 
 
 def _remove(session: KilledSession, why: str) -> bool:

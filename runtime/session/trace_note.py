@@ -36,3 +36,7 @@ class NoteOutput(Protocol):
             trace: how it can be written anew from the run's journal, if it can.
         """
         ...
+
+
+def note_nothing(file: Path, being_written: bool, trace: TraceNote | None = None) -> None:
+    """A `NoteOutput` for files that recovery need not know of, or that are noted otherwise."""

@@ -38,7 +38,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Done:
     require("playwright.sync_api")
     place = tmp_path_factory.mktemp("cluster") / "demo"
     done = subprocess.run(
-        [sys.executable, "-m", "stepscope.demo.cluster", "--dir", str(place), "--picture", str(place / "page.png")],
+        [sys.executable, "-m", "tools.demo_cluster", "--dir", str(place), "--picture", str(place / "page.png")],
         cwd=ROOT,
         env={**os.environ, "STEPSCOPE_CHROMIUM": str(chromium())},
         capture_output=True,

@@ -20,7 +20,7 @@ from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.options import Options
 from stepscope.runtime.recovery import sweep as sweeping
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_in_background
+from stepscope.runtime.recovery.sweep import DAY, WEEK, Room, sweep, sweep_in_background
 from stepscope.runtime.session.directory import in_use, make_session
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.note import SessionNote, new_note, read_note
@@ -152,18 +152,14 @@ def test_a_note_that_is_not_of_the_session_needs_it_not(left: Left, tmp_path: Pa
     assert (other / "session").read_bytes() == before
 
 
-def test_too_many_bytes(left: Left, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Old ones go, the oldest first, until the rest is small enough; young ones do not."""
-    oldest, old = left.run("oldest", 3 * DAY), left.run("old", 2 * DAY)
-    young = left.run("young", DAY / 2)
-    size = sum(path.stat().st_blocks * 512 for path in old[1].iterdir())
-    monkeypatch.setattr(sweeping, "MOST_BYTES", 2 * size + size // 2)
-    sweep(left.sessions)
-    assert [path.exists() for _, path in (oldest, old, young)] == [False, True, True]
-    monkeypatch.setattr(sweeping, "MOST_BYTES", 0)
+def test_a_session_that_was_not_recovered_goes_after_a_week(left: Left, caplog: pytest.LogCaptureFixture) -> None:
+    """The run that needs it says so."""
+    old, young = left.run("old", WEEK + DAY), left.run("young", WEEK - DAY)
     sweep(left.sessions)
     assert [path.exists() for _, path in (old, young)] == [False, True]
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    note = read_note(old[0] / "session", [])
+    assert note is not None and note.swept is not None
 
 
 def test_no_room(
@@ -218,10 +214,9 @@ def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < memory.free <= memory.size
 
 
-def test_one_that_is_in_use_stays(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_in_use_stays(left: Left) -> None:
     """Whatever its process id says: that of another container tells nothing. Nor does a recovery lose what it reads."""
     _, session = left.run("run", 9 * DAY)
-    monkeypatch.setattr(sweeping, "MOST_BYTES", 0)
     for name in (".", "process.json"):
         held = lock(session / name)
         sweep(left.sessions)

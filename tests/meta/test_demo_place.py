@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.demo.place import place_for
+from tools.demo_place import place_for
 
 
 @pytest.fixture(autouse=True)

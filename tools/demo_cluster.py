@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.demo import cluster_merged
-from stepscope.demo.place import Place, place_for
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
+from tools import demo_cluster_merged
+from tools.demo_place import Place, place_for
 
 RANKS, STEPS, SLOW, KILLED = 4, 200, 2, 3
 DRAWING_MS = 500
@@ -139,7 +139,7 @@ def _launch(place: Path, url: str, attempt: int, steps: int) -> list[subprocess.
         "DEMO_ATTEMPT": attempt, "OMP_NUM_THREADS": 1, "WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
     }  # fmt: skip
     environment = {**os.environ, **{name: str(value) for name, value in shared.items()}}
-    command = [sys.executable, "-m", "stepscope.demo.cluster_rank"]
+    command = [sys.executable, str(Path(__file__).with_name("demo_cluster_rank.py"))]
     return [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(RANKS)]
 
 
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 if nothing was lost, nothing was written twice, the slow rank was named and all times have a bound; else 1.
     """
-    parser = argparse.ArgumentParser(prog="python -m stepscope.demo.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_cluster", description=__doc__)
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="where to leave everything; default: nothing stays if all goes well"
     )
@@ -215,10 +215,10 @@ def _demonstrate(to: Place, steps: int, picture: Path | None) -> int:
         command = [sys.executable, "-m", "stepscope", "deliver", str(note.parent), "--url", collector.url]
         subprocess.run(command, check=True)
     collector.stop()
-    report = cluster_merged.merge(place / "collected", place)
-    print(cluster_merged.told(report, place if to.stays else None), flush=True)
+    report = demo_cluster_merged.merge(place / "collected", place)
+    print(demo_cluster_merged.told(report, place if to.stays else None), flush=True)
     made = noted(place)
-    for kept, what in ((collected(place / "collected"), "kept"), (cluster_merged.spans(place, SPAN), "merged")):
+    for kept, what in ((collected(place / "collected"), "kept"), (demo_cluster_merged.spans(place, SPAN), "merged")):
         lost, twice = (made - kept).total(), (kept - made).total()
         print(f"{made.total()} spans were made, {kept.total()} are {what}; lost: {lost}, twice: {twice}", flush=True)
         status = status or int(bool(lost or twice))

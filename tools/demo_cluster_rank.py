@@ -1,6 +1,6 @@
 """One rank of the demonstration of a cluster: a small network, trained on all ranks together, with checkpoints.
 
-Settings are in the environment, as `stepscope.demo.cluster` sets them.
+Settings are in the environment, as `tools.demo_cluster` sets them.
 """
 
 from __future__ import annotations
