@@ -37,6 +37,8 @@ POINTS = (
 )
 FORWARD_POINTS = ("step_num", "start_point", "end_point", "total", "fp_point", "iteration_interval", "fp")
 """Headers of older versions of MindSpore (mindspore/profiler/parser/step_trace_parser.py), with backward and without."""
+BESIDE, FORWARD, BACKWARD = "data or optimizer", "forward", "backward"
+"""Kinds of time by which points are found."""
 TICK_NS: Final = 10
 """The unit of times in `step_trace_raw_<rank>_detail_time.csv`."""
 
@@ -74,7 +76,11 @@ class StepTimes(Product):
         self._anchor = ClockAnchor(0, 0, 0)
         self._covered: dict[tuple[int, str], Intervals] = {}
         self._communication = SpanChoice(is_communication)
-        self._phases = {phase.name: SpanChoice(_is_of(phase)) for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD)}
+        self._phases = {
+            BESIDE: SpanChoice(_is_of(Phase.DATA, Phase.OPTIMIZER)),
+            FORWARD: SpanChoice(_is_of(Phase.FORWARD)),
+            BACKWARD: SpanChoice(_is_of(Phase.BACKWARD)),
+        }
         self.rows: list[StepTime] = []
         """The steps; there when the window was finished."""
 
@@ -111,7 +117,7 @@ class StepTimes(Product):
         if not self.rows:
             return ()
         files = [write_csv(self._directory / "step_trace_time.csv", HEAD, map(_fields, self.rows))]
-        backward = any(what == Phase.BACKWARD.name for _, what in self._covered)
+        backward = any(what == BACKWARD for _, what in self._covered)
         rows = list(self._points(window, backward=backward))
         if rows:
             # Doubles do not hold ticks of Unix time.
@@ -123,13 +129,13 @@ class StepTimes(Product):
     def _points(self, window: Window, *, backward: bool) -> Iterator[list[int]]:
         """The rows of the steps that have all points, in ticks of Unix time."""
         for step in window.steps:
-            data, fp, bp = (
+            beside, fp, bp = (
                 _clip(self._covered.get((step.number, phase), _NONE), step.start_ns, step.end_ns)
                 for phase in self._phases
             )
-            # Operators of a loader that works in the training thread prepare data.
-            before = np.searchsorted(data[0], fp[0], side="right") - 1
-            begins = fp[0][(before < 0) | (np.append(data[1], 0)[before] <= fp[0])]
+            # Operators that a loader or an optimizer runs in the training thread are not forward.
+            before = np.searchsorted(beside[0], fp[0], side="right") - 1
+            begins = fp[0][(before < 0) | (np.append(beside[1], 0)[before] <= fp[0])]
             if not len(begins) or (backward and not len(bp[1])):
                 continue
             start, end, first = (
@@ -158,8 +164,8 @@ class StepTimes(Product):
         )
 
 
-def _is_of(phase: Phase) -> Callable[[str, str], bool]:
-    return lambda name, category: class_of(name, category) == phase
+def _is_of(*phases: Phase) -> Callable[[str, str], bool]:
+    return lambda name, category: class_of(name, category) in phases
 
 
 def _fields(row: StepTime) -> tuple[Any, ...]:
