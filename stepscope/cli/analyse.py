@@ -40,7 +40,9 @@ def add(commands: Any) -> None:
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    parser.add_argument("path", metavar="DIR", type=Path, help="output_path of the profiler, a directory in it, or a run")
+    parser.add_argument(
+        "path", metavar="DIR", type=Path, help="output_path of the profiler, a directory in it, or a run"
+    )
     parser.add_argument("--rank", metavar="N", type=int, help="only this rank (default: all)")
     parser.add_argument("--steps", metavar="N", type=int, nargs="+", help="only these steps (default: all)")
     parser.add_argument("--pretty", action="store_true", help="indent the JSON")

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -166,7 +167,7 @@ def test_a_recording_in_a_notebook(run: Path) -> None:
 @pytest.mark.checklist("D13", "D18")
 def test_the_data_pipeline_and_the_layout(run: Path, tmp_path: Path) -> None:
     """Sections of a recording that has them, with the bottleneck first; names are text. Others have none."""
-    operators = [
+    operators: list[dict[str, Any]] = [
         {"id": 0, "type": "EpochCtrl", "workers": 1, "children": [1], "capacity": 0},
         {"id": 1, "type": "<b>Map", "workers": 3, "children": [2], "capacity": 16},
         {"id": 2, "type": "Generator", "workers": 2, "children": [], "capacity": 16},
