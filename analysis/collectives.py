@@ -42,11 +42,6 @@ _SIZES: Final[Mapping[str, int]] = {
 
 _PEERS: Final = re.compile(r"(?P<one>\d+)(?P<way>->|<-)(?P<other>\d+)")
 
-_OF_MINDSPORE: Final = re.compile(
-    r"(?:.*/)?(?:AllReduce|AllGather|ReduceScatter|Broadcast|AlltoAll)V?-op\d", re.IGNORECASE
-)
-"""Operators of MindSpore: a scope, and the name with a number, as in `Default/AllReduce-op4`."""
-
 Key = tuple[int, str, int]
 """Step, name, and which of the runs of that name in the step, from 0."""
 
@@ -66,8 +61,8 @@ class CollectiveRun(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_collective(name: str, category: str) -> bool:
-    """Whether a span is a collective, by its name."""
-    return class_of(name, category) == Phase.COMMUNICATION or _OF_MINDSPORE.match(name) is not None
+    """Whether a span is a collective, by its name and category."""
+    return class_of(name, category) == Phase.COMMUNICATION
 
 
 class CollectiveTable:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -283,6 +285,16 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The source: `declared`, `torch` or `MindSpore`."""
     problem: str = ""
+    sharding: dict[str, Any] = {}
+    """By name, how tensors are divided: as the program declares it, or as MindSpore's parallel context has it."""
+
+    @property
+    def sharding_text(self) -> str:
+        """The sharding on one line; empty where none is known."""
+        return ", ".join(
+            f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)}"
+            for name, value in self.sharding.items()
+        )
 
     def __str__(self) -> str:
         sizes = " × ".join(f"{kind} {size}" for kind, size in self.sizes.items()) or "of unknown sizes"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from stepscope.analysis.findings import ParallelGroup, ParallelLayout
-from stepscope.backends.parallel_layout import DECLARED, of_torch
+from stepscope.backends.parallel_layout import DECLARED, NOT_KNOWN, of_torch
 
 
 def layout_of(metadata: Mapping[str, Any]) -> ParallelLayout | None:
@@ -18,11 +18,26 @@ def layout_of(metadata: Mapping[str, Any]) -> ParallelLayout | None:
         found = msgspec.convert(metadata.get(DECLARED) or of_torch(metadata), _Recorded, strict=False)
     except (msgspec.ValidationError, TypeError, ValueError):
         return None
-    if not found.sizes and all(group.kind == "all" for group in found.groups):
-        return None
-    return ParallelLayout(
-        sizes=found.sizes, groups=found.groups, rank=found.rank, source=", ".join(found.source), problem=found.problem
+    layout = ParallelLayout(
+        sizes=found.sizes,
+        groups=found.groups,
+        rank=found.rank,
+        source=", ".join(found.source),
+        problem=found.problem,
+        sharding={
+            name: value
+            for name, value in found.sharding.items()
+            if value not in ("", None) and not str(value).startswith(NOT_KNOWN)
+        },
     )
+    divided = found.sizes or layout.sharding or any(group.kind != "all" for group in found.groups)
+    return layout if divided else None
+
+
+def groups_of(layouts: Iterable[ParallelLayout]) -> list[ParallelGroup]:
+    """The groups of a part of the ranks that several ranks know, each once."""
+    found = {(group.name, group.ranks): group for layout in layouts for group in layout.groups if group.kind != "all"}
+    return [found[key] for key in sorted(found)]
 
 
 def has_groups(metadata: Mapping[str, Any]) -> bool:
@@ -39,3 +54,4 @@ class _Recorded(msgspec.Struct, frozen=True):
     source: tuple[str, ...] = msgspec.field(default=(), name="from")
     rank: int | None = None
     problem: str = ""
+    sharding: dict[str, Any] = {}

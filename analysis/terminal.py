@@ -30,6 +30,8 @@ MOST_SHOWN = 3
 MOST_TASK_NAMES = 3
 """Names of tasks that are shown."""
 MOST_PARTS = 12
+MOST_SHARDING = 240
+"""Columns of the line on sharding."""
 _NARROWEST = 20
 _LABEL = 7
 LEAST = 0.005
@@ -98,6 +100,8 @@ def lines(answer: Answer) -> Iterator[Line]:
     yield from _allocated(answer, rank)
     if answer.layout is not None:
         yield Line(Text(printable(str(answer.layout))), 2, "Layout")
+        if answer.layout.sharding:
+            yield Line(Text(shorten(printable(answer.layout.sharding_text), MOST_SHARDING)), 2, "Sharding")
     if answer.unknown:
         yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
     if answer.trust:

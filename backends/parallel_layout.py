@@ -26,6 +26,8 @@ KINDS: Final[Mapping[str, frozenset[str]]] = {
 """Kinds of parallelism, with the words by which programs name their dimensions."""
 MESH: Final = "mesh_"
 """How torch begins the descriptions of the groups of a `DeviceMesh`."""
+NOT_KNOWN: Final = "not known: "
+"""Begins the text that stands for a value which could not be read; the reason follows."""
 CONTEXT: Final = (
     "parallel_mode",
     "device_num",
@@ -87,7 +89,7 @@ def of_mindspore(mindspore: Any) -> dict[str, Any]:
         try:
             sharding[name] = mindspore.context.get_auto_parallel_context(name)
         except (AttributeError, KeyError, RuntimeError, ValueError) as error:
-            sharding[name] = f"not known: {error}"
+            sharding[name] = f"{NOT_KNOWN}{error}"
     devices, stages = (sharding[name] for name in ("device_num", "pipeline_stages"))
     sizes: dict[str, int] = {}
     alone = sharding["parallel_mode"] == "stand_alone"

@@ -13,9 +13,10 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.analysis.findings import Answer, DeviceAnswer, RankAnswer
+from stepscope.analysis.data_pipeline import Advice, DataPipeline, advice_on, bottleneck_of
+from stepscope.analysis.findings import Answer, DeviceAnswer, ParallelGroup, RankAnswer
 from stepscope.analysis.page.icicle import icicle_of
-from stepscope.analysis.parallel_layout import layout_of
+from stepscope.analysis.parallel_layout import groups_of, layout_of
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.recording import Rank, Recording
 from stepscope.analysis.terminal import shown_rank
@@ -36,6 +37,8 @@ MOST_NODES = 3_000
 MOST_PROCESSES = 8
 """Processes that are shown one by one; the limits above are for all of them together."""
 MOST_DEVICES = 16
+"""Of a process, that are shown."""
+MOST_PIPELINES = 8
 """Of a process, that are shown."""
 MOST_TEXT = 1_000
 """Characters of a value of the run's metadata."""
@@ -106,6 +109,15 @@ class DeviceView(msgspec.Struct, frozen=True):
     """Activities of the host, each with the spans that were in it for longest."""
 
 
+class PipelineView(msgspec.Struct, frozen=True):
+    """A data pipeline, with the remarks on it, the bottleneck first."""
+
+    pipeline: DataPipeline
+    waited: str
+    """How long a batch was waited for on average; empty if that was not recorded."""
+    advice: tuple[Advice, ...]
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """A process that is shown by itself."""
 
@@ -115,6 +127,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     parts: Parts | None
     devices: Parts | None
     device_views: tuple[DeviceView, ...]
+    pipelines: tuple[PipelineView, ...]
     spans: tuple[Row, ...]
     names: int
     """Names of spans that there are; the table has the first of them."""
@@ -154,6 +167,8 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that are only in the table of ranks."""
     rank_columns: tuple[str, ...]
     ranks: Sequence[RankRow]
+    groups: Sequence[ParallelGroup]
+    """Of all ranks, those of a part of them."""
     losses: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
@@ -186,6 +201,7 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
         hidden=len(pairs) - len(chosen),
         rank_columns=columns,
         ranks=rank_rows,
+        groups=groups_of(filter(None, (layout_of(rank.metadata) for rank in recording.ranks))),
         losses=tuple(
             (f"{label_of(rank)}: {reason}" if several else reason, f"{count:,}")
             for rank in recording.ranks
@@ -243,6 +259,7 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
         parts=parts_table(parts_of_step(answer)),
         devices=_devices(summary),
         device_views=tuple(_device_view(device) for device in answer.devices[:MOST_DEVICES]),
+        pipelines=tuple(_pipeline_view(each) for each in _sampled(summary.pipelines)[:MOST_PIPELINES]),
         spans=tuple(rows[: MOST_ROWS // room]),
         names=len(rows),
         steps=len(summary.facts),
@@ -310,6 +327,22 @@ def _device_view(device: DeviceAnswer) -> DeviceView:
             if each.names
         ),
     )
+
+
+def _sampled(pipelines: Iterable[DataPipeline]) -> list[DataPipeline]:
+    """The pipelines of which more is known than their operators."""
+    return [
+        pipeline
+        for pipeline in pipelines
+        if pipeline.waited_ms or any(operator.lengths or operator.processor for operator in pipeline.operators)
+    ]
+
+
+def _pipeline_view(pipeline: DataPipeline) -> PipelineView:
+    advice = advice_on(pipeline)
+    bottleneck = bottleneck_of(advice)
+    waited = human_time(1e6 * float(np.mean(pipeline.waited_ms))) if pipeline.waited_ms else ""
+    return PipelineView(pipeline, waited, tuple(sorted(advice, key=lambda each: each is not bottleneck)))
 
 
 def _starts(count: int, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -427,10 +460,6 @@ def _facts(recording: Recording, summaries: Sequence[RankSummary]) -> Iterable[t
             shown.setdefault(key, value)
     if any(layout_of(rank.metadata) for rank in recording.ranks):
         shown.pop(DECLARED, None)
-        for rank in recording.ranks[:MOST_PROCESSES]:
-            layout = layout_of(rank.metadata)
-            if layout is not None:
-                yield f"layout, {label_of(rank)}" if several else "layout", shortened(str(layout), MOST_TEXT)
     for key, value in list(shown.items())[:MOST_METADATA]:
         yield shortened(key, 100), shortened(_value(key, value), MOST_TEXT)
 

@@ -127,10 +127,13 @@ COLLECTIVE_PREFIX = r"(?:nccl|gloo|mpi|ucc|hccl|xccl):"
 """How names of torch's collectives begin: with the library of the process group."""
 _COLLECTIVE = re.compile(
     COLLECTIVE_PREFIX + r"|_?c10d(_functional)?::|record_param_comms"
-    r"|(all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier)(?![a-z0-9_])",
+    r"|(all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier)(?![a-z0-9_])"
+    r"|(?:.*/)?(?:AllReduce|AllGather|Reduce|ReduceScatter|Broadcast|AlltoAll|NeighborExchange|CollectiveScatter|CollectiveGather|Barrier"
+    r"|Send|Receive|BatchISendIRecv)(?:V|VC|V2)?-op\d",
     re.IGNORECASE,
 )
-"""How the names of spans begin in which a rank waits for others: as torch names them, and as people do."""
+"""How the names of spans begin in which a rank waits for others: as torch names them, as people do, and as MindSpore does, with a scope before
+and a number behind: `Default/AllReduce-op4` (mindspore/ops/operations/comm_ops.py)."""
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
 _WAITS = frozenset({"data", "dataloader"})
 """Categories of spans in which the program waits for a batch."""
@@ -142,6 +145,7 @@ _BACKWARD = ("autograd::engine::", "Gradients/")
 
 
 _BY_CATEGORY = {
+    "communication": Phase.COMMUNICATION,
     "gc": Phase.GARBAGE_COLLECTION,
     "checkpoint": Phase.CHECKPOINT,
     "logging": Phase.LOGGING,

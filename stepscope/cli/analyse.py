@@ -14,12 +14,14 @@ from stepscope.compat.mindspore.options.options import ProfilerOptions
 
 DESCRIPTION = """\
 Makes the tables and timelines of MindSpore's profiler from what stepscope.mindspore recorded: from recordings that were not
-analysed while training ran, also those of a killed process. It names each directory that it skips, with the reason.
+analysed while training ran, also those of a killed process. It names each directory that it skips, with the reason. Any other
+run of stepscope gets every product that it has data for, and keeps its journal.
 """
 
 EPILOG = """\
 examples:
   stepscope analyse ./data
+  stepscope analyse runs/exp1                             ASCEND_PROFILER_OUTPUT beside each journal
   stepscope analyse ./dyn_profile_data/rank0_start10_stop20 --pretty
   stepscope analyse ./data --rank 3 --steps 10 12 14 --keep-raw
 
@@ -38,7 +40,9 @@ def add(commands: Any) -> None:
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    parser.add_argument("path", metavar="DIR", type=Path, help="output_path of the profiler, or a directory in it")
+    parser.add_argument(
+        "path", metavar="DIR", type=Path, help="output_path of the profiler, a directory in it, or a run"
+    )
     parser.add_argument("--rank", metavar="N", type=int, help="only this rank (default: all)")
     parser.add_argument("--steps", metavar="N", type=int, nargs="+", help="only these steps (default: all)")
     parser.add_argument("--pretty", action="store_true", help="indent the JSON")

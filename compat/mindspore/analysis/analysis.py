@@ -225,7 +225,7 @@ def collectives_of(journal: Path) -> CollectiveTable:
 
 def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     options, target = request.options, request.target
-    operators, times, phases = OperatorFiles(place, target.device_id), StepTimes(place), StepPhases(place)
+    operators, times, phases = OperatorFiles(place, target.device_id), StepTimes(place, target.rank), StepPhases(place)
     memory = MemoryRecord(place, target.device)
     flops = Flops(place, target.rank, options.peak_flops)
     stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory, flops]
@@ -236,7 +236,7 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     if options.memory:
         stages += [StepMemory(place), usage]
     if options.profile_communication:
-        stages.append(Communication(place, request.fastest))
+        stages.append(Communication(place, target.rank, request.fastest))
     if options.profile_framework is not None:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:

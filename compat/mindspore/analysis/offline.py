@@ -40,6 +40,11 @@ from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 
+EVERYTHING = ProfilerOptions(
+    profile_communication=True, data_process=True, profile_memory=True, profile_framework="all", with_stack=True
+)
+"""Options by which every product is made that there are data for: those of a run that `stepscope.mindspore` has not recorded."""
+
 DEPTH = 6
 """Levels of directories below a path that are looked at."""
 
@@ -51,10 +56,10 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 0
     device_target: str = "CPU"
     device_id: int = 0
-    rank_id: str = "0"
+    rank_id: str = ""
     rank_size: int = 1
     diagnostics: tuple[str, ...] = ()
-    options: msgspec.Raw = msgspec.Raw(b"{}")
+    options: msgspec.Raw = msgspec.Raw(b"")
 
     def target(self, rank: int | None) -> DeviceTarget:
         """The device and rank that recorded it; `rank` is that of the journal."""
@@ -62,7 +67,9 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
         return DeviceTarget(device=self.device_target, device_id=self.device_id, rank=own, rank_size=self.rank_size)
 
     def recorded_with(self) -> ProfilerOptions:
-        """The options; the defaults if they are those of another version."""
+        """The options; the defaults if they are those of another version, and `EVERYTHING` if there are none."""
+        if not bytes(self.options):
+            return EVERYTHING
         try:
             return msgspec.json.decode(self.options, type=ProfilerOptions)
         except msgspec.MsgspecError:

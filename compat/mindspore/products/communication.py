@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stepscope.analysis.collectives import UNKNOWN, CollectiveRun, CollectiveTable, Key, wait_of
-from stepscope.compat.mindspore.output_files import write_json
+from stepscope.compat.mindspore.output_files import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, is_communication, microseconds
 from stepscope.compat.mindspore.products.step_times import Intervals, length, union
 from stepscope.runtime.events.clock import ClockAnchor
@@ -24,14 +25,17 @@ POINT_TO_POINT = ("send", "recv", "receive")
 TOTAL = "Total Op Info"
 """MindSpore's name for the sum of a group: the time that any of it ran."""
 
+HCCL = ("step_num", "communication_cost", "wait_cost", "link_info", "communication_operator_cost")
+"""Header of older versions of MindSpore (mindspore/profiler/parser/hccl_parser.py). Times are ms; a link has ms, kB and kB/s, the last two columns are JSON."""
+
 MEGABYTE = 1e6
 _Runs = list[tuple[CollectiveRun, int | None]]
 """Each with the ns in it that were waiting for other ranks; `None` if that is not known."""
 
 
 class Communication(Product):
-    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator; and
-    `communication_matrix.json` of what was sent from one rank to another, if that is known.
+    """Writes `communication.json`, with MindSpore's keys: by step, by `p2p` or `collective`, by operator; `hccl_raw_<rank>.csv`, the same as
+    older versions of MindSpore have it; and `communication_matrix.json` of what was sent from one rank to another, if that is known.
 
     An operator has its runs, the begin of the first as Unix time, and the time from the begin to the end of each. Waiting
     needs the other ranks: `fastest` has the ns of each collective on the rank that was in it for the shortest time. Bytes
@@ -40,8 +44,8 @@ class Communication(Product):
 
     name = "communication"
 
-    def __init__(self, directory: Path, fastest: Mapping[Key, int]) -> None:
-        self._directory, self._fastest = directory, fastest
+    def __init__(self, directory: Path, rank: int, fastest: Mapping[Key, int]) -> None:
+        self._directory, self._rank, self._fastest = directory, rank, fastest
         self._anchor = ClockAnchor(0, 0, 0)
         self._table = CollectiveTable(is_communication)
 
@@ -59,6 +63,7 @@ class Communication(Product):
             return ()
         found = {f"step{step}": self._of_step(names) for step, names in sorted(steps.items())}
         files = [write_json(self._directory / "communication.json", found)]
+        files.append(write_csv(self._directory / f"hccl_raw_{self._rank}.csv", HCCL, _hccl_rows(steps)))
         matrix = {f"step{step}": _links(names) for step, names in sorted(steps.items())}
         if any(groups["p2p"] or groups["collective"] for groups in matrix.values()):
             files.append(write_json(self._directory / "communication_matrix.json", matrix))
@@ -123,17 +128,58 @@ def _links(names: Mapping[str, _Runs]) -> dict[str, Any]:
     """Transfers between two ranks, summed by name and link."""
     groups: dict[str, dict[str, Any]] = {"p2p": {}, "collective": {}}
     for name, runs in sorted(names.items()):
-        links: defaultdict[str, _Runs] = defaultdict(list)
-        for run, wait in runs:
-            if run.peer and run.bytes != UNKNOWN:
-                links[run.peer].append((run, wait))
+        links = _by_link(runs)
         if links:
             groups[_group(name)][f"{name}-total"] = {
-                link: {"Transport Type": TRANSPORT}
-                | _bandwidth(sum(run.bytes for run, _ in some), sum(run.dur - (wait or 0) for run, wait in some))
-                for link, some in sorted(links.items())
+                link: {"Transport Type": TRANSPORT} | _bandwidth(size, transit) for link, size, transit in links
             }
     return groups
+
+
+def _by_link(runs: _Runs) -> list[tuple[str, int, int]]:
+    """Each link between two ranks, with the bytes that passed and the ns without waiting."""
+    links: defaultdict[str, _Runs] = defaultdict(list)
+    for run, wait in runs:
+        if run.peer and run.bytes != UNKNOWN:
+            links[run.peer].append((run, wait))
+    return [
+        (link, sum(run.bytes for run, _ in some), sum(run.dur - (wait or 0) for run, wait in some))
+        for link, some in sorted(links.items())
+    ]
+
+
+def _hccl_rows(steps: Mapping[int, Mapping[str, _Runs]]) -> Iterator[list[Any]]:
+    """A row for each step, and the average."""
+    names: defaultdict[str, list[_Runs]] = defaultdict(list)
+    for step, found in sorted(steps.items()):
+        operators = {name: [str(step), *_costs([runs])] for name, runs in sorted(found.items())}
+        yield _hccl_row(step, _costs([_all(found)]), operators)
+        for name, runs in found.items():
+            names[name].append(runs)
+    averages = {name: ["-", *_costs(runs)] for name, runs in sorted(names.items())}
+    yield _hccl_row("-", _costs([_all(found) for found in steps.values()]), averages)
+
+
+def _all(names: Mapping[str, _Runs]) -> _Runs:
+    return [each for runs in names.values() for each in runs]
+
+
+def _hccl_row(step: int | str, costs: list[Any], operators: Mapping[str, list[Any]]) -> list[Any]:
+    cost, wait, links = costs
+    return [step, cost, wait, json.dumps(links), json.dumps(operators)]
+
+
+def _costs(steps: list[_Runs]) -> list[Any]:
+    """The mean over steps of the time without waiting, as far as that is known, of the waiting, or `None`, and of each link."""
+    runs = [each for found in steps for each in found]
+    waits = [wait for _, wait in runs if wait is not None]
+    wait = sum(waits) if len(waits) == len(runs) else None
+    scale = 1e6 * len(steps)
+    links = {
+        link: {TRANSPORT: [transit / scale, size / 1e3 / len(steps), size / transit * 1e6 if transit else 0]}
+        for link, size, transit in _by_link(runs)
+    }
+    return [(sum(run.dur for run, _ in runs) - (wait or 0)) / scale, None if wait is None else wait / scale, links]
 
 
 def _group(name: str) -> str:

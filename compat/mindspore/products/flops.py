@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from stepscope.analysis.findings import OperatorFlops
 from stepscope.analysis.flops import FlopsTable, utilization_of
 from stepscope.compat.mindspore.output_files import write_json, write_text
 from stepscope.compat.mindspore.products.base import Product
@@ -17,7 +21,8 @@ STEPS = ("steps", "FLOPS_Utilization %")
 
 
 class Flops(Product):
-    """Writes `flops_<rank>.txt`, `flops_summary_<rank>.json` and, with a peak, `flops_utilization_step_<rank>.json`.
+    """Writes `flops_<rank>.txt`, `flops_summary_<rank>.json`, with a peak `flops_utilization_step_<rank>.json`, and, where names have scopes,
+    `flops_scope_<rank>.json`.
 
     An operator has the operations of one run, and the rate of its runs on the host. The summary has those of one step, in the
     mean, and the rate over the time of the steps. The file of steps is a table with commas, as MindSpore's of that name.
@@ -52,6 +57,9 @@ class Flops(Product):
         if self.peak:
             shares = [(str(number), self._share(flops, ns)) for number, flops, ns in self.steps]
             files.append(self._table(f"flops_utilization_step_{self._rank}.json", STEPS, shares))
+        scopes = _scopes(rows)
+        if scopes["data"]["links"]:
+            files.append(write_json(self._directory / f"flops_scope_{self._rank}.json", scopes))
         return tuple(files)
 
     def _summary(self) -> Path:
@@ -71,6 +79,25 @@ class Flops(Product):
         """In percent; empty where it is not known."""
         share = utilization_of(flops, ns, self.peak)
         return "" if share is None else f"{100 * share:.6g}"
+
+
+def _scopes(rows: Iterable[OperatorFlops]) -> dict[str, Any]:
+    """The MFLOPs of one run of each operator, summed by scope, as a Sankey diagram: scopes of names such as `Default/network/MatMul-op1`. A scope
+    has its level and the first scope in its name, as the same name may be at several places."""
+    links: defaultdict[tuple[str, str], float] = defaultdict(float)
+    deepest = 0
+    for row in rows:
+        scopes = row.name.split("/")[:-1]
+        deepest = max(deepest, len(scopes))
+        top = "recompute_Gradients" if row.name.startswith("Gradients/recompute_Default") else "".join(scopes[:1])
+        inner = (f"{scope}({level}_{top})" for level, scope in enumerate(scopes[1:], 1))
+        for link in itertools.pairwise(("Total", *scopes[:1], *inner)):
+            links[link] += row.flops / row.count / 1e6
+    names = dict.fromkeys(name for link in links for name in link)
+    found = [
+        {"source": source, "target": target, "value": round(value, 3)} for (source, target), value in links.items()
+    ]
+    return {"data": {"nodes": [{"name": name} for name in names], "links": found}, "max_scope_num": deepest}
 
 
 def _rate(flops: int, ns: int) -> str:

@@ -1,9 +1,10 @@
-"""Breakdown of each step's time."""
+"""Breakdown of each step's time, and the points in it where forward begins and backward ends."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -12,13 +13,34 @@ from numpy.typing import NDArray
 from stepscope.analysis.span_choice import SpanChoice
 from stepscope.compat.mindspore.output_files import write_csv
 from stepscope.compat.mindspore.products.base import OPERATORS, Product, in_categories, is_communication, spans
+from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows import step_facts
+from stepscope.runtime.windows.step_facts import Phase, class_of
 from stepscope.runtime.windows.window import Window
 
 HEAD = ("Step", "Computing", "Communication(Not Overlapped)", "Overlapped", "Communication", "Free", "Stage", "Bubble",
         "Communication(Not Overlapped and Exclude Receive)", "Preparing")  # fmt: skip
 """Header of MindSpore 2.10; times are µs."""
+
+POINTS = (
+    "step_num",
+    "start_point",
+    "end_point",
+    "total",
+    "fp_point",
+    "bp_point",
+    "iteration_interval",
+    "fp_and_bp",
+    "tail",
+)
+FORWARD_POINTS = ("step_num", "start_point", "end_point", "total", "fp_point", "iteration_interval", "fp")
+"""Headers of older versions of MindSpore (mindspore/profiler/parser/step_trace_parser.py), with backward and without."""
+BESIDE, FORWARD, BACKWARD = "data or optimizer", "forward", "backward"
+"""Kinds of time by which points are found."""
+TICK_NS: Final = 10
+"""The unit of times in `step_trace_raw_<rank>_detail_time.csv`."""
 
 Intervals = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Begins and ends in ns, disjoint and in order."""
@@ -44,16 +66,26 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTimes(Product):
-    """Writes `step_trace_time.csv`. Where there are no operators, the program's own spans stand for them."""
+    """Writes `step_trace_time.csv`, and `step_trace_raw_<rank>_detail_time.csv` of the steps with forward. Where there are no operators, the
+    program's own spans stand for them in the former."""
 
     name = "step times"
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._directory, self._rank = directory, rank
+        self._anchor = ClockAnchor(0, 0, 0)
         self._covered: dict[tuple[int, str], Intervals] = {}
         self._communication = SpanChoice(is_communication)
+        self._phases = {
+            BESIDE: SpanChoice(_is_of(Phase.DATA, Phase.OPTIMIZER)),
+            FORWARD: SpanChoice(_is_of(Phase.FORWARD)),
+            BACKWARD: SpanChoice(_is_of(Phase.BACKWARD)),
+        }
         self.rows: list[StepTime] = []
         """The steps; there when the window was finished."""
+
+    async def open(self, run: Run) -> None:
+        self._anchor = run.anchor
 
     async def add(self, batch: EventBatch) -> None:
         events = spans(batch.events)
@@ -61,14 +93,19 @@ class StepTimes(Product):
         others = ~(operators | in_categories(events, ("task", "python_function")))
         self._add(events[operators], "operator")
         self._add(events[others], "span")
+        for phase, choice in self._phases.items():
+            self._cover(events[choice.of(events)], phase)
 
     def _add(self, events: Block, kind: str) -> None:
         communicates = self._communication.of(events)
-        for what, some in ((kind, events[~communicates]), ("collective", events[communicates])):
-            for step in np.unique(some["step"]).tolist():
-                here: Any = some[some["step"] == step]
-                known = self._covered.get((step, what), _NONE)
-                self._covered[step, what] = union(known, (here["ts"], here["ts"] + here["dur"]))
+        self._cover(events[~communicates], kind)
+        self._cover(events[communicates], "collective")
+
+    def _cover(self, events: Block, what: str) -> None:
+        for step in np.unique(events["step"]).tolist():
+            here: Any = events[events["step"] == step]
+            known = self._covered.get((step, what), _NONE)
+            self._covered[step, what] = union(known, (here["ts"], here["ts"] + here["dur"]))
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         kind = "operator" if any(what == "operator" for _, what in self._covered) else "span"
@@ -79,7 +116,36 @@ class StepTimes(Product):
         ]
         if not self.rows:
             return ()
-        return (write_csv(self._directory / "step_trace_time.csv", HEAD, map(_fields, self.rows)),)
+        files = [write_csv(self._directory / "step_trace_time.csv", HEAD, map(_fields, self.rows))]
+        backward = any(what == BACKWARD for _, what in self._covered)
+        rows = list(self._points(window, backward=backward))
+        if rows:
+            # Doubles do not hold ticks of Unix time.
+            average = ["-", *(sum(column) // len(rows) for column in list(zip(*rows, strict=True))[1:])]
+            path = self._directory / f"step_trace_raw_{self._rank}_detail_time.csv"
+            files.append(write_csv(path, POINTS if backward else FORWARD_POINTS, [*rows, average]))
+        return tuple(files)
+
+    def _points(self, window: Window, *, backward: bool) -> Iterator[list[int]]:
+        """The rows of the steps that have all points, in ticks of Unix time."""
+        for step in window.steps:
+            beside, fp, bp = (
+                _clip(self._covered.get((step.number, phase), _NONE), step.start_ns, step.end_ns)
+                for phase in self._phases
+            )
+            # Operators that a loader or an optimizer runs in the training thread are not forward.
+            before = np.searchsorted(beside[0], fp[0], side="right") - 1
+            begins = fp[0][(before < 0) | (np.append(beside[1], 0)[before] <= fp[0])]
+            if not len(begins) or (backward and not len(bp[1])):
+                continue
+            start, end, first = (
+                self._anchor.wall(int(ns)) // TICK_NS for ns in (step.start_ns, step.end_ns, begins[0])
+            )
+            if not backward:
+                yield [step.number, start, end, end - start, first, first - start, end - first]
+                continue
+            last = self._anchor.wall(int(bp[1][-1])) // TICK_NS
+            yield [step.number, start, end, end - start, first, last, first - start, last - first, end - last]
 
     def _row(self, number: int, start: int, end: int, kind: str) -> StepTime:
         computing = _clip(self._covered.get((number, kind), _NONE), start, end)
@@ -96,6 +162,10 @@ class StepTimes(Product):
             whole=end - start,
             preparing=first - start,
         )
+
+
+def _is_of(*phases: Phase) -> Callable[[str, str], bool]:
+    return lambda name, category: class_of(name, category) in phases
 
 
 def _fields(row: StepTime) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import time
 from pathlib import Path
@@ -125,8 +126,11 @@ def test_files_of_mindspore_for_two_ranks(tmp_path: Path, monkeypatch: pytest.Mo
         alone = communication(profiler.directories[0], PRODUCTS)["step0"]["collective"]["AllReduce-op4"]
         assert "Wait Time(ms)" not in alone["Communication Time Info"]
         assert alone["Communication Bandwidth Info"]["ALL"]["Transit Size(MB)"] == 3
+        with (profiler.directories[0] / PRODUCTS / f"hccl_raw_{rank}.csv").open(newline="") as file:
+            assert {row["wait_cost"] for row in csv.DictReader(file)} == {""}, "not known"
     Profiler.offline_analyse(tmp_path, data_simplification=False)
     found: dict[int, Any] = {}
+    (waits,) = [window for window in output.windows_below(tmp_path) if output.info(window)["rank_id"] == "0"]
     for window in output.windows_below(tmp_path):
         found[int(output.info(window)["rank_id"])] = communication(window, f"{PRODUCTS}-2")
     for step in ("step0", "step1", "step2"):
@@ -139,6 +143,18 @@ def test_files_of_mindspore_for_two_ranks(tmp_path: Path, monkeypatch: pytest.Mo
         assert bandwidth["Size Distribution"] == {"3.0": [1, pytest.approx(times["Transit Time(ms)"])]}
         total = found[0][step]["collective"]["Total Op Info"]
         assert total["Communication Time Info"]["Wait Time(ms)"] == times["Wait Time(ms)"]
+        with (waits / f"{PRODUCTS}-2" / "hccl_raw_0.csv").open(newline="") as file:
+            rows = {row["step_num"]: row for row in csv.DictReader(file)}
+        row = rows[step.removeprefix("step")]
+        number, cost, wait, _ = json.loads(row["communication_operator_cost"])["AllReduce-op4"]
+        assert number == row["step_num"] and wait == times["Wait Time(ms)"]
+        assert cost == pytest.approx(times["Transit Time(ms)"]) and float(row["communication_cost"]) > cost
+        time_ms, kilobytes, speed = json.loads(row["link_info"])["0-1"]["ALL"]
+        assert kilobytes == 1 and speed == pytest.approx(kilobytes / time_ms * 1000)
+    assert [row["wait_cost"] for row in rows.values()] == [""] * 4, "that of the transfer is not known"
+    assert list(rows) == ["0", "1", "2", "-"]
+    costs = [json.loads(row["communication_operator_cost"])["AllReduce-op4"][2] for row in rows.values()]
+    assert costs[3] == pytest.approx(sum(costs[:3]) / 3)
     for window in output.windows_below(tmp_path):
         matrix = json.loads((window / PRODUCTS / "communication_matrix.json").read_text())
         (links,) = matrix["step1"]["p2p"].values()

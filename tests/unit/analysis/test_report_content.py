@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -161,3 +162,43 @@ def test_the_run_and_the_process_that_is_shown(run: Path) -> None:
 def test_a_recording_in_a_notebook(run: Path) -> None:
     html = html_of(sc.load(run))
     assert "ranks[0]" in html and "<b>" not in html
+
+
+@pytest.mark.checklist("D13", "D18")
+def test_the_data_pipeline_and_the_layout(run: Path, tmp_path: Path) -> None:
+    """Sections of a recording that has them, with the bottleneck first; names are text. Others have none."""
+    operators: list[dict[str, Any]] = [
+        {"id": 0, "type": "EpochCtrl", "workers": 1, "children": [1], "capacity": 0},
+        {"id": 1, "type": "<b>Map", "workers": 3, "children": [2], "capacity": 16},
+        {"id": 2, "type": "Generator", "workers": 2, "children": [], "capacity": 16},
+    ]
+    groups = [{"name": f"tp{first}", "kind": "tensor", "ranks": [first, first + 1]} for first in (0, 2)]
+    layout = {"sizes": {"dp": 2, "tp": 2}, "sharding": {"embedding": "rows", "mesh": [2, 2]}}
+    for rank, group in enumerate(groups):
+        metadata = {"parallel_layout": layout | {"groups": [group]}}
+        with sc.trace(output_dir=tmp_path, rank=rank, world_size=4, metadata=metadata) as profiler:
+            description = {"source": "MindSpore", "interval_ms": 100, "operators": operators}
+            sc.instant("data pipeline", category="data pipeline", **description)
+            for _ in range(3):
+                for name, value in (
+                    ("<b>Map(id=1) queue", 0),
+                    ("Generator(id=2) queue", 16),
+                    ("<b>Map(id=1) processor", 60),
+                    ("batch waited for (ms)", 2.0),
+                ):
+                    sc.counter(name, value, category="data pipeline")
+                profiler.step()
+    html = report_html(tmp_path)
+    assert "Data pipeline of MindSpore</h2>" in html and "&lt;b&gt;Map(id=1)" in html and "<b>Map" not in html
+    section = html[html.index("Data pipeline of") : html.index("nearest to the training loop")]
+    assert "it is slower than Generator(id=2). Try num_parallel_workers above 3 for" in section
+    assert section.index("is slower than") < section.index("<table") and ">20 %</td>" in section
+    shown = html[html.index("Parallel layout</h2>") :]
+    assert "data 2 × tensor 2" in shown and "embedding: rows, mesh: [2, 2]" in shown
+    assert all(f"{group}</th><td>tensor</td>" in shown for group in ("tp0", "tp2")), "the groups of both ranks"
+    said = " ".join(str(explain(tmp_path)).split())
+    assert "Sharding embedding: rows, mesh: [2, 2]" in said
+    without = report_html(run)
+    assert (
+        "Data pipeline of" not in without and "Parallel layout" not in without and "Sharding" not in str(explain(run))
+    )

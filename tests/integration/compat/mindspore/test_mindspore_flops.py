@@ -49,6 +49,7 @@ def test_flops_of_torch(tmp_path: Path) -> None:
     assert [number for number, _ in steps] == ["0", "1", "2"]
     assert float(steps[0][1]) == 0 < float(steps[1][1])
     assert "aten::mm" in (directory / PRODUCTS / "report.html").read_text()
+    assert not (directory / PRODUCTS / "flops_scope_0.json").exists(), "torch's names have no scopes"
 
 
 @pytest.mark.checklist("D17")
@@ -63,6 +64,15 @@ def test_declared_flops(tmp_path: Path) -> None:
     profiler.stop()
     profiler.analyse()
     (directory,) = profiler.directories
+    scopes = json.loads((directory / PRODUCTS / "flops_scope_0.json").read_text())
+    assert scopes["max_scope_num"] == 2
+    assert scopes["data"] == {
+        "nodes": [{"name": "Total"}, {"name": "Default"}, {"name": "network(1_Default)"}],
+        "links": [
+            {"source": "Total", "target": "Default", "value": 5.0},
+            {"source": "Default", "target": "network(1_Default)", "value": 5.0},
+        ],
+    }
     ((name, flops, rate, share),) = table(directory, "flops_0.txt")[1:]
     assert (name, flops, share) == ("Default/network/MatMul-op1", "5", "") and float(rate) > 0
     summary = json.loads((directory / PRODUCTS / "flops_summary_0.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import stepscope as sc
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.mindspore import Profiler, ProfilerDirNotFoundException, ProfilerException
@@ -175,3 +177,33 @@ def test_a_crash(tmp_path: Path, number: signal.Signals) -> None:
     assert "open" in [event["name"] for event in output.events(directory)]
     assert "folded stacks" in [product.name for product in window.products]
     assert not (directory / RAW).exists()
+
+
+def test_products_of_any_run(tmp_path: Path) -> None:
+    """A run that `trace` recorded has every product that there are data for, of its own rank and with waiting between ranks; its journal stays."""
+    for rank in range(2):
+        with sc.trace(output_dir=tmp_path, rank=rank, world_size=2) as profiler:
+            for _ in range(2):
+                with sc.span("Default/network/MatMul-op1", category="cpu_op", FLOPs=1_000_000):
+                    pass
+                with sc.span("all_reduce", bytes=1000):
+                    pass
+                with sc.span("fetch", category="dataloader"):
+                    pass
+                profiler.step()
+    done = stepscope("analyse", ".", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        made = {path.name for path in (tmp_path / f"rank{rank}" / PRODUCTS).rglob("*") if path.is_file()}
+        assert made >= {
+            "trace_view.json",
+            "step_phases.csv",
+            f"step_trace_raw_{rank}_detail_time.csv",
+            "dataset.csv",
+            f"flops_{rank}.txt",
+            "communication.json",
+            f"host_info_{rank}.csv",
+        }
+        assert (tmp_path / f"rank{rank}" / "journal").exists()
+        with (tmp_path / f"rank{rank}" / PRODUCTS / f"hccl_raw_{rank}.csv").open(newline="") as file:
+            assert all(row["wait_cost"] for row in csv.DictReader(file))

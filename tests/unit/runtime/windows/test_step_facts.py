@@ -259,8 +259,14 @@ def test_names_of_collectives(name: str) -> None:
         ("Default/optimizer-Momentum/AssignAdd-op4", "cpu_op", Phase.OPTIMIZER),
         ("Default/ApplyMomentum-op1", "cpu_op", Phase.OPTIMIZER),
         ("apply Default/ApplyMomentum-op1", "", Phase.SPAN),
+        ("Default/network-Net/AllReduce-op4", "cpu_op", Phase.COMMUNICATION),
+        ("Gradients/Default/grad_layer/AllReduce-op7", "cpu_op", Phase.COMMUNICATION),
+        ("Default/AlltoAllVC-op1", "cpu_op", Phase.COMMUNICATION),
+        ("Default/Receive-op2", "cpu_op", Phase.COMMUNICATION),
+        ("Default/ReduceSum-op2", "cpu_op", Phase.FORWARD),
+        ("exchange of halos", "communication", Phase.COMMUNICATION),
     ],
 )
 def test_phases_of_mindspore(name: str, category: str, phase: Phase) -> None:
-    """By the scopes of its operators, and the waiting of its data sets."""
+    """By the scopes of its operators, collectives in any of them, and the waiting of its data sets."""
     assert class_of(name, category) == phase
