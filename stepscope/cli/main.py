@@ -13,24 +13,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import (
-    analyse,
-    arm,
-    collect,
-    convert,
-    deliver,
-    demo,
-    doctor,
-    explain,
-    merge,
-    recover,
-    report,
-    run,
-    upload,
-    view,
-    windows,
-)
-from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
+from stepscope.cli.common.messages import discard_unwritten, flush, message, print_any_text
+from stepscope.cli.machine import doctor
+from stepscope.cli.network import arm, collect, deliver, upload
+from stepscope.cli.programs import demo, run
+from stepscope.cli.showing import explain, report, view, windows
+from stepscope.cli.writing import analyse, convert, merge, recover
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.settings.validation import did_you_mean

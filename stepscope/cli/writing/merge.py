@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from stepscope.cli import formats
-from stepscope.cli.made_directory import made_directory
-from stepscope.cli.messages import add_json, message, print_json
-from stepscope.cli.progress import Progress
+from stepscope.cli.common.made_directory import made_directory
+from stepscope.cli.common.messages import add_json, message, print_json
+from stepscope.cli.common.progress import Progress
+from stepscope.cli.writing import formats
 from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.errors import INCOMPLETE, StepscopeError
 from stepscope.runtime.export.formats import staged

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from stepscope.cli.messages import add_json, print_json
+from stepscope.cli.common.messages import add_json, print_json
 from stepscope.runtime.display.text_table import Column, columns, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import client_tls
-from stepscope.cli.messages import add_json, print_json
-from stepscope.cli.values import seconds
+from stepscope.cli.common.messages import add_json, print_json
+from stepscope.cli.common.values import seconds
+from stepscope.cli.network import client_tls
 from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.requests.command import Answer, Command
@@ -224,7 +224,7 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
 
 
 def _ask_collector(given: argparse.Namespace, name: Any) -> int:
-    from stepscope.cli.order import send_order
+    from stepscope.cli.network.order import send_order
 
     order = {
         "command": name,
