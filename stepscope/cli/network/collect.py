@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from stepscope.cli.common import descriptors
 from stepscope.cli.common.messages import message
 from stepscope.cli.common.values import size
-from stepscope.cli.network import nats_options
+from stepscope.cli.network import descriptors, nats_options
 from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.settings.validation import find_invalid_value
 
