@@ -17,6 +17,9 @@ StepscopeError
 └── InternalError           a fault of stepscope itself: please report it
 """
 
+INCOMPLETE = 3
+"""Exit code of a command that did what it could, and names what is missing."""
+
 
 class StepscopeError(Exception):
     """Base of every error that stepscope raises on purpose."""

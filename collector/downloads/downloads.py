@@ -19,7 +19,7 @@ from stepscope.collector.downloads.bounded import CHUNK, ProcessBounds, bounded,
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.journal_copy import JournalCopy
 from stepscope.collector.problems import ProblemError
-from stepscope.runtime.errors import NoWindowError
+from stepscope.runtime.errors import INCOMPLETE, NoWindowError
 from stepscope.runtime.files.private_files import make_directories
 
 log = logging.getLogger("stepscope.collector")
@@ -214,11 +214,12 @@ async def _grown(
     sent = 0
     try:
         while True:
-            over = process.returncode is not None
-            if over and process.returncode == NoWindowError.exit_code:
+            status = process.returncode
+            over = status is not None
+            if status == NoWindowError.exit_code:
                 raise NoWindowError("there is no such window")
-            if over and process.returncode:
-                why = (await said) or ended(process.returncode, bounds)
+            if status is not None and status not in (0, INCOMPLETE):
+                why = (await said) or ended(status, bounds)
                 if await disk.run(lambda: _largest(path.parent)) >= bounds.file_bytes:
                     why += f"; a download may have {bounds.file_bytes:,} bytes at most, `stepscope merge` makes larger files"
                 if not sent:

@@ -15,7 +15,7 @@ from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.windows.step_facts import COLLECTIVE_PREFIX
-from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
+from stepscope.runtime.windows.step_statistics import begins_with_startup
 
 COLLECTIVE = re.compile(COLLECTIVE_PREFIX + r"(?!:)\w")
 """How torch calls collectives where they begin on the host."""
@@ -181,7 +181,7 @@ class Order:
             times = np.array([(step.start_ns, step.end_ns) for step in stretch.steps], np.int64).reshape(-1, 2)
             starts = member.model.to_reference(times[:, 0]).tolist()
             own = (times[:, 1] - times[:, 0]).tolist()
-            has_startup = member.recording.metadata.get(STEPS_END) == OPTIMIZER
+            has_startup = begins_with_startup(member.recording.metadata)
             for step, start, duration in zip(stretch.steps, starts, own, strict=True):
                 if step.number or not has_startup:
                     rows[step.number, key] = (step.number, member.number, start, duration)

@@ -60,7 +60,7 @@ from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.router import RECORDER, Ending, WindowRouter
 from stepscope.runtime.windows.step_feed import StepFeed
-from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
+from stepscope.runtime.windows.step_statistics import begins_with_startup
 from stepscope.runtime.windows.window import Window, WindowActions
 from stepscope.runtime.windows.window_tables import WindowTables
 
@@ -149,7 +149,7 @@ class Pipeline:
             self.flight = Flight(setup.keep_last, *facts, session, self.fanout.unwritten)
         self._windows = WindowRouter(*facts) if self.flight is None else self.flight.windows
         self._windows.opened = self._begin_window
-        self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
+        self._windows.optimizer_steps = begins_with_startup(run.metadata())
         for source in self.sources:
             self._windows.add_source(source.name)
         self.overhead = OverheadController(setup.budget, self._windows.detail, transitions=lambda: steps.cost_ns)

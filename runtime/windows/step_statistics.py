@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -60,9 +61,14 @@ def first_steps(count: int) -> int:
     return min(FIRST_STEPS, count // 4)
 
 
-def startup_step(facts: Facts, metadata: dict[str, Any]) -> bool:
-    """Whether the first of these steps is startup: see `OPTIMIZER`."""
-    return bool(len(facts)) and int(facts["step"][0]) == 0 and metadata.get(STEPS_END) == OPTIMIZER
+def begins_with_startup(metadata: Mapping[str, Any]) -> bool:
+    """Whether step 0 of a run with these metadata is startup: see `OPTIMIZER`."""
+    return metadata.get(STEPS_END) == OPTIMIZER
+
+
+def startup_step(facts: Facts, metadata: Mapping[str, Any]) -> bool:
+    """Whether the first of these steps is startup."""
+    return bool(len(facts)) and int(facts["step"][0]) == 0 and begins_with_startup(metadata)
 
 
 def statistics_of(facts: Facts, judged: Facts) -> StepStatistics:

@@ -1,1 +1,1 @@
-"""The `stepscope` command, one file for each of its commands."""
+"""The `stepscope` command: `main.py` knows the commands, and each has a file in one of the folders."""

@@ -13,24 +13,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import (
-    analyse,
-    arm,
-    collect,
-    convert,
-    deliver,
-    demo,
-    doctor,
-    explain,
-    merge,
-    recover,
-    report,
-    run,
-    upload,
-    view,
-    windows,
-)
-from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
+from stepscope.cli.common.messages import discard_unwritten, flush, message, print_any_text
+from stepscope.cli.machine import doctor
+from stepscope.cli.network import arm, collect, deliver, upload
+from stepscope.cli.programs import demo, run
+from stepscope.cli.showing import explain, report, view, windows
+from stepscope.cli.writing import analyse, convert, merge, recover
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.settings.validation import did_you_mean
@@ -69,7 +57,7 @@ exit codes:
   0    done
   1    failed; standard error says why
   2    wrong usage
-  3    recover: done, but something is missing that could not be read
+  3    merge, recover: done, but something is missing that could not be read
   4    convert, explain, merge, report: there is no such window
   130  interrupted
 `stepscope run` exits as the script does.

@@ -33,7 +33,7 @@ PLAIN = (
 )
 IMPORTED = {
     "plain": PLAIN,
-    "command": f"{PLAIN} stepscope.cli.main stepscope.cli.collect stepscope.collector.app uvicorn websockets",
+    "command": f"{PLAIN} stepscope.cli.main stepscope.cli.network.collect stepscope.collector.app uvicorn websockets",
     "torch": f"{PLAIN} torch torch.utils.data stepscope.torch stepscope.backends.torch.backend",
 }
 """What each kind of server has imported: `stepscope` before torch, so that operators can arrive live."""

@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 import stepscope as sc
-from stepscope.cli.collect import _exporter  # pyright: ignore[reportPrivateUsage]
+from stepscope.cli.network.collect import _exporter  # pyright: ignore[reportPrivateUsage]
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import tokens

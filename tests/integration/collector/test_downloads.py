@@ -19,6 +19,7 @@ from stepscope.collector.problems import ProblemError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import web_protocols
 from stepscope.exporters.stream import protocol
+from stepscope.runtime.errors import INCOMPLETE
 from tests.support.basics import children, poll
 from tests.support.collecting import until
 from tests.support.collectors import answer, collecting, connected
@@ -84,6 +85,12 @@ async def test_what_it_says_is_not_kept_but_for_the_end(tmp_path: Path) -> None:
     with refused(ProblemError, "the end") as told:
         await whole(downloads.send(kind(program), [], 0))
     assert len(told.value.detail) < 400
+
+
+async def test_a_file_that_lacks_a_journal_is_sent(tmp_path: Path) -> None:
+    """A merge that could not read all journals has written the others."""
+    program = f"import sys; open({{}}, 'wb').write(b'the others'); sys.exit({INCOMPLETE})"
+    assert await whole(Downloads(tmp_path).send(kind(program), [], 0)) == b"the others"
 
 
 async def test_a_reader_that_is_too_slow_is_given_up(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.cli.collect import _exporter  # pyright: ignore[reportPrivateUsage]
 from stepscope.cli.main import main
+from stepscope.cli.network.collect import _exporter  # pyright: ignore[reportPrivateUsage]
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.runtime.errors import OutputError

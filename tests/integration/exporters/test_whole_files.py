@@ -11,7 +11,7 @@ import pytest
 import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.exporters.output import whole_file
-from stepscope.runtime.errors import OutputError
+from stepscope.runtime.errors import INCOMPLETE, OutputError
 from stepscope.runtime.export.formats import staged
 from tests.support.basics import require
 from tests.support.messages import refused, said
@@ -137,18 +137,18 @@ def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_merge_says_what_it_wrote_and_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A journal replaces no other: the name it got is said. A rank that cannot be read is named as missing."""
+    """A journal replaces no other: the name it got is said. A rank that cannot be read is named as missing, also by the exit code."""
     record(tmp_path / "job" / "rank0", 1)
     (tmp_path / "job" / "rank1").mkdir()
     (tmp_path / "job" / "rank1" / "journal").write_bytes(b"no journal" * 100)
     taken = tmp_path / "out.journal"
     taken.write_bytes(b"taken")
-    assert main(["merge", str(tmp_path / "job"), "--out", str(taken)]) == 0
+    assert main(["merge", str(tmp_path / "job"), "--out", str(taken)]) == INCOMPLETE
     said = capsys.readouterr()
     assert f"written to {tmp_path / 'out-2.journal'}" in said.out + said.err
     assert (tmp_path / "out-2.journal").exists() and taken.read_bytes() == b"taken"
     assert "the trace is not whole: 1 journal could not be read" in said.err and "rank1" in said.err
-    assert main(["merge", str(tmp_path / "job"), "--out", str(tmp_path / "merged.json")]) == 0
+    assert main(["merge", str(tmp_path / "job"), "--out", str(tmp_path / "merged.json")]) == INCOMPLETE
     names = {
         event["args"]["name"]
         for event in json.loads((tmp_path / "merged.json").read_text())

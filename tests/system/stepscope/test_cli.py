@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import stepscope as sc
+from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.values import size
 from stepscope.cli.main import NAMES, main
-from stepscope.cli.progress import Progress
-from stepscope.cli.values import size
 from tests.support.commands import python, stepscope
 from tests.support.messages import refused, said
 

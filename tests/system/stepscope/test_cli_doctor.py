@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli.doctor import FRAMEWORKS
+from stepscope.cli.machine.doctor import FRAMEWORKS
 from tests.support.basics import require
 from tests.support.commands import on_terminal, python, stepscope
 from tests.support.nvml import build

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli.child_processes import command_for_command, command_for_ranks
+from stepscope.cli.programs.child_processes import command_for_command, command_for_ranks
 from tests.support import commands
 from tests.support.basics import ROOT, require
 from tests.support.launch import launched

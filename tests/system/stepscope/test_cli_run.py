@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.recording import load
-from stepscope.cli.optimizer_steps import OptimizerSteps
-from stepscope.cli.short_answer import MOST_LINES
+from stepscope.cli.programs.optimizer_steps import OptimizerSteps
+from stepscope.cli.programs.short_answer import MOST_LINES
 from stepscope.runtime.events import strings
 from tests.support.basics import require
 from tests.support.collectors import collecting, journals, spans

@@ -8,8 +8,8 @@ import pytest
 
 from stepscope.backends.counters import perf
 from stepscope.backends.counters.perf_event import permission
-from stepscope.cli.hardware_checks import nvidia, processor_counters
-from stepscope.cli.trial import TorchTrial
+from stepscope.cli.machine.hardware_checks import nvidia, processor_counters
+from stepscope.cli.machine.trial import TorchTrial
 from tests.support import nvml
 
 NO_KERNELS = TorchTrial(version="2.13.0", mode="kineto", device="H200", kernels=False)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, TaskTimes
 from stepscope.analysis.terminal import short_places, show
-from stepscope.cli.short_answer import MOST_LINES, show_short
+from stepscope.cli.programs.short_answer import MOST_LINES, show_short
 from stepscope.runtime.files.paths import shown_file
 from stepscope.runtime.windows.step_statistics import StepStatistics as Statistics
 

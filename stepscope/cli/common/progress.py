@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TextIO
 
-from stepscope.cli.messages import discard_unwritten
+from stepscope.cli.common.messages import discard_unwritten
 from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Event, Thread
 

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import client_tls
-from stepscope.cli.messages import add_json, print_json
-from stepscope.cli.values import seconds
+from stepscope.cli.common.messages import add_json, print_json
+from stepscope.cli.common.values import seconds
+from stepscope.cli.network import client_tls
 from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.window_detail import detail_from
@@ -224,7 +225,7 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
 
 
 def _ask_collector(given: argparse.Namespace, name: Any) -> int:
-    from stepscope.cli.order import send_order
+    from stepscope.cli.network.order import send_order
 
     order = {
         "command": name,
@@ -275,10 +276,10 @@ def _text(command: str, answer: Answer) -> str:
         return answer.error
     if answer.armed is not None:
         return str(answer.armed)
-    count = len(answer.windows)
+    windows = human_count(len(answer.windows), "window")
     if command == "abort":
-        return f"{count} window{'s' * (count != 1)} ended" if count else "no armed window runs or waits"
-    return f"{count} window{'s' * (count != 1)}"
+        return f"{windows} ended" if answer.windows else "no armed window runs or waits"
+    return windows
 
 
 def _show(window: Any) -> None:

@@ -1,6 +1,6 @@
 """The answer at the end of `stepscope run`: what is slow, of all ranks of the job that run on this machine.
 
-`python -m stepscope.cli.ending` writes it for a process that a signal ends, as that may hold any lock and can import nothing.
+`python -m stepscope.cli.programs.ending` writes it for a process that a signal ends, as that may hold any lock and can import nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from posix import posix_spawn  # gevent replaces that of `os` by one that only t
 
 import msgspec
 
-from stepscope.cli import opening
+from stepscope.cli.common import opening
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import notes_in
 from stepscope.runtime.session.system import is_running
@@ -168,7 +168,7 @@ def _answer(asked: Ending, notes: Sequence[tuple[str, str]]) -> str:
     from stepscope.analysis.explain import judge
     from stepscope.analysis.rank_summary import RankSummary
     from stepscope.analysis.recording import load
-    from stepscope.cli.short_answer import show_short
+    from stepscope.cli.programs.short_answer import show_short
 
     text = StringIO()
     console = Console(file=text, force_terminal=asked.colour, highlight=False, width=asked.width)

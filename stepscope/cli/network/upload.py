@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepscope.cli.messages import add_json, message, print_json
-from stepscope.cli.values import seconds
+from stepscope.cli.common.messages import add_json, message, print_json
+from stepscope.cli.common.values import seconds
 from stepscope.runtime.errors import FormatError, StepscopeError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stepscope.cli.opening import PERFETTO
+from stepscope.cli.common.opening import PERFETTO
 
 PERFETTO_PORT = 9001
 HOST = "127.0.0.1"

@@ -15,10 +15,11 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import convert, merge, opening
-from stepscope.cli.messages import message
-from stepscope.cli.trace_server import PERFETTO_PORT, TraceServer
-from stepscope.cli.traces import is_trace
+from stepscope.cli.common import opening
+from stepscope.cli.common.messages import message
+from stepscope.cli.showing.trace_server import PERFETTO_PORT, TraceServer
+from stepscope.cli.writing import convert, merge
+from stepscope.cli.writing.traces import is_trace
 from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL

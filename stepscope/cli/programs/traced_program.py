@@ -19,14 +19,14 @@ import msgspec
 from stepscope.backends.torch import loader as torch_loader
 from stepscope.backends.torch.importing import TorchImport
 from stepscope.build import trace
-from stepscope.cli import opening
-from stepscope.cli.child_processes import ChildProcesses, command_for_ranks
-from stepscope.cli.ending import Ending
-from stepscope.cli.ending import width as ending_width
-from stepscope.cli.messages import message
-from stepscope.cli.optimizer_steps import OptimizerSteps
-from stepscope.cli.progress import Progress
-from stepscope.cli.run_options import TRACES, backends_of, control_of, exporters_of, schedule_of
+from stepscope.cli.common import opening
+from stepscope.cli.common.messages import message
+from stepscope.cli.common.progress import Progress
+from stepscope.cli.programs.child_processes import ChildProcesses, command_for_ranks
+from stepscope.cli.programs.ending import Ending
+from stepscope.cli.programs.ending import width as ending_width
+from stepscope.cli.programs.optimizer_steps import OptimizerSteps
+from stepscope.cli.programs.run_options import TRACES, backends_of, control_of, exporters_of, schedule_of
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.lifecycle.output_directory import Output

@@ -16,7 +16,7 @@ import msgspec
 
 from stepscope.backends.counters import nvml, nvml_library, perf, perf_event
 from stepscope.backends.counters.nvml_library import Nvml
-from stepscope.cli.trial import TorchTrial
+from stepscope.cli.machine.trial import TorchTrial
 from stepscope.runtime.display.text_table import human_count
 
 State = Literal["ok", "limited", "no"]

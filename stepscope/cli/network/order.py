@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from stepscope.cli import client_tls
+from stepscope.cli.network import client_tls
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.stream.address import Address
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from stepscope.cli import opening
+from stepscope.cli.common import opening
 from stepscope.exporters.rewriting import rewrite_trace
 from stepscope.exporters.rotation import PART
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError

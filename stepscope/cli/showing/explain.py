@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import opening
-from stepscope.cli.messages import add_json, message, print_json
+from stepscope.cli.common import opening
+from stepscope.cli.common.messages import add_json, message, print_json
 
 RUNS = Path("stepscope_runs")
 

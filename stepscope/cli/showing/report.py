@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import opening
-from stepscope.cli.explain import add_peak
-from stepscope.cli.made_directory import made_directory
-from stepscope.cli.progress import Progress
+from stepscope.cli.common import opening
+from stepscope.cli.common.made_directory import made_directory
+from stepscope.cli.common.progress import Progress
+from stepscope.cli.showing.explain import add_peak
 
 EXAMPLES = """\
 examples:

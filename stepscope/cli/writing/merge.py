@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from stepscope.cli import formats
-from stepscope.cli.made_directory import made_directory
-from stepscope.cli.messages import add_json, message, print_json
-from stepscope.cli.progress import Progress
+from stepscope.cli.common.made_directory import made_directory
+from stepscope.cli.common.messages import add_json, message, print_json
+from stepscope.cli.common.progress import Progress
+from stepscope.cli.writing import formats
 from stepscope.runtime.display.text_table import human_count, printable
-from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.errors import INCOMPLETE, StepscopeError
 from stepscope.runtime.export.formats import staged
 from stepscope.runtime.files.paths import absolute
 
@@ -36,7 +36,8 @@ examples:
 
 All times are by the collector's clock. The report and the output state the possible error.
 
-exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
+exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without journals that could not be read, which are named,
+4 there is no such window
 """
 
 
@@ -117,7 +118,7 @@ def merge(given: argparse.Namespace) -> int:
     if given.report is not None:
         with staged(given.report) as place:
             place.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    return 0
+    return INCOMPLETE if _not_merged(report) else 0
 
 
 def write(
@@ -147,12 +148,17 @@ def write(
         )
         report: MergeReport = anyio.run(merge)
     progress.done(f"{report.events:,} events written to {report.written or target}")
-    lacking = [note for note in report.notes if note.startswith(outputs.NOT_MERGED)]
+    lacking = _not_merged(report)
     if lacking:
         message(f"the trace is not whole: {human_count(len(lacking), 'journal')} could not be read")
     for note in lacking:
         message(printable(note))
     return report
+
+
+def _not_merged(report: MergeReport) -> list[str]:
+    """The notes on journals that could not be read."""
+    return [note for note in report.notes if note.startswith(_outputs().NOT_MERGED)]
 
 
 def _outputs() -> Any:

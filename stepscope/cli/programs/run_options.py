@@ -13,8 +13,8 @@ from stepscope.backends.counters.perf import PerfBackend
 from stepscope.backends.counters.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch.backend import TorchBackend
-from stepscope.cli.late_torch import LateTorch
-from stepscope.cli.values import one_of, seconds
+from stepscope.cli.common.values import one_of, seconds
+from stepscope.cli.programs.late_torch import LateTorch
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import opening
-from stepscope.cli.messages import add_json, print_json
-from stepscope.cli.progress import Progress
+from stepscope.cli.common import opening
+from stepscope.cli.common.messages import add_json, print_json
+from stepscope.cli.common.progress import Progress
 from stepscope.compat.mindspore.analysis.offline import analyse_below
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 

@@ -6,10 +6,10 @@ import argparse
 import os
 from typing import Any
 
-from stepscope.cli import run_options, script
-from stepscope.cli.child_processes import command_for_ranks
-from stepscope.cli.messages import message
-from stepscope.cli.traced_program import TracedProgram, own_options
+from stepscope.cli.common.messages import message
+from stepscope.cli.programs import run_options, script
+from stepscope.cli.programs.child_processes import command_for_ranks
+from stepscope.cli.programs.traced_program import TracedProgram, own_options
 from stepscope.compat.mindspore.environment import EnvProfiler
 from stepscope.runtime.lifecycle.shutdown_hooks import after_signal
 

@@ -10,19 +10,16 @@ from typing import Any
 
 import msgspec
 
-from stepscope.cli import opening
-from stepscope.cli.made_directory import made_directory
-from stepscope.cli.messages import add_json, message, print_json
-from stepscope.cli.progress import Progress
-from stepscope.cli.traces import is_trace, refuse_trace, rewrite_traces
-from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
+from stepscope.cli.common import opening
+from stepscope.cli.common.made_directory import made_directory
+from stepscope.cli.common.messages import add_json, message, print_json
+from stepscope.cli.common.progress import Progress
+from stepscope.cli.writing.traces import is_trace, refuse_trace, rewrite_traces
+from stepscope.runtime.errors import INCOMPLETE, FormatError, OutputError, ProfilerStateError, RecoveredError
 from stepscope.runtime.journal import segments
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.recovery.target import being_written, unfinished
 from stepscope.runtime.session.note import is_note
-
-INCOMPLETE = 3
-"""Exit code: what could be read was recovered, and something could not."""
 
 DESCRIPTION = """\
 Brings back what a run had recorded when its process died. It completes the run's journal with the last moments, which are

@@ -17,7 +17,7 @@ from types import FrameType, ModuleType, TracebackType
 
 import msgspec
 
-from stepscope.cli.messages import message
+from stepscope.cli.common.messages import message
 from stepscope.runtime.files.paths import absolute, real
 
 _OWN = (__file__, runpy.__file__)

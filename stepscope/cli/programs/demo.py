@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.torch.backend import Mode, TorchBackend
 from stepscope.build import trace
-from stepscope.cli import opening
-from stepscope.cli.ending import Ending, width
-from stepscope.cli.progress import Progress
+from stepscope.cli.common import opening
+from stepscope.cli.common.progress import Progress
+from stepscope.cli.programs.ending import Ending, width
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import OutputError, StepscopeError

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.cli import client_tls, nats_options
-from stepscope.cli.messages import add_json, message, print_json
-from stepscope.cli.values import seconds
+from stepscope.cli.common.messages import add_json, message, print_json
+from stepscope.cli.common.values import seconds
+from stepscope.cli.network import client_tls, nats_options
 from stepscope.runtime.errors import StepscopeError
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 
 from stepscope.backends.torch.kineto.symbols import TRIED_VERSIONS
-from stepscope.cli import opening
-from stepscope.cli.hardware_checks import Check, State, nvidia, processor_counters
-from stepscope.cli.messages import add_json, print_json
-from stepscope.cli.progress import Progress
-from stepscope.cli.trial import SPAN, TORCH, TorchTrial, Trial
+from stepscope.cli.common import opening
+from stepscope.cli.common.messages import add_json, print_json
+from stepscope.cli.common.progress import Progress
+from stepscope.cli.machine.hardware_checks import Check, State, nvidia, processor_counters
+from stepscope.cli.machine.trial import SPAN, TORCH, TorchTrial, Trial
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import options_from_environment, options_in_effect, with_signals
 from stepscope.runtime.display.text_table import printable
@@ -141,7 +141,7 @@ def _trials() -> tuple[Trial, TorchTrial | None]:
     # The variables are for the user's programs, and have a line of their own.
     ours = ("STEPSCOPE_OPTIONS", "STEPSCOPE_JOIN", "STEPSCOPE_SESSION")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
-    command = [sys.executable, "-P", "-m", "stepscope.cli.trial"]
+    command = [sys.executable, "-P", "-m", "stepscope.cli.machine.trial"]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from stepscope.cli.messages import add_json, print_json
+from stepscope.cli.common.messages import add_json, print_json
 from stepscope.runtime.display.text_table import Column, columns, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END
 from stepscope.runtime.session.note import notes_in
-from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
+from stepscope.runtime.windows.step_statistics import begins_with_startup
 from stepscope.runtime.windows.window import Window
 
 if TYPE_CHECKING:
@@ -101,16 +101,12 @@ def windows(arguments: argparse.Namespace) -> int:
         print_json(lines)
         return 0
     print(_text(lines, several=len(recording.ranks) > 1))
-    if any(line.first_step == 0 for line in lines) and any(map(starts_up, recording.ranks)):
+    starts_up = any(begins_with_startup(rank.metadata) for rank in recording.ranks)
+    if starts_up and any(line.first_step == 0 for line in lines):
         print("Step 0 is startup: it ends with the optimizer's first step, and is not judged or counted as a step.")
     for note in recording.notes:
         print(note)
     return 0
-
-
-def starts_up(rank: Rank) -> bool:
-    """True if step 0 of a rank is all that was before its first iteration had ended."""
-    return rank.metadata.get(STEPS_END) == OPTIMIZER
 
 
 def _process(rank: Rank) -> str:

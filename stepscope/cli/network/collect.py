@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from stepscope.cli import descriptors, nats_options
-from stepscope.cli.messages import message
-from stepscope.cli.values import size
+from stepscope.cli.common.messages import message
+from stepscope.cli.common.values import size
+from stepscope.cli.network import descriptors, nats_options
 from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.settings.validation import find_invalid_value
 

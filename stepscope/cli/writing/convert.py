@@ -10,11 +10,12 @@ from typing import Any
 import anyio
 import msgspec
 
-from stepscope.cli import formats, opening
-from stepscope.cli.made_directory import made_directory
-from stepscope.cli.messages import add_json, message, print_json
-from stepscope.cli.progress import Progress
-from stepscope.cli.traces import is_trace
+from stepscope.cli.common import opening
+from stepscope.cli.common.made_directory import made_directory
+from stepscope.cli.common.messages import add_json, message, print_json
+from stepscope.cli.common.progress import Progress
+from stepscope.cli.writing import formats
+from stepscope.cli.writing.traces import is_trace
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stepscope.cli import opening
-from stepscope.cli.messages import message
+from stepscope.cli.common import opening
+from stepscope.cli.common.messages import message
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""The command that says what can be recorded here: `doctor`."""

@@ -1,0 +1,1 @@
+"""Commands that read journals and write other files: `analyse`, `convert`, `merge`, `recover`."""
