@@ -424,10 +424,8 @@ class ExporterWorker:
         """Takes the next item from the queue, and with it, if the exporter puts small writes together, further small ones. Returns
         whether there was one."""
         with self._lock:
-            size = 0
-            while (
-                self._queue and len(self._taken) < (1 if self._grouped is None else GROUP_ITEMS) and size < GROUP_BYTES
-            ):
+            most, size = 1 if self._grouped is None else GROUP_ITEMS, 0
+            while self._queue and len(self._taken) < most and size < GROUP_BYTES:
                 item = self._queue.popleft()
                 self._taken.append(item)
                 if isinstance(item, EventBatch):
@@ -445,14 +443,19 @@ class ExporterWorker:
             group.begin_group()
             self._in_group = True
         self._written_before = self._written()
-        while self._taken:  # the deadline for closing may drop them meanwhile
-            await self._handle(self._taken[0])
+        while (item := self._current()) is not None:
+            await self._handle(item)
             self._handled += 1
         self._in_group = False
         if group is not None:
             await self._guard("export", group.end_group)
             self._collect_results()
             self._finish_group()
+
+    def _current(self) -> Item | None:
+        """The first of the taken items; `None` once all are handled, or dropped at the deadline for closing."""
+        with self._lock:
+            return self._taken[0] if self._taken else None
 
     def _finish_group(self) -> None:
         with self._lock:
@@ -473,10 +476,12 @@ class ExporterWorker:
         else:
             if not self._broken and isinstance(self.exporter, SupportsDiscard):
                 await self._guard("discard_window", self.exporter.discard_window, item.index)
-            self._remove()
+            with self._lock:
+                self._remove()
 
     def _remove(self, handled: _Exported | WindowClosed | None = None) -> None:
-        """Removes the current item, whose outcome is counted. If the exporter may not have written it, it joins the group."""
+        """Removes the current item, whose outcome is counted. If the exporter may not have written it, it joins the group. The lock is
+        held."""
         if self._taken:
             self._taken.popleft()
             if handled is not None and self._in_group:

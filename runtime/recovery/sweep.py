@@ -109,7 +109,7 @@ def sweep(place: Path, pause: float = 0.0) -> None:
         except (OSError, ValueError, SessionError) as error:
             log.debug("%s is left alone: %s", directory, error)
             continue
-        if found is not None and not ((why := _over(found)) and _remove(found, why)):
+        if found is not None and not ((why := _reason_to_remove(found)) and _remove(found, why)):
             sessions.append(found)
     sessions.sort(key=lambda session: (bool(session.unrecovered), session.last_used))
     for session in sessions:
@@ -118,7 +118,7 @@ def sweep(place: Path, pause: float = 0.0) -> None:
         _remove(session, f"{place} was full")
 
 
-def _over(session: KilledSession) -> str:
+def _reason_to_remove(session: KilledSession) -> str:
     """Why a session is removed however much room there is; empty if it stays."""
     age = time.time() - session.last_used
     if session.unrecovered:

@@ -37,7 +37,7 @@ POINTS = (
 )
 FORWARD_POINTS = ("step_num", "start_point", "end_point", "total", "fp_point", "iteration_interval", "fp")
 """Headers of older versions of MindSpore (mindspore/profiler/parser/step_trace_parser.py), with backward and without."""
-BESIDE, FORWARD, BACKWARD = "data or optimizer", "forward", "backward"
+DATA_OR_OPTIMIZER, FORWARD, BACKWARD = "data or optimizer", "forward", "backward"
 """Kinds of time by which points are found."""
 TICK_NS: Final = 10
 """The unit of times in `step_trace_raw_<rank>_detail_time.csv`."""
@@ -77,7 +77,7 @@ class StepTimes(Product):
         self._covered: dict[tuple[int, str], Intervals] = {}
         self._communication = SpanChoice(is_communication)
         self._phases = {
-            BESIDE: SpanChoice(_is_of(Phase.DATA, Phase.OPTIMIZER)),
+            DATA_OR_OPTIMIZER: SpanChoice(_is_of(Phase.DATA, Phase.OPTIMIZER)),
             FORWARD: SpanChoice(_is_of(Phase.FORWARD)),
             BACKWARD: SpanChoice(_is_of(Phase.BACKWARD)),
         }
@@ -129,13 +129,13 @@ class StepTimes(Product):
     def _points(self, window: Window, *, backward: bool) -> Iterator[list[int]]:
         """The rows of the steps that have all points, in ticks of Unix time."""
         for step in window.steps:
-            beside, fp, bp = (
+            others, fp, bp = (
                 _clip(self._covered.get((step.number, phase), _NONE), step.start_ns, step.end_ns)
                 for phase in self._phases
             )
             # Operators that a loader or an optimizer runs in the training thread are not forward.
-            before = np.searchsorted(beside[0], fp[0], side="right") - 1
-            begins = fp[0][(before < 0) | (np.append(beside[1], 0)[before] <= fp[0])]
+            before = np.searchsorted(others[0], fp[0], side="right") - 1
+            begins = fp[0][(before < 0) | (np.append(others[1], 0)[before] <= fp[0])]
             if not len(begins) or (backward and not len(bp[1])):
                 continue
             start, end, first = (
