@@ -177,10 +177,9 @@ class ExporterWorker:
 
     def offer(self, batch: EventBatch) -> None:
         """Queues a batch, or drops and counts it."""
-        count = len(batch)
+        count, size = len(batch.events), batch.nbytes
         if self._counts is not None and not self._counts.needs_events:
-            batch = msgspec.structs.replace(batch, events=np.broadcast_to(_NO_EVENT, count), args=b"")
-        size = _size(batch)
+            batch, size = msgspec.structs.replace(batch, events=np.broadcast_to(_NO_EVENT, count), args=b""), 0
         with self._lock:
             self._accounts.offer(batch.window, count)
             if self._broken:
@@ -200,7 +199,8 @@ class ExporterWorker:
 
     def _append(self, item: Item, size: int = 0) -> None:
         self._bytes += size
-        self._peak = max(self._peak, self._bytes)
+        if self._bytes > self._peak:
+            self._peak = self._bytes
         self._queue.append(item)
         self.items_queued += 1
         self._idle = False

@@ -41,9 +41,10 @@ class Fanout:
 
     def offer(self, batch: EventBatch) -> None:
         """Queues a batch for all exporters, unless it is empty."""
-        if len(batch):
+        count = len(batch.events)
+        if count:
             self.batches += 1
-            self.offered += len(batch)
+            self.offered += count
             for worker in self.workers:
                 worker.offer(batch)
 

@@ -52,7 +52,7 @@ class OpenWindow:
         """Additions to the run's metadata."""
         self.late: list[str] = []
         """Sources that had not delivered everything when it closed."""
-        self._missing: Counter[tuple[str, str]] = Counter()
+        self._missing: dict[tuple[str, str], int] = {}
         self.cut_short = self.needs_last = self.ready = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""
@@ -71,7 +71,7 @@ class OpenWindow:
         self.marks = StepMarks(first)
         self._rows = Rows() if several else None
         self._latest = first.ts
-        self._accepted: Counter[str] = Counter()
+        self._accepted: dict[str, int] = {}
         self._dropped: dict[str, Counter[str]] = {}
 
     def end_at(self, at: int) -> None:
@@ -114,7 +114,7 @@ class OpenWindow:
                 self.count_dropped(source, reason, count)
             self.gap_events += found.gaps
             self._latest = max(self._latest, found.end_ns)  # the lost events may be the last ones
-        self._accepted[source] += found.events - found.gaps
+        self._accepted[source] = self._accepted.get(source, 0) + found.events - found.gaps
         self.events += found.loud
         numbered = self.marks.with_steps(events, found.first_ns)
         if before is not None:
@@ -176,7 +176,7 @@ class OpenWindow:
     @property
     def taken(self) -> int:
         """Number of accepted events, parts of events, steps and gaps."""
-        return self._accepted.total() + self.gap_events
+        return sum(self._accepted.values()) + self.gap_events
 
     @property
     def withheld(self) -> int:
@@ -193,7 +193,7 @@ class OpenWindow:
         first, last = self.interval
         missing = min(end, last) - max(start, first)
         if missing > 0:
-            self._missing[source, why] += missing
+            self._missing[source, why] = self._missing.get((source, why), 0) + missing
 
     @property
     def sources_incomplete(self) -> bool:
@@ -212,7 +212,7 @@ class OpenWindow:
         sources = sorted({*self._accepted, *self._dropped})
         ledgers: dict[str, SourceLedger] = {}
         for source in sources:
-            accepted, dropped = self._accepted[source], dict(self._dropped.get(source, {}))
+            accepted, dropped = self._accepted.get(source, 0), dict(self._dropped.get(source, {}))
             ledgers[source] = SourceLedger(accepted + sum(dropped.values()), accepted, dropped)
         return ledgers
 
@@ -228,7 +228,7 @@ class OpenWindow:
         """Counts and returns the `step_spans`. A pause does not split them: viewers count steps."""
         spans = self.step_spans(fallback_track, last=last)
         if len(spans):
-            self._accepted[STEPS] += len(spans)
+            self._accepted[STEPS] = self._accepted.get(STEPS, 0) + len(spans)
             self._latest = max(self._latest, int(spans["ts"][-1]))
             if self.table is not None:
                 self.table.update(spans)

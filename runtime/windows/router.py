@@ -309,7 +309,7 @@ class WindowRouter:
 
     def _release(self, window: OpenWindow, batch: EventBatch) -> list[EventBatch]:
         batches = window.release(batch)
-        self._released += sum(map(len, batches))
+        self._released += sum([len(one.events) for one in batches])
         return batches
 
     def _without_foreign_marks(self, events: Block) -> Block:

@@ -21,6 +21,9 @@ _NEVER = -(1 << 63)
 MAX_MARKS = 1 << 20
 """Marks of a window, 24 bytes each. A longer window drops the oldest."""
 
+FEW_MARKS = 64
+"""Marks of a window of which none is left out when steps are looked up."""
+
 
 class StepMark(msgspec.Struct, frozen=True, gc=False):
     """A step begins."""
@@ -60,7 +63,7 @@ class StepMarks:
     """Marks in the order of their times, in arrays, for loops of a million steps a second."""
 
     def __init__(self, first: StepMark) -> None:
-        self._columns = _Columns.empty(64)
+        self._columns = _Columns.empty(FEW_MARKS)
         """With room for further marks."""
         for column, value in zip(self._columns, (first.ts, first.parent, first.number, first.track), strict=True):
             column[0] = value
@@ -133,9 +136,9 @@ class StepMarks:
     def with_steps(self, events: Block, first_ns: int) -> Block:
         """A copy in which each event has the number of the step in which it began; the first one began at `first_ns`."""
         # numpy would hand over the interpreter's lock here, and get it back after 5 ms.
-        first = max(bisect_right(self._columns.ts, first_ns, hi=self._count) - 1, 0)
-        marks = self._columns.part(first, self._count)
-        numbered = _core.with_steps(np.ascontiguousarray(events), marks.ts, marks.number)
+        first = max(bisect_right(self._columns.ts, first_ns, hi=self._count) - 1, 0) if self._count > FEW_MARKS else 0
+        ts, number = self._columns.ts[first : self._count], self._columns.number[first : self._count]
+        numbered = _core.with_steps(np.ascontiguousarray(events), ts, number)
         copied: Block = np.frombuffer(numbered, EVENT_DTYPE)
         return copied
 
