@@ -35,7 +35,7 @@ def layout_of(metadata: Mapping[str, Any]) -> ParallelLayout | None:
 
 
 def groups_of(layouts: Iterable[ParallelLayout]) -> list[ParallelGroup]:
-    """The groups of a part of the ranks that several ranks know, each once."""
+    """The groups that do not hold all ranks, as any rank knows them, each once."""
     found = {(group.name, group.ranks): group for layout in layouts for group in layout.groups if group.kind != "all"}
     return [found[key] for key in sorted(found)]
 

@@ -159,11 +159,12 @@ class ChromeFile(TraceFile):
 
     def _event(self, name: str, at: int, args: Mapping[str, Any]) -> str:
         us, ns = divmod(at - self._base, 1000)
-        head = f'{{"ph": "i", "s": "t", "cat": "stepscope", "name": {dumps_records(name)}'
+        row = {"pid": self._run.pid, "tid": NOTES_TID}
+        head = dumps_records({"ph": "i", "s": "t", "cat": "stepscope", "name": name, **row})
         # The program's own values may be of any type.
         text = dumps(args) if args.get("metadata") else dumps_records(args)
         time = f'"{us}.{ns:03}"' if self._layout.unix_times else f"{us}.{ns:03}"
-        return f'{head}, "pid": {self._run.pid}, "tid": {NOTES_TID}, "ts": {time}, "args": {text}}}'
+        return f'{head[:-1]}, "ts": {time}, "args": {text}}}'
 
     def _opening(self, at: int) -> bytes:
         if self._layout.form == "object":

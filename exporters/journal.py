@@ -155,7 +155,7 @@ class JournalExporter:
         if self._in_group and self._group_has_news:
             return
         metadata = dict(self._run.metadata())
-        if metadata != self._metadata:
-            self._metadata = metadata
+        if metadata != self._metadata or (metadata and not self.writer.has_metadata):
             self.writer.write_metadata(metadata)
+            self._metadata = metadata
         self._group_has_news = True

@@ -18,7 +18,7 @@ StepscopeError
 """
 
 INCOMPLETE = 3
-"""Exit code of a command that did what it could, and names what is missing."""
+"""Exit code of `stepscope merge` and `recover`: done, but something could not be read, which is named."""
 
 
 class StepscopeError(Exception):

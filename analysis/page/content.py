@@ -40,6 +40,8 @@ MOST_DEVICES = 16
 """Of a process, that are shown."""
 MOST_PIPELINES = 8
 """Of a process, that are shown."""
+MOST_GROUPS = 500
+"""Groups of ranks that are shown."""
 MOST_TEXT = 1_000
 """Characters of a value of the run's metadata."""
 MOST_METADATA = 100
@@ -168,7 +170,9 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     rank_columns: tuple[str, ...]
     ranks: Sequence[RankRow]
     groups: Sequence[ParallelGroup]
-    """Of all ranks, those of a part of them."""
+    """Groups known to any rank, except those of all ranks. At most `MOST_GROUPS`."""
+    more_groups: int
+    """Groups that are not shown."""
     losses: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
@@ -193,6 +197,7 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
     room = max(len(chosen), 1)
     processes = tuple(_process(*pairs[at], room, several) for at in chosen)
     columns, rank_rows = _ranks(pairs if several else [], named)
+    groups = groups_of(filter(None, (layout_of(rank.metadata) for rank in recording.ranks)))
     return Content(
         answer=answer,
         title=recording.path.resolve().name or str(recording.path),
@@ -201,7 +206,8 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
         hidden=len(pairs) - len(chosen),
         rank_columns=columns,
         ranks=rank_rows,
-        groups=groups_of(filter(None, (layout_of(rank.metadata) for rank in recording.ranks))),
+        groups=groups[:MOST_GROUPS],
+        more_groups=max(len(groups) - MOST_GROUPS, 0),
         losses=tuple(
             (f"{label_of(rank)}: {reason}" if several else reason, f"{count:,}")
             for rank in recording.ranks
@@ -259,7 +265,7 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
         parts=parts_table(parts_of_step(answer)),
         devices=_devices(summary),
         device_views=tuple(_device_view(device) for device in answer.devices[:MOST_DEVICES]),
-        pipelines=tuple(_pipeline_view(each) for each in _sampled(summary.pipelines)[:MOST_PIPELINES]),
+        pipelines=tuple(_pipeline_view(each) for each in _measured(summary.pipelines)[:MOST_PIPELINES]),
         spans=tuple(rows[: MOST_ROWS // room]),
         names=len(rows),
         steps=len(summary.facts),
@@ -329,8 +335,8 @@ def _device_view(device: DeviceAnswer) -> DeviceView:
     )
 
 
-def _sampled(pipelines: Iterable[DataPipeline]) -> list[DataPipeline]:
-    """The pipelines of which more is known than their operators."""
+def _measured(pipelines: Iterable[DataPipeline]) -> list[DataPipeline]:
+    """The pipelines whose queues, processors or waits were recorded."""
     return [
         pipeline
         for pipeline in pipelines

@@ -1,11 +1,12 @@
-/* Threads that run Python: some that the interpreter has not started, and the profile functions of others. */
+/* Starts threads without the interpreter, removes profile functions of others, and reads the native stack of this one. CPython
+ * 3.12.0 and 3.12.1 start no thread at their exit. */
 #include "core.h"
 #include <dlfcn.h>
 #include <execinfo.h>
 
 typedef struct { PyObject *function, *args; } Call;
 
-static void *run(void *given) {
+static void *run_call(void *given) {
     Call call = *(Call *)given;
     free(given);
     PyGILState_STATE state = PyGILState_Ensure();
@@ -25,7 +26,7 @@ PyObject *native_thread_py_start(PyObject *self, PyObject *given) {
     if (!call) return PyErr_NoMemory();
     *call = (Call){Py_NewRef(function), Py_NewRef(args)};
     pthread_t thread;
-    if (pthread_create(&thread, NULL, run, call) == 0)
+    if (pthread_create(&thread, NULL, run_call, call) == 0)
         return pthread_detach(thread), PyLong_FromUnsignedLong((unsigned long)thread);
     Py_DECREF(function);
     Py_DECREF(args);

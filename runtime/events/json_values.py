@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -12,16 +12,23 @@ from stepscope.runtime.events.value_texts import shown
 
 MAX_DEPTH = 16
 MAX_ITEMS = 10_000
+MAX_CONTAINERS = 100_000
+"""Containers of one value that are looked into, as small ones may hold each other many times."""
 MAX_TEXT = 1 << 20
 
 
 def plain(value: Any, *, depth: int = MAX_DEPTH, items: int | None = MAX_ITEMS) -> Any:
-    """Reduces a value to dicts with text keys, lists, text, 64-bit integers, floats, booleans and `None`.
+    """Reduces a value to dicts with text keys, lists, text, integers from -2^63 to 2^64 - 1, floats, booleans and `None`.
 
-    Values of well-known types become their text (`value_texts.shown`). Objects of other types become the name of their type, as
-    their `repr` could be slow, wait for a device, or raise. Lone surrogates become text such as `\\udc80`. Containers below `depth`
-    become the name of their type. Containers are cut to `items`, texts to a million characters.
+    Other integers become hexadecimal text. Values of well-known types become their text (`value_texts.shown`), msgspec's structs
+    dicts. Objects of other types become the name of their type, as their `repr` could be slow, wait for a device, or raise. Lone
+    surrogates become text such as `\\udc80`. Containers below `depth`, and those after the first `MAX_CONTAINERS`, become the name of their
+    type. Containers are cut to `items` (`None`: not at all), texts to a million characters.
     """
+    return _reduce(value, depth, items, iter(range(MAX_CONTAINERS)))
+
+
+def _reduce(value: Any, depth: int, items: int | None, room: Iterator[int]) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -34,17 +41,17 @@ def plain(value: Any, *, depth: int = MAX_DEPTH, items: int | None = MAX_ITEMS) 
     kind = type(value).__name__
     container: Any = value
     if isinstance(value, msgspec.Struct):
-        return plain(msgspec.structs.asdict(value), depth=depth, items=items)
+        return _reduce(msgspec.structs.asdict(value), depth, items, room)
     if isinstance(value, Mapping):
-        if depth <= 0:
+        if depth <= 0 or next(room, None) is None:
             return f"<{kind} of {len(container)}>"
-        return {_key(key): plain(item, depth=depth - 1, items=items) for key, item in list(container.items())[:items]}
+        return {_key(key): _reduce(item, depth - 1, items, room) for key, item in list(container.items())[:items]}
     if isinstance(value, list | tuple | set | frozenset):
-        if depth <= 0:
+        if depth <= 0 or next(room, None) is None:
             return f"<{kind} of {len(container)}>"
-        return [plain(item, depth=depth - 1, items=items) for item in list(container)[:items]]
+        return [_reduce(item, depth - 1, items, room) for item in list(container)[:items]]
     known = shown(value)
-    return f"<{kind}>" if known is None else plain(known, depth=depth, items=items)
+    return f"<{kind}>" if known is None else _reduce(known, depth, items, room)
 
 
 def _key(key: Any) -> str:

@@ -97,7 +97,7 @@ class SupportsDeferredAck(Protocol):
     """
 
     def settle(self) -> Iterable[DeliveryResult]:
-        """Returns outcomes since the last call. Called on the exporter's thread, after each of its methods."""
+        """Returns outcomes since the last call. Called on the exporter's thread, after each of its methods, or at a group's end."""
         ...
 
 
@@ -125,7 +125,7 @@ class Counting(Protocol):
         ...
 
     def take_lost(self) -> Iterable[Lost]:
-        """Returns losses since the last call. Called on the exporter's thread, after each of its methods."""
+        """Returns losses since the last call. Called on the exporter's thread, after each of its methods, or at a group's end."""
         ...
 
 

@@ -44,10 +44,10 @@ PATIENCE = 0.25
 """Longest time that the loop waits for one batch of a slow exporter, in seconds."""
 
 GROUP_ITEMS = 64
-"""Limit of items whose small writes are put together."""
+"""Most items in a group, whose small writes are put together."""
 
-GROUP_BYTES = 64 << 10
-"""Limit of the events of these items, beyond the last one of them."""
+TAKEN_BYTES = 64 << 10
+"""Bytes of events after which no further item joins a group."""
 
 WINDOWS_WAITING = 1000
 """Limit of windows that wait in a queue to be closed. Beyond that, the exporter gets no further windows."""
@@ -66,7 +66,7 @@ class WindowDiscarded(msgspec.Struct, frozen=True):
 
 
 class _Exported(msgspec.Struct, frozen=True):
-    """A batch that the exporter has taken, without its memory."""
+    """The window and number of events of an exported batch, without the events."""
 
     window: int
     events: int
@@ -136,7 +136,7 @@ class ExporterWorker:
         self._accounts = Accounts()
         self._kept: UnsentFiles | None = None
         self._cap_seen = 0
-        self._written_before: int = 0
+        self._written_before = 0
         """Events in the exporter's files before the current batch."""
         self._grouped = exporter if isinstance(exporter, SupportsGroupedWrites) else None
         self._in_group = False
@@ -293,7 +293,7 @@ class ExporterWorker:
             handled = self._handled
             with anyio.move_on_after(PATIENCE) as waited:
                 await self._progress.wait_for(lambda: self._handled != handled)  # noqa: B023
-            self._stuck = waited.cancelled_caught
+            self._stuck = waited.cancelled_caught and self._handled == handled
 
     def finish(self) -> None:
         """No further batches will be offered."""
@@ -421,11 +421,11 @@ class ExporterWorker:
                 self._collect_results()
 
     def _take(self) -> bool:
-        """Takes the next item from the queue, and with it, if the exporter puts small writes together, further small ones. Returns
-        whether there was one."""
+        """Moves the next item from the queue to `_taken`; for an exporter that groups writes, further ones too, up to `GROUP_ITEMS`
+        and about `TAKEN_BYTES`. Returns whether there was one."""
         with self._lock:
             most, size = 1 if self._grouped is None else GROUP_ITEMS, 0
-            while self._queue and len(self._taken) < most and size < GROUP_BYTES:
+            while self._queue and len(self._taken) < most and size < TAKEN_BYTES:
                 item = self._queue.popleft()
                 self._taken.append(item)
                 if isinstance(item, EventBatch):
@@ -490,8 +490,8 @@ class ExporterWorker:
     async def _close_window(self, item: WindowClosed) -> None:
         if not self._broken:
             window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
-            await self._guard("close_window", self.exporter.close_window, window)
-            if not self._in_group:
+            done = await self._guard("close_window", self.exporter.close_window, window)
+            if not (done and self._in_group and self._cap() == self._cap_seen):
                 self._collect_results()
         with self._lock:
             if not self._in_group:
@@ -540,7 +540,7 @@ class ExporterWorker:
                 self._accounts.export(batch.window, done)
                 self._accounts.drop(batch.window, lost, rest - done)
                 self._remove()
-        if not self._in_group:
+        if lost or not self._in_group or cap > self._cap_seen:
             self._collect_results()
 
     def _cap(self) -> int:
@@ -616,7 +616,7 @@ class ExporterWorker:
                 name=self.name,
                 ledger=self._accounts.total(),
                 batches=self._batches,
-                waiting_batches=len(self._queue),
+                waiting_batches=sum(isinstance(item, EventBatch) for item in waiting),
                 waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch))
                 + self._accounts.in_flight,
                 waiting_bytes=self._bytes,

@@ -170,6 +170,8 @@ class JournalWriter:
         """Pieces, bytes and frames of these that are complete, and wait for the end of the group."""
         self._unwritten = 0
         """Events among them."""
+        self._earlier = False
+        """Whether frames of earlier calls are among those that are written now."""
         self._grouping = False
         self._open_windows: set[int] = set()
         self._windows = 0
@@ -185,6 +187,11 @@ class JournalWriter:
     def sync_word(self) -> bytes:
         """The sync word of the file's frames."""
         return self._sync
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether it has the metadata that were given last; those of a group that the system refused must be given again."""
+        return bool(self._metadata)
 
     @property
     def is_open(self) -> bool:
@@ -298,6 +305,7 @@ class JournalWriter:
                 self._commit(self._fsync == "always")
                 self._open_windows.add(batch.window)
                 self.written += count
+                self._unwritten += count if self._pending else 0
                 self._segment_events[batch.window] += count
                 self.arguments_cut += cut
 
@@ -482,6 +490,7 @@ class JournalWriter:
         with self._lock:
             self._grouping = False
             if self._pending:
+                self._earlier = True
                 self._write_pending(False)
             if self._file is not None:
                 self._begin_index_or_segment()
@@ -545,8 +554,6 @@ class JournalWriter:
 
     def _begin_segment(self, file: AppendFile) -> None:
         self._write_index(self._reserve)
-        if self._pending:
-            self._write_pending(False)
         last, end = file.segment, file.size
         payloads = [(fmt.FrameType.RUN, self._run), (fmt.FrameType.METADATA, self._metadata)]
         frames = [(kind, payload) for kind, payload in payloads if payload]
@@ -650,6 +657,7 @@ class JournalWriter:
 
     def _commit(self, sync: bool) -> None:
         """Writes all pending frames, or none. Within a group, they may wait."""
+        self._earlier = self._complete[0] > 0
         self._complete = len(self._pending), self._pending_bytes, self._pending_frames
         if not self._grouping or sync or self._pending_bytes > GROUP_BYTES:
             self._write_pending(sync)
@@ -663,7 +671,7 @@ class JournalWriter:
             self.end = file.size
             self.changed.notify_all()
         except BaseException:
-            if self._unwritten:
+            if self._earlier:
                 # Frames of earlier calls are gone: what they said is said again, and positions do not hold.
                 self.lost += self._unwritten
                 self._open_windows.clear()

@@ -30,7 +30,7 @@ log = logging.getLogger("stepscope")
 DAY = 86_400.0
 """Seconds for which a session stays that no run needs, while there is memory."""
 WEEK = 7 * DAY
-"""The same for a session that was not recovered."""
+"""Seconds for which a session stays that a run still needs, while there is memory."""
 FREE_SHARE = 1 / 8
 FREE_BYTES = 4 << 30
 """Free space for a new run, for which younger sessions are removed, too: this share, and at most so many bytes."""

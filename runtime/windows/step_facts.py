@@ -132,8 +132,8 @@ _COLLECTIVE = re.compile(
     r"|Send|Receive|BatchISendIRecv)(?:V|VC|V2)?-op\d",
     re.IGNORECASE,
 )
-"""How the names of spans begin in which a rank waits for others: as torch names them, as people do, and as MindSpore does, with a scope before
-and a number behind: `Default/AllReduce-op4` (mindspore/ops/operations/comm_ops.py)."""
+"""How the names of spans begin in which a rank waits for others: as torch names them, as people do, and as MindSpore does, between a scope
+and a number: `Default/AllReduce-op4` (mindspore/ops/operations/comm_ops.py)."""
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
 _WAITS = frozenset({"data", "dataloader"})
 """Categories of spans in which the program waits for a batch."""

@@ -22,7 +22,7 @@ MAX_MARKS = 1 << 20
 """Marks of a window, 24 bytes each. A longer window drops the oldest."""
 
 FEW_MARKS = 64
-"""Marks of a window of which none is left out when steps are looked up."""
+"""Up to so many marks of a window, all are passed to the core: a search for the first one that matters costs more."""
 
 
 class StepMark(msgspec.Struct, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""Outlets that run, and what is given to them."""
+"""Workers of exporters that run, and the items that are given to them."""
 
 from __future__ import annotations
 

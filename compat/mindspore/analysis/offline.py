@@ -43,7 +43,7 @@ log = logging.getLogger("stepscope")
 EVERYTHING = ProfilerOptions(
     profile_communication=True, data_process=True, profile_memory=True, profile_framework="all", with_stack=True
 )
-"""Options by which every product is made that there are data for: those of a run that `stepscope.mindspore` has not recorded."""
+"""The options of a run that `stepscope.mindspore` did not record: every product that it has data for."""
 
 DEPTH = 6
 """Levels of directories below a path that are looked at."""
@@ -262,11 +262,12 @@ def _analyse_run(
     )
     done: list[WindowAnalysis] = []
     for index, window in windows.items():
-        place = (
-            directory
-            if index == min(windows)
-            else _sibling(directory, index, named_device(request.options, target.device))
-        )
+        if index == min(windows):
+            place = directory
+        elif recorded.info.run:
+            place = _sibling(directory, index, named_device(request.options, target.device))
+        else:  # of a run that `stepscope.mindspore` did not record
+            place = directory / f"window_{index}"
         done.append(analyse_window(journal, index if window is None else window, place, request)[0])
     whole = all(each.complete for each in done) and recorded.content.ended
     if options.data_simplification and whole and directory != recorded.raw:

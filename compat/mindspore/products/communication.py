@@ -26,7 +26,8 @@ TOTAL = "Total Op Info"
 """MindSpore's name for the sum of a group: the time that any of it ran."""
 
 HCCL = ("step_num", "communication_cost", "wait_cost", "link_info", "communication_operator_cost")
-"""Header of older versions of MindSpore (mindspore/profiler/parser/hccl_parser.py). Times are ms; a link has ms, kB and kB/s, the last two columns are JSON."""
+"""Header of older versions of MindSpore (mindspore/profiler/parser/hccl_parser.py). Times are ms; a link has ms, kB and kB/s. The last
+two columns are JSON."""
 
 MEGABYTE = 1e6
 _Runs = list[tuple[CollectiveRun, int | None]]

@@ -38,7 +38,7 @@ POINTS = (
 FORWARD_POINTS = ("step_num", "start_point", "end_point", "total", "fp_point", "iteration_interval", "fp")
 """Headers of older versions of MindSpore (mindspore/profiler/parser/step_trace_parser.py), with backward and without."""
 DATA_OR_OPTIMIZER, FORWARD, BACKWARD = "data or optimizer", "forward", "backward"
-"""Kinds of time by which points are found."""
+"""Keys of `_covered`: the time of these phases, by which points are found."""
 TICK_NS: Final = 10
 """The unit of times in `step_trace_raw_<rank>_detail_time.csv`."""
 
@@ -66,8 +66,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTimes(Product):
-    """Writes `step_trace_time.csv`, and `step_trace_raw_<rank>_detail_time.csv` of the steps with forward. Where there are no operators, the
-    program's own spans stand for them in the former."""
+    """Writes `step_trace_time.csv`, where the program's own spans stand for operators if there are none, and
+    `step_trace_raw_<rank>_detail_time.csv` of the steps that have a forward part."""
 
     name = "step times"
 

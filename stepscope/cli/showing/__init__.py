@@ -1,1 +1,1 @@
-"""Commands that show what was recorded: `explain`, `report`, `view`, `windows`."""
+"""Commands whose result is for people to look at: `explain`, `report` with its page, `view`, `windows`."""

@@ -15,13 +15,14 @@ from stepscope.compat.mindspore.options.options import ProfilerOptions
 DESCRIPTION = """\
 Makes the tables and timelines of MindSpore's profiler from what stepscope.mindspore recorded: from recordings that were not
 analysed while training ran, also those of a killed process. It names each directory that it skips, with the reason. Any other
-run of stepscope gets every product that it has data for, and keeps its journal.
+run of stepscope gets every product that it has data for, and keeps its journal. A killed run is recovered first, and what it left
+in memory is freed.
 """
 
 EPILOG = """\
 examples:
   stepscope analyse ./data
-  stepscope analyse runs/exp1                             ASCEND_PROFILER_OUTPUT beside each journal
+  stepscope analyse runs/exp1              ASCEND_PROFILER_OUTPUT beside each journal; of later windows, in window_1, ...
   stepscope analyse ./dyn_profile_data/rank0_start10_stop20 --pretty
   stepscope analyse ./data --rank 3 --steps 10 12 14 --keep-raw
 

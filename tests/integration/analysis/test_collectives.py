@@ -130,7 +130,7 @@ def test_files_of_mindspore_for_two_ranks(tmp_path: Path, monkeypatch: pytest.Mo
             assert {row["wait_cost"] for row in csv.DictReader(file)} == {""}, "not known"
     Profiler.offline_analyse(tmp_path, data_simplification=False)
     found: dict[int, Any] = {}
-    (waits,) = [window for window in output.windows_below(tmp_path) if output.info(window)["rank_id"] == "0"]
+    (first,) = [window for window in output.windows_below(tmp_path) if output.info(window)["rank_id"] == "0"]
     for window in output.windows_below(tmp_path):
         found[int(output.info(window)["rank_id"])] = communication(window, f"{PRODUCTS}-2")
     for step in ("step0", "step1", "step2"):
@@ -143,7 +143,7 @@ def test_files_of_mindspore_for_two_ranks(tmp_path: Path, monkeypatch: pytest.Mo
         assert bandwidth["Size Distribution"] == {"3.0": [1, pytest.approx(times["Transit Time(ms)"])]}
         total = found[0][step]["collective"]["Total Op Info"]
         assert total["Communication Time Info"]["Wait Time(ms)"] == times["Wait Time(ms)"]
-        with (waits / f"{PRODUCTS}-2" / "hccl_raw_0.csv").open(newline="") as file:
+        with (first / f"{PRODUCTS}-2" / "hccl_raw_0.csv").open(newline="") as file:
             rows = {row["step_num"]: row for row in csv.DictReader(file)}
         row = rows[step.removeprefix("step")]
         number, cost, wait, _ = json.loads(row["communication_operator_cost"])["AllReduce-op4"]

@@ -104,3 +104,10 @@ def test_depth_and_cycles_end(wrap: Callable[[Any], Any]) -> None:
     assert "<" in dumps(cycle)
     cycle.append(cycle)
     assert len(dumps(cycle)) < 10_000_000
+
+
+def test_containers_that_hold_each_other_many_times() -> None:
+    """A small value may stand for 10^16: a bounded number of containers is looked into."""
+    tree: list[Any] = []
+    tree.extend([tree] * 10)
+    assert len(dumps(tree)) < 100_000_000

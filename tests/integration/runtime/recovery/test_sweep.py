@@ -153,7 +153,7 @@ def test_a_note_that_is_not_of_the_session_needs_it_not(left: Left, tmp_path: Pa
 
 
 def test_a_session_that_was_not_recovered_goes_after_a_week(left: Left, caplog: pytest.LogCaptureFixture) -> None:
-    """The run that needs it says so."""
+    """The run's note and the log say so."""
     old, young = left.run("old", WEEK + DAY), left.run("young", WEEK - DAY)
     sweep(left.sessions)
     assert [path.exists() for _, path in (old, young)] == [False, True]

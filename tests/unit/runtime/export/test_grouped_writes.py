@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.export import exporter_worker
+from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.append_file import AppendFile
@@ -92,6 +94,94 @@ async def test_a_group_that_was_not_written_is_lost(tmp_path: Path) -> None:
     await worker.run()
     assert ledger_of(worker).dropped == {"closed": 20} and ledger_of(worker).exported == 0
     assert found
+
+
+class Counted(Grouped):
+    """Counts what it writes, as files do. Of some windows it writes a part only: `refused` by its size limit, `failed` with an error."""
+
+    def __init__(self, *, refused: int = 0, failed: int = 0, refused_at_end: int = 0) -> None:
+        super().__init__()
+        self.written = self.dropped_cap = 0
+        self._refused, self._failed, self._refused_at_end = refused, failed, refused_at_end
+
+    def take_lost(self) -> list[Lost]:
+        return []
+
+    async def export(self, batch: EventBatch) -> None:
+        odd = batch.window == 1
+        self.dropped_cap += self._refused * odd
+        self.written += len(batch) - (self._refused + self._failed) * odd
+        if odd and self._failed:
+            raise OutputError("the disk is full")
+        await super().export(batch)
+
+    async def close_window(self, window: Window) -> None:
+        self.dropped_cap += self._refused_at_end * (window.index == 1)
+        await super().close_window(window)
+
+
+async def accounts(exporter: Counted, tmp_path: Path) -> list[tuple[int, dict[str, int]]]:
+    """Events exported and dropped of three windows of ten events each, which are one group."""
+    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    for index in range(3):
+        worker.offer(batch(index))
+        worker.close_window(closed(index))
+    worker.finish()
+    await worker.run()
+    assert exporter.order.count("begin") == 1
+    ledgers = [ledger_of(worker, index) for index in range(3)]
+    assert not any(ledger.in_flight for ledger in ledgers)
+    return [(ledger.exported, dict(ledger.dropped)) for ledger in ledgers]
+
+
+async def test_a_call_that_fails_within_a_group(tmp_path: Path) -> None:
+    """A part of its batch was written; batches before and after it are whole."""
+    found = await accounts(Counted(failed=4), tmp_path)
+    assert found == [(10, {}), (6, {"error": 4}), (10, {})]
+
+
+async def test_the_size_limit_within_a_group(tmp_path: Path) -> None:
+    """Events that are refused count in their own window, those of a window's end as well."""
+    assert await accounts(Counted(refused=3), tmp_path) == [(10, {}), (7, {"cap": 3}), (10, {})]
+    assert await accounts(Counted(refused_at_end=2), tmp_path) == [(10, {}), (8, {"cap": 2}), (10, {})]
+
+
+async def test_a_cancellation_within_a_group(tmp_path: Path) -> None:
+    """The events before it are in the file that `aclose` completes; the rest counts as dropped."""
+    exporter = Counted()
+    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    original = exporter.export
+    hangs = anyio.Event()
+
+    async def export(batch: EventBatch) -> None:
+        if batch.window == 1:
+            hangs.set()
+            await anyio.sleep_forever()
+        await original(batch)
+
+    exporter.export = export  # type: ignore[method-assign]
+    for index in range(3):
+        worker.offer(batch(index))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        await hangs.wait()
+        tasks.cancel_scope.cancel()
+    worker.abandon()
+    found = [(ledger_of(worker, index).exported, ledger_of(worker, index).dropped) for index in range(3)]
+    assert found == [(10, {}), (0, {"closed": 10}), (0, {"closed": 10})]
+
+
+async def test_a_group_has_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No item joins a group that has enough; ends of windows have no size."""
+    monkeypatch.setattr(exporter_worker, "TAKEN_BYTES", 1)
+    exporter = Grouped()
+    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    for index in range(2):
+        worker.offer(batch(index))
+        worker.close_window(closed(index))
+    worker.finish()
+    await worker.run()
+    assert exporter.order == ["export", "begin", "close", "export", "end", "close"]
 
 
 @pytest.mark.parametrize("make", [JournalExporter, ChromeTraceExporter])
