@@ -130,6 +130,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     devices: Parts | None
     device_views: tuple[DeviceView, ...]
     pipelines: tuple[PipelineView, ...]
+    more_pipelines: int
+    """Pipelines that are not shown."""
     spans: tuple[Row, ...]
     names: int
     """Names of spans that there are; the table has the first of them."""
@@ -258,6 +260,7 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
     memory = _memory(summary.facts, MOST_STEPS // room)
     label = label_of(summary)
     rows = sorted(summary.rows, key=lambda row: -row.self)
+    pipelines = _measured(summary.pipelines)
     return Process(
         label=f"{label} on {summary.recorded.host}" if several and summary.recorded.host else label,
         answer=answer,
@@ -265,7 +268,8 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
         parts=parts_table(parts_of_step(answer)),
         devices=_devices(summary),
         device_views=tuple(_device_view(device) for device in answer.devices[:MOST_DEVICES]),
-        pipelines=tuple(_pipeline_view(each) for each in _measured(summary.pipelines)[:MOST_PIPELINES]),
+        pipelines=tuple(_pipeline_view(each) for each in pipelines[:MOST_PIPELINES]),
+        more_pipelines=max(len(pipelines) - MOST_PIPELINES, 0),
         spans=tuple(rows[: MOST_ROWS // room]),
         names=len(rows),
         steps=len(summary.facts),

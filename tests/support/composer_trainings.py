@@ -102,7 +102,7 @@ def test_a_training_that_goes_on(tmp_path: Path) -> None:
     check(traced, runs, [(12, 13)])
 
 
-def test_control_records_steps_beside_composers_schedule(tmp_path: Path) -> None:
+def test_a_requested_window_and_the_schedule_of_composer(tmp_path: Path) -> None:
     """Where Composer has a profiler."""
     traced, runs = handler(tmp_path, control=SOCKET)
     profiler = profiler_of(tmp_path, traced, wait=1, warmup=0, active=2, repeat=1)

@@ -59,16 +59,22 @@ class Grouped(MemoryExporter):
         await super().close_window(window)
 
 
-async def test_items_that_wait_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a limited size. Its items are handled, and its windows closed, when it was written; one item alone is no group."""
-    monkeypatch.setattr(exporter_worker, "GROUP_ITEMS", 4)
-    exporter = Grouped()
+async def export_windows(exporter: Grouped, tmp_path: Path, count: int) -> ExporterWorker:
+    """Has an exporter handle so many windows of ten events, which all wait when it begins."""
     exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
-    for index in range(3):
+    for index in range(count):
         worker.offer(batch(index))
         worker.close_window(closed(index))
     worker.finish()
     await worker.run()
+    return worker
+
+
+async def test_items_that_wait_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a limited size. Its items are handled, and its windows closed, when it was written; one item alone is no group."""
+    monkeypatch.setattr(exporter_worker, "GROUP_ITEMS", 4)
+    exporter = Grouped()
+    worker = await export_windows(exporter, tmp_path, 3)
     pairs = ["export", "close"]
     assert exporter.order == ["begin", *pairs, *pairs, "end", "begin", *pairs, "end"]
     assert exporter.handled == [0, 4] and worker.handled == 6
@@ -122,12 +128,7 @@ class Counted(Grouped):
 
 async def accounts(exporter: Counted, tmp_path: Path) -> list[tuple[int, dict[str, int]]]:
     """Events exported and dropped of three windows of ten events each, which are one group."""
-    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
-    for index in range(3):
-        worker.offer(batch(index))
-        worker.close_window(closed(index))
-    worker.finish()
-    await worker.run()
+    worker = await export_windows(exporter, tmp_path, 3)
     assert exporter.order.count("begin") == 1
     ledgers = [ledger_of(worker, index) for index in range(3)]
     assert not any(ledger.in_flight for ledger in ledgers)
@@ -175,12 +176,7 @@ async def test_a_group_has_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """No item joins a group that has enough; ends of windows have no size."""
     monkeypatch.setattr(exporter_worker, "TAKEN_BYTES", 1)
     exporter = Grouped()
-    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
-    for index in range(2):
-        worker.offer(batch(index))
-        worker.close_window(closed(index))
-    worker.finish()
-    await worker.run()
+    await export_windows(exporter, tmp_path, 2)
     assert exporter.order == ["export", "begin", "close", "export", "end", "close"]
 
 
