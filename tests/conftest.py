@@ -40,6 +40,9 @@ settings.register_profile("all", deadline=None)
 
 WHICH = "STEPSCOPE_TESTS"
 """Environment variable by which worker processes learn which tests run: `everyday` or `all`."""
+RUN_AGAIN = tuple(Path(__file__).with_name(folder) for folder in ("integration", "system", "stress"))
+"""Tests with real processes and servers, of which those that fail run once more: a machine that others load for seconds breaks
+their timeouts. The summary counts them as rerun."""
 SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")
 
 
@@ -63,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the slow tests, if only the everyday ones are to run; notes which rows of the checklist each test shows."""
     for item in items:
+        if any(item.path.is_relative_to(folder) for folder in RUN_AGAIN):
+            item.add_marker(pytest.mark.flaky(reruns=1))
         item.user_properties += [("checklist", row) for mark in item.iter_markers("checklist") for row in mark.args]
     if os.environ[WHICH] == "all":
         return
@@ -100,9 +105,9 @@ class FailuresAtOnce:
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Shows a test that failed."""
+        """Shows a test that failed, also if it runs once more."""
         terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
-        if report.failed and terminal is not None:
+        if report.outcome in ("failed", "rerun") and terminal is not None:
             terminal.write_line(f"\n{report.nodeid} failed ({report.when}):\n{report.longreprtext}")
 
 

@@ -119,14 +119,14 @@ class NatsTransport(Transport):
         await self._back()
         try:
             jetstream = layout.jetstream(client, self._settings.timeout)
+            if self._obey is not None:  # before the stream is announced: a collector may give a command at once
+                await layout.answer(client, names.orders, self._ordered)
             try:
                 await self._greet(jetstream, names)
             except (NoStreamResponseError, TimeoutError):  # the team has no bucket yet, or no stream
                 await layout.create(jetstream, self._names, self._limits)
                 await self._greet(jetstream, names)
             self._max_bytes = client.max_payload - layout.OVERHEAD
-            if self._obey is not None:
-                await layout.answer(client, names.orders, self._ordered)
             beside = (
                 self._compare_clocks(lambda ping: self._ask(client, names.clock, ping)),
                 self._say_again(jetstream, names.key),
@@ -136,8 +136,9 @@ class NatsTransport(Transport):
             try:
                 await self._publish_all(jetstream, names.frames, hello.stream)
             finally:
-                await end_tasks(*tasks, *self._orders)
+                await end_tasks(*tasks)
         finally:
+            await end_tasks(*self._orders)
             await client.close()
 
     async def _greet(self, jetstream: JetStreamContext, names: StreamNames) -> None:

@@ -70,6 +70,31 @@ async def test_a_process_answers_any_collector(server: NatsServer, tmp_path: Pat
             await process.order(STATUS, 10.0)
 
 
+async def test_a_command_that_is_given_as_soon_as_a_process_is_known(server: NatsServer, tmp_path: Path) -> None:
+    """A process listens to commands before it says whose stream it sends."""
+
+    def control(command: Command) -> Future[Answer]:
+        answer: Future[Answer] = Future()
+        answer.set_result(Answer(pid=1234))
+        return answer
+
+    async with connected(server.url) as client:
+        hellos = await layout.bucket(layout.jetstream(client), NAMES.hellos)
+        announced = await hellos.watchall(ignore_deletes=True)
+        exporter = NatsExporter(server.url, settings=QUICK)
+        await exporter.open(msgspec.structs.replace(run_in(tmp_path), control=control))
+        async for entry in announced:
+            if entry is not None:  # which only ends the list of those there were before
+                assert entry.value is not None
+                hello, _ = protocol.decode(entry.value)
+                break
+        assert isinstance(hello, protocol.Hello)
+        answer = await NatsProcess(client, NAMES.of(hello.run, hello.stream), hello).order(STATUS, 10.0)
+        assert answer.pid == 1234
+        await announced.stop()
+        await exporter.aclose()
+
+
 async def test_a_process_that_takes_no_commands(server: NatsServer, tmp_path: Path) -> None:
     """It does not listen to any."""
     exporter = NatsExporter(server.url, settings=QUICK)
