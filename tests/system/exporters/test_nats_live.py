@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -80,14 +81,14 @@ async def test_a_command_that_is_given_as_soon_as_a_process_is_known(server: Nat
 
     async with connected(server.url) as client:
         hellos = await layout.bucket(layout.jetstream(client), NAMES.hellos)
-        announced = await hellos.watchall(ignore_deletes=True)
+        untyped: Any = hellos
+        announced: Any = await untyped.watchall(ignore_deletes=True)
         exporter = NatsExporter(server.url, settings=QUICK)
         await exporter.open(msgspec.structs.replace(run_in(tmp_path), control=control))
-        async for entry in announced:
-            if entry is not None:  # which only ends the list of those there were before
-                assert entry.value is not None
-                hello, _ = protocol.decode(entry.value)
-                break
+        entry = await announced.updates(10.0)
+        while entry is None:  # that ends the list of those there were before
+            entry = await announced.updates(10.0)
+        hello, _ = protocol.decode(entry.value)
         assert isinstance(hello, protocol.Hello)
         answer = await NatsProcess(client, NAMES.of(hello.run, hello.stream), hello).order(STATUS, 10.0)
         assert answer.pid == 1234
