@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import re
 import time
 from pathlib import Path
@@ -34,8 +35,9 @@ WEEK = 7 * DAY
 FREE_SHARE = 1 / 8
 FREE_BYTES = 4 << 30
 """Free space for a new run, for which younger sessions are removed, too: this share, and at most so many bytes."""
-PAUSE = 0.02
-"""Seconds between two sessions while the process trains: to look at one takes half a millisecond, often with the interpreter's lock."""
+PAUSE = 0.2
+"""Seconds between two sessions while the process trains: to look at one takes up to two milliseconds with the interpreter's lock, and
+hundreds of sessions may be left."""
 
 MEMORY = Path("/dev/shm")
 _MEMINFO = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
@@ -101,7 +103,9 @@ def sweep(place: Path, pause: float = 0.0) -> None:
         pause: seconds to wait before each session, for other threads.
     """
     sessions: list[KilledSession] = []
-    for directory in place.glob(f"{PREFIX}*"):
+    directories = list(place.glob(f"{PREFIX}*"))
+    random.shuffle(directories)  # a process that ends before it has seen all looks at others than the one before
+    for directory in directories:
         if pause and _stop.wait(pause):
             return
         try:
