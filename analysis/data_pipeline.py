@@ -7,7 +7,7 @@ and its workers. The thresholds are those of MindSpore 2.10 (`BottleneckAnalyzer
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.analysis.findings import OperatorAnswer, PipelineAdvice, PipelineAnswer
 from stepscope.backends.pipeline_events import CATEGORY, HANDED_ON, PIPELINE, WAITED, label
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.arguments import arguments
@@ -32,6 +33,8 @@ QUEUE_DIFFERENCE_PERCENT = 50.0
 """By how much more an operator's input is filled than its output, if it is slower than the one before."""
 STARVED_PERCENT = 10.0
 """The input of an operator is as good as empty if it is filled to less than this."""
+MOST_PIPELINES = 8
+"""Pipelines of a process in its answer."""
 MOST_ITEMS = 1 << 31
 """A larger number of items or workers is an error of the recording."""
 MOST_SAMPLES = 200_000
@@ -153,6 +156,46 @@ def bottleneck_of(advice: Iterable[Advice]) -> Advice | None:
     """The remark that tells of the bottleneck; `None` if none does."""
     found = [each for each in advice if each.kind in _BOTTLENECKS]
     return min(found, key=lambda each: _BOTTLENECKS.index(each.kind), default=None)
+
+
+def measured(pipelines: Iterable[DataPipeline]) -> list[DataPipeline]:
+    """The pipelines whose queues, processors or waits were recorded."""
+    return [
+        pipeline
+        for pipeline in pipelines
+        if pipeline.waited_ms or any(operator.lengths or operator.processor for operator in pipeline.operators)
+    ]
+
+
+def answers(pipelines: Sequence[DataPipeline]) -> tuple[PipelineAnswer, ...]:
+    """The numbers and the advice that `explain` and the report show of the first `MOST_PIPELINES` pipelines."""
+    return tuple(map(_answer, pipelines[:MOST_PIPELINES]))
+
+
+def _answer(pipeline: DataPipeline) -> PipelineAnswer:
+    advice = advice_on(pipeline)
+    bottleneck = bottleneck_of(advice)
+    return PipelineAnswer(
+        source=pipeline.source,
+        waited_ns=1e6 * float(np.mean(pipeline.waited_ms)) if pipeline.waited_ms else None,
+        operators=tuple(
+            OperatorAnswer(
+                name=operator.label,
+                workers=operator.workers,
+                used_per_worker=operator.used_per_worker,
+                capacity=operator.capacity,
+                queued=operator.average,
+                filled=operator.filled,
+                empty=operator.empty,
+            )
+            for operator in pipeline.operators
+        ),
+        bottleneck="" if bottleneck is None else bottleneck.operator.label,
+        advice=tuple(
+            PipelineAdvice(each.kind, each.operator.label, each.text, each.action)
+            for each in sorted(advice, key=lambda each: each is not bottleneck)
+        ),
+    )
 
 
 def _on_processors(pipeline: DataPipeline, operator: PipelineOperator) -> Iterator[Advice]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from stepscope.analysis import data_pipeline
 from stepscope.analysis.collectives import Key, fastest_of
 from stepscope.analysis.devices import MOST_NAME, NAMES, Activity
 from stepscope.analysis.event_loop import loops_of
@@ -188,6 +189,7 @@ DEVICE_IDLE_CAUSES = {
 def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer:
     times = [each for loop in loops_of(summary) for each in loop.times()]
     statistics = statistics_of(summary.facts, summary.judged_steps) if len(summary.judged_steps) else None
+    pipelines = data_pipeline.measured(summary.pipelines)
     answer = RankAnswer(
         rank=summary.rank,
         name=summary.name,
@@ -200,6 +202,8 @@ def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer
         flops=summary.flops.answer(summary.judged_steps, peak_of(summary.recorded.metadata)),
         memory=summary.memory.devices(summary.recorded.metadata),
         collectives=summary.collectives.answer(summary.judged_steps, fastest),
+        pipelines=data_pipeline.answers(pipelines),
+        more_pipelines=max(len(pipelines) - data_pipeline.MOST_PIPELINES, 0),
     )
     if answer.has_steps or times:
         return answer

@@ -235,6 +235,52 @@ class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
     """These bytes in a second of the time without waiting, as far as that is known."""
 
 
+class OperatorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator of a data pipeline. Numbers that were not recorded are `None`."""
+
+    name: str
+    """Such as `Map(id=1)`."""
+    workers: int
+    used_per_worker: float | None
+    """Percent of a processor that each worker used on average."""
+    capacity: int
+    """Batches or items that its output queue holds; 0 if it has none."""
+    queued: float | None
+    """The mean length of that queue."""
+    filled: float | None
+    """How far the queue is filled on average, in percent."""
+    empty: float | None
+    """Percent of the samples in which the queue is empty."""
+
+
+class PipelineAdvice(msgspec.Struct, frozen=True):
+    """A remark on an operator of a data pipeline."""
+
+    kind: str
+    """`workers` are busy, `slower` than the one before, `reading` is slow, `device` waits, `starved`, or `idle` workers."""
+    operator: str
+    """Name of the operator."""
+    text: str
+    """A sentence with numbers."""
+    action: str
+    """The change to try; empty if there is none."""
+
+
+class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A data pipeline: how batches are prepared."""
+
+    source: str
+    """`MindSpore` or `torch`."""
+    waited_ns: float | None
+    """How long the loop waited for a batch on average; `None` if that was not recorded."""
+    operators: tuple[OperatorAnswer, ...]
+    """The one nearest to the training loop first."""
+    bottleneck: str
+    """Name of the operator that is too slow; empty if none is."""
+    advice: tuple[PipelineAdvice, ...]
+    """The remark on the bottleneck first."""
+
+
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The times of one rank, by part."""
 
@@ -257,6 +303,10 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Devices of whose allocations a backend has told, the one with the highest peak first."""
     collectives: tuple[CollectiveTimes, ...] = ()
     """The longest first."""
+    pipelines: tuple[PipelineAnswer, ...] = ()
+    """Its data pipelines of which queues, processors or waits were recorded, at most eight: MindSpore's, then those of DataLoaders."""
+    more_pipelines: int = 0
+    """How many more there are."""
 
     @property
     def has_steps(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from stepscope.analysis.flops import PEAK, read_peak
 from stepscope.analysis.run_choice import launches_in
-from stepscope.collector.merge.sources import NOT_MERGED, gather
+from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs import recording as runs
 from stepscope.collector.runs.recording import journals_in, stream_of
 from stepscope.runtime.accounting.ledger import sum_ledgers
@@ -278,11 +278,10 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
         newest += by_age[:1] if len(by_age) > 1 else []
         older += by_age[1:]
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
-        found, said = gather([place, *newest], lambda: Path(room))
-        found = [one for one in found if one.path not in (*older, *others)]
-        said = [text.removeprefix(NOT_MERGED) for text in said] + [
-            f"{path} is of an earlier run: name it to read it" for path in older
-        ]
+        gathered = gather([place, *newest], lambda: Path(room))
+        found = [one for one in gathered.recordings if one.path not in (*older, *others)]
+        said = [*map(str, gathered.unreadable), *gathered.notes]
+        said += [f"{path} is of an earlier run: name it to read it" for path in older]
         if not found and place.is_dir():
             traces, notes = traces_below(place)
             if traces:

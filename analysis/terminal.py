@@ -14,9 +14,17 @@ from rich.text import Text
 from stepscope.analysis.allocations import memory_text
 from stepscope.analysis.collectives import collectives_text
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
-from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
+from stepscope.analysis.findings import Answer, Finding, PipelineAnswer, RankAnswer, Share, processes
 from stepscope.analysis.flops import flops_text
-from stepscope.runtime.display.text_table import columns, human_count, human_time, printable, shorten
+from stepscope.runtime.display.text_table import (
+    Column,
+    columns,
+    human_count,
+    human_time,
+    printable,
+    shorten,
+    text_table,
+)
 from stepscope.runtime.files.paths import shown_file
 from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS
 
@@ -29,6 +37,10 @@ MOST_SHOWN = 3
 """Findings that are shown with their evidence; the others are named."""
 MOST_TASK_NAMES = 3
 """Names of tasks that are shown."""
+MOST_OPERATORS = 12
+"""Operators of a data pipeline that are shown."""
+_OPERATOR = 22
+"""Columns of an operator's name: their table fits a terminal of 80."""
 MOST_PARTS = 12
 MOST_SHARDING = 240
 """Columns of the line on sharding."""
@@ -93,6 +105,7 @@ def lines(answer: Answer) -> Iterator[Line]:
         if shown:
             yield Line(Text(f"Beside steps: {', '.join(shown)}"))
     yield from without_steps(answer)
+    yield from _pipelines(answer, rank)
     yield from _device(answer)
     if rank is not None and rank.collectives:
         yield Line(Text(collectives_text(rank.collectives)), 2, "Collectives", "bold")
@@ -215,6 +228,60 @@ def _allocated(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
     shown = next((each.memory for each in (*([rank] if rank else []), *answer.ranks) if each.memory), ())
     for number, each in enumerate(shown[:MOST_MEMORIES]):
         yield Line(Text(printable(memory_text(each))), 2, " " if number else "Memory", "bold")
+
+
+def _pipelines(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
+    """The data pipelines of the rank that is shown, or of the first that has some.
+
+    Those without a queue are left out: a DataLoader without workers has nothing but its wait, which is a part of the step.
+    """
+    shown = next((each for each in (*([rank] if rank else []), *answer.ranks) if each.pipelines), None)
+    if shown is None:
+        return
+    said = {evidence for finding in answer.findings[:MOST_SHOWN] for evidence in finding.evidence}
+    for pipeline in shown.pipelines:
+        if any(operator.capacity for operator in pipeline.operators):
+            yield from _pipeline(pipeline, said)
+    if shown.more_pipelines:
+        yield Line(Text(f"{human_count(shown.more_pipelines, 'more data pipeline')} not shown"), 2, " ")
+
+
+def _pipeline(pipeline: PipelineAnswer, said: set[str]) -> Iterator[Line]:
+    """A data pipeline: how long the loop waits for a batch, the slowest operator, advice that no finding has given, all operators."""
+    waited = (
+        ""
+        if pipeline.waited_ns is None
+        else f"; the loop waited {human_time(pipeline.waited_ns)} for a batch on average"
+    )
+    slowest = f"; the slowest operator is {pipeline.bottleneck}" if pipeline.bottleneck else ""
+    yield Line(Text(printable(f"pipeline of {pipeline.source}{waited}{slowest}")), 2, "Data", "bold")
+    for each in pipeline.advice:
+        if each.text not in said:
+            yield Line(Text(printable(f"{each.text}. Try {each.action}" if each.action else each.text)), 2, " ")
+    head = [Column("operator", right=False), Column("workers"), Column("processor"), Column("in queue", right=False)]
+    head += [Column("filled"), Column("empty")]
+    rows = [
+        [
+            shorten(printable(operator.name), _OPERATOR),
+            f"{operator.workers:,}",
+            _percent(operator.used_per_worker),
+            "–"
+            if operator.queued is None or not operator.capacity
+            else f"{operator.queued:.1f} of {operator.capacity:,}",
+            _percent(operator.filled),
+            _percent(operator.empty),
+        ]
+        for operator in pipeline.operators[:MOST_OPERATORS]
+    ]
+    for row in text_table(head, rows).splitlines():
+        yield Line(Text(row), 2, " ")
+    more = len(pipeline.operators) - MOST_OPERATORS
+    if more > 0:
+        yield Line(Text(f"{human_count(more, 'more operator')} not shown"), 2, " ")
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}%"
 
 
 def _device(answer: Answer) -> Iterator[Line]:

@@ -13,7 +13,6 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.analysis.data_pipeline import Advice, DataPipeline, advice_on, bottleneck_of
 from stepscope.analysis.findings import Answer, DeviceAnswer, ParallelGroup, RankAnswer
 from stepscope.analysis.page.icicle import icicle_of
 from stepscope.analysis.parallel_layout import groups_of, layout_of
@@ -37,8 +36,6 @@ MOST_NODES = 3_000
 MOST_PROCESSES = 8
 """Processes that are shown one by one; the limits above are for all of them together."""
 MOST_DEVICES = 16
-"""Of a process, that are shown."""
-MOST_PIPELINES = 8
 """Of a process, that are shown."""
 MOST_GROUPS = 500
 """Groups of ranks that are shown."""
@@ -111,15 +108,6 @@ class DeviceView(msgspec.Struct, frozen=True):
     """Activities of the host, each with the spans that were in it for longest."""
 
 
-class PipelineView(msgspec.Struct, frozen=True):
-    """A data pipeline, with the remarks on it, the bottleneck first."""
-
-    pipeline: DataPipeline
-    waited: str
-    """How long a batch was waited for on average; empty if that was not recorded."""
-    advice: tuple[Advice, ...]
-
-
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """A process that is shown by itself."""
 
@@ -129,9 +117,6 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     parts: Parts | None
     devices: Parts | None
     device_views: tuple[DeviceView, ...]
-    pipelines: tuple[PipelineView, ...]
-    more_pipelines: int
-    """Pipelines that are not shown."""
     spans: tuple[Row, ...]
     names: int
     """Names of spans that there are; the table has the first of them."""
@@ -260,7 +245,6 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
     memory = _memory(summary.facts, MOST_STEPS // room)
     label = label_of(summary)
     rows = sorted(summary.rows, key=lambda row: -row.self)
-    pipelines = _measured(summary.pipelines)
     return Process(
         label=f"{label} on {summary.recorded.host}" if several and summary.recorded.host else label,
         answer=answer,
@@ -268,8 +252,6 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
         parts=parts_table(parts_of_step(answer)),
         devices=_devices(summary),
         device_views=tuple(_device_view(device) for device in answer.devices[:MOST_DEVICES]),
-        pipelines=tuple(_pipeline_view(each) for each in pipelines[:MOST_PIPELINES]),
-        more_pipelines=max(len(pipelines) - MOST_PIPELINES, 0),
         spans=tuple(rows[: MOST_ROWS // room]),
         names=len(rows),
         steps=len(summary.facts),
@@ -337,22 +319,6 @@ def _device_view(device: DeviceAnswer) -> DeviceView:
             if each.names
         ),
     )
-
-
-def _measured(pipelines: Iterable[DataPipeline]) -> list[DataPipeline]:
-    """The pipelines whose queues, processors or waits were recorded."""
-    return [
-        pipeline
-        for pipeline in pipelines
-        if pipeline.waited_ms or any(operator.lengths or operator.processor for operator in pipeline.operators)
-    ]
-
-
-def _pipeline_view(pipeline: DataPipeline) -> PipelineView:
-    advice = advice_on(pipeline)
-    bottleneck = bottleneck_of(advice)
-    waited = human_time(1e6 * float(np.mean(pipeline.waited_ms))) if pipeline.waited_ms else ""
-    return PipelineView(pipeline, waited, tuple(sorted(advice, key=lambda each: each is not bottleneck)))
 
 
 def _starts(count: int, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -20,6 +20,7 @@ from stepscope.collector.merge.placement import Sharing
 from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
 from stepscope.collector.merge.report import MemberReport, MergeReport, evicted, member_report
 from stepscope.collector.runs.job import Job, Member
+from stepscope.collector.runs.recording import UnreadableJournal
 from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.export.exporter import Exporter
@@ -50,6 +51,7 @@ class Merge:
         windows: what of them, as `plan` has it.
         directory: which exporters are told to be the run's.
         progress: is told how it gets on.
+        unreadable: journals that could not be read, for the report.
         notes: what else the report is to say.
     """
 
@@ -59,10 +61,12 @@ class Merge:
         windows: Sequence[MergedWindow],
         directory: Path,
         progress: Progress = lambda events: None,
+        *,
+        unreadable: Sequence[UnreadableJournal] = (),
         notes: Sequence[str] = (),
     ) -> None:
         self._job, self._windows, self._directory, self._progress = job, windows, directory, progress
-        self._notes = notes
+        self._unreadable, self._notes = unreadable, notes
         self._order = Order(job, windows)
         self._events = 0
         self._members: dict[int, MemberReport] = {}
@@ -129,6 +133,7 @@ class Merge:
             absent=[f"{member.label}: window {window.index}" for window in self._windows for member in window.absent],
             slowest_steps=self._order.slowest_steps(),
             collectives=self._order.collectives(),
+            unreadable=list(self._unreadable),
             notes=[
                 *self._notes,
                 *evicted(self._job.members),

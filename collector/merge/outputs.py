@@ -16,7 +16,7 @@ import msgspec
 from stepscope.collector.merge.merge import Merge, Progress
 from stepscope.collector.merge.plan import Selection, plan, wanted
 from stepscope.collector.merge.report import MergeReport
-from stepscope.collector.merge.sources import NOT_MERGED, gather
+from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs.job import Job, Member, chosen_job
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.output import check_directory
@@ -98,17 +98,18 @@ def prepare(
         progress: is told how many events were written so far.
         room: makes a directory for streams that are put together.
     """
-    recordings, notes = gather(sources, room, wanted(selection))
-    if notes and not recordings:
-        raise FormatError("; ".join(note.removeprefix(NOT_MERGED) for note in notes[:3]))
-    name, chosen = chosen_job(recordings, job, sources)
+    found = gather(sources, room, wanted(selection))
+    if found.unreadable and not found.recordings:
+        raise FormatError("; ".join(map(str, found.unreadable[:3])))
+    name, chosen = chosen_job(found.recordings, job, sources)
     described = Job(name, chosen)
     if selection.window is not None and any(member.start for member in described.members):
         # A start that is not the first counts its windows otherwise than the job, so the clocks were read near other windows.
-        recordings, notes = gather(sources, room)
-        name, chosen = chosen_job(recordings, job, sources)
+        found = gather(sources, room)
+        name, chosen = chosen_job(found.recordings, job, sources)
         described = Job(name, chosen)
-    return Merge(described, plan(described, selection), target.absolute().parent, progress, notes)
+    windows = plan(described, selection)
+    return Merge(described, windows, target.absolute().parent, progress, unreadable=found.unreadable, notes=found.notes)
 
 
 def _exporter(format: str, directory: Path, member: Member) -> Exporter:

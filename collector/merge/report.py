@@ -10,6 +10,7 @@ import numpy as np
 
 from stepscope.collector.merge.order import Lateness, SlowStep
 from stepscope.collector.runs.job import Member
+from stepscope.collector.runs.recording import UnreadableJournal
 from stepscope.runtime.display.text_table import Column, human_count, human_time, printable, shorten, text_table
 from stepscope.runtime.journal.frame_reader import Damage
 
@@ -122,6 +123,8 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Members that lack a window."""
     slowest_steps: list[SlowStep]
     collectives: list[Lateness]
+    unreadable: list[UnreadableJournal]
+    """Journals that could not be read: what they have is not in the trace."""
     notes: list[str]
     written: str = ""
     """The file that was written, if it is not the one that was asked for: a journal replaces no other."""
@@ -149,7 +152,11 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(_steps(self.slowest_steps))
         if self.collectives:
             parts.append(_collectives(self.collectives))
-        return "\n\n".join([*parts, *self.notes])
+        return "\n\n".join([*parts, *self.not_merged(), *self.notes])
+
+    def not_merged(self) -> list[str]:
+        """A sentence on each journal that could not be read."""
+        return [printable(f"not merged: {journal}") for journal in self.unreadable]
 
     def _straggler(self) -> Iterator[str]:
         """A sentence on the rank that the others wait for, if there is one."""

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from stepscope.collector import clock_names
 from stepscope.collector.merge.copies import without_copies
 from stepscope.collector.merge.parts import join
-from stepscope.collector.runs.recording import Recording, Wanted, recordings_in
-
-NOT_MERGED = "not merged: "
-"""Begins what is said of a journal that cannot be used."""
+from stepscope.collector.runs.recording import Recording, UnreadableJournal, Wanted, recordings_in
 
 
-def gather(
-    sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | None = None
-) -> tuple[list[Recording], list[str]]:
+class Gathered(msgspec.Struct, frozen=True):
+    """The recordings of some sources."""
+
+    recordings: list[Recording]
+    unreadable: list[UnreadableJournal]
+    notes: list[str]
+    """Sentences: what was put together, and what does not count."""
+
+
+def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | None = None) -> Gathered:
     """The recordings of journals and of directories, without copies, with round trips to collectors' clocks only.
 
     Args:
@@ -24,17 +30,13 @@ def gather(
         room: gives a directory, which must stay as long as the recordings are used, for streams of which no source has all.
         wanted: which windows' rows stay in memory, as for `Recording.of`.
 
-    Returns:
-        Those, and what is to be said: which files cannot be used, and what does not count.
-
     Raises:
         OSError: if a directory cannot be read, or what is put together not be written.
     """
     joined = join(sources, room)
-    found, said = recordings_in([*sources, *joined.journals], joined.parts, wanted)
+    found, unreadable = recordings_in([*sources, *joined.journals], joined.parts, wanted)
     kept, copies = without_copies(found)
-    unusable = [f"{NOT_MERGED}{why}" for why in said]
-    return kept, [*joined.said, *unusable, *copies, *_with_known_clocks(kept)]
+    return Gathered(kept, unreadable, [*joined.said, *copies, *_with_known_clocks(kept)])
 
 
 def _with_known_clocks(recordings: Sequence[Recording]) -> list[str]:

@@ -18,7 +18,7 @@ from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.orders.addressees import Target, addressees
 from stepscope.collector.orders.order import OrderedRank, OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
-from stepscope.runtime.control.agreement.step_choice import choose_steps, may_move, nearest_of, why_not
+from stepscope.runtime.control.agreement.step_choice import allows_later_steps, choose_steps, nearest_of, refusal_reason
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.command import Answer, Command
@@ -119,7 +119,7 @@ class Orders:
             command = Command(command="propose", request=proposed)
             result, nearest = await self._propose(order, command, by, targets, "record these steps", request)
             attempt += 1
-            if nearest is None or not may_move(request) or attempt == ATTEMPTS:
+            if nearest is None or not allows_later_steps(request) or attempt == ATTEMPTS:
                 return result
             least = nearest
 
@@ -240,7 +240,9 @@ def _obeys(answer: Answer) -> bool:
 
 
 def _refusal(answer: Answer, armed: Armed, request: WindowRequest | None) -> Answer:
-    return msgspec.structs.replace(answer, armed=msgspec.structs.replace(armed, reason=why_not(request, armed.reason)))
+    return msgspec.structs.replace(
+        answer, armed=msgspec.structs.replace(armed, reason=refusal_reason(request, armed.reason))
+    )
 
 
 def _apart(where: _Answers) -> str:

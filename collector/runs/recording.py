@@ -424,10 +424,21 @@ def stream_of(path: Path) -> str:
     return path.parent.name if path.name == "journal" and _STREAM.fullmatch(path.parent.name) else ""
 
 
+class UnreadableJournal(msgspec.Struct, frozen=True):
+    """A journal that could not be read."""
+
+    path: str
+    reason: str
+    """A sentence, in which most readers name the file."""
+
+    def __str__(self) -> str:
+        return self.reason if self.path in self.reason else f"{self.path}: {self.reason}"
+
+
 def recordings_in(
     sources: Sequence[Path], without: Collection[Path] = (), wanted: Wanted | None = None
-) -> tuple[list[Recording], list[str]]:
-    """Journals, and all those below directories such as a collector's; and why others cannot be used.
+) -> tuple[list[Recording], list[UnreadableJournal]]:
+    """Journals, and all those below directories such as a collector's; and those that could not be read.
 
     Links below directories are not followed. A file that cannot be used, whatever is in it, costs the others nothing.
 
@@ -441,7 +452,7 @@ def recordings_in(
     """
     known: dict[bytes, Marks] = {}
     found: list[Recording] = []
-    unusable: list[str] = []
+    unreadable: list[UnreadableJournal] = []
     for source in sources:
         for path in journals_in(source) if source.is_dir() else [source]:
             if path in without:
@@ -451,12 +462,15 @@ def recordings_in(
             try:
                 found.append(Recording.of(path, stream_of(path) or id, wanted, known))
             except OSError as error:
-                unusable.append(f"{error.strerror or error}: {error.filename or path}")
+                why = f"{error.strerror or error}: {error.filename or path}"
             except FormatError as error:
-                unusable.append(str(error))
+                why = str(error)
             except Exception as error:
-                unusable.append(f"{path} cannot be used: {type(error).__name__}: {error}")
-    return found, unusable
+                why = f"{path} cannot be used: {type(error).__name__}: {error}"
+            else:
+                continue
+            unreadable.append(UnreadableJournal(str(path), why))
+    return found, unreadable
 
 
 def journals_in(directory: Path) -> Iterator[Path]:

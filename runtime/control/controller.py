@@ -53,7 +53,7 @@ class Controller:
         *,
         decode: Callable[[bytes], FileContent] = decode_control_file,
         refused: Callable[[str], object] | None = None,
-        forgets: bool = False,
+        withdraws_planned: bool = False,
     ) -> None:
         """
         Args:
@@ -63,9 +63,9 @@ class Controller:
             world_size: number of ranks.
             decode: decodes the content of the watched file.
             refused: called with the answer to each refused request; default: it is logged as a warning.
-            forgets: whether the file says how things are to be, and is no list of requests: without agreement of ranks, a
-                window that has yet to begin is withdrawn when the file asks for something else, and another profiler of
-                the process records the same request as well.
+            withdraws_planned: whether new content withdraws windows that have yet to begin, unless the ranks agree on them:
+                the file says how things are to be, and is no list of requests. Another profiler of the process then
+                records the same request as well.
         """
         self.settings = settings
         self._profiler, self._rank = profiler, rank
@@ -77,9 +77,9 @@ class Controller:
         if settings.path is not None:
             self._file = self._watched(file_of(Path(settings.path)), settings, first=not rank)
             agrees = settings.agree and rank is not None and (world_size or 1) > 1
-            history = RequestHistory(self._file.path, shared=agrees or not forgets)
+            history = RequestHistory(self._file.path, shared=agrees or not withdraws_planned)
             self._router = RequestRouter(profiler, rank, self._file.status, history, refused)
-            self._requests = FileRequests(profiler, self._router, history, forgets=forgets)
+            self._requests = FileRequests(profiler, self._router, history, withdraws_planned=withdraws_planned)
             if agrees:
                 self._router.agreement = Agreement(
                     JobDirectory(self._file.path, settings.job or job_from_environment()),

@@ -40,18 +40,17 @@ class FileRequests:
     """The requests of the file for one profiler, on the control thread."""
 
     def __init__(
-        self, profiler: Armable, router: RequestRouter, history: RequestHistory, *, forgets: bool = False
+        self, profiler: Armable, router: RequestRouter, history: RequestHistory, *, withdraws_planned: bool = False
     ) -> None:
         """
         Args:
             profiler: that records the windows.
             router: of its requests.
             history: of the file.
-            forgets: whether a window that has yet to begin is withdrawn when the file asks for something else; without
-                agreement of ranks.
+            withdraws_planned: whether new content withdraws windows that have yet to begin, unless the ranks agree on them.
         """
         self._profiler, self._router, self._history = profiler, router, history
-        self._gate = PlannedGate() if forgets else None
+        self._gate = PlannedGate() if withdraws_planned else None
 
     def follow(self, found: FileContent) -> None:
         """Handles new content of the file."""

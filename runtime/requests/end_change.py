@@ -79,11 +79,11 @@ class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _abort(self, windows: Sequence[ArmedWindow]) -> Armed:
         cut = [window for window in windows if window.first <= self.last < window.last]
-        forgotten = sum(window.first > self.last for window in windows)
+        withdrawn = sum(window.first > self.last for window in windows)
         if cut:
             return Armed(True, cut[0].first, self.last, cut[0].request.run_id, self.text())
-        if forgotten:
-            return Armed(True, None, self.last, self.run_id, f"{human_count(forgotten, 'window')} forgotten")
+        if withdrawn:
+            return Armed(True, None, self.last, self.run_id, f"{human_count(withdrawn, 'window')} withdrawn")
         if windows:
             return Armed(True, None, self.last, self.run_id, f"the window ends with step {windows[-1].last} by itself")
         return Armed(True, None, self.last, self.run_id, NOTHING_WAITS)

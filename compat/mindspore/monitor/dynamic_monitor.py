@@ -134,7 +134,7 @@ class DynamicProfilerMonitor:
             target.rank_size,
             decode=lambda content: MonitorFile(DynamicProfilerArgs.from_json(content), late, granularity),
             refused=self._refused,
-            forgets=True,
+            withdraws_planned=True,
         )
         if self.rank == 0:
             self.config_path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ class DynamicProfilerMonitor:
         log.info("[Dynamic Profiler] rank %d: config json file: %s", self.rank, self.config_path)
         _open_monitors.add(self)
         if goes_on and self._windows.next_change <= 1:
-            self._early = self._before(1)
+            self._early = self._begin_step(1)
 
     @property
     def config(self) -> DynamicProfilerArgs | None:
@@ -160,19 +160,19 @@ class DynamicProfilerMonitor:
 
     def step_begin(self, run_context: Any) -> None:
         """A step begins, whose number, 1 for the first, is `cur_step_num` of the context's original arguments."""
-        self._recorder.go_on()
+        self._recorder.end_wait()
         step = int(run_context.original_args().cur_step_num)
         self._recorder.steps_per_call = self._group
         if self._early:
-            self._begin_again()
+            self._restart_window()
         # Where data are sunk the number is that of the last step of a group.
         first = 1 if step <= self._group else step
-        self._before(self._ended + 1 if 0 < self._ended < step else first)
+        self._begin_step(self._ended + 1 if 0 < self._ended < step else first)
 
     def step_end(self, run_context: Any) -> None:
         """A step has ended."""
-        self._after(int(run_context.original_args().cur_step_num))
-        self._recorder.wait()
+        self._end_step(int(run_context.original_args().cur_step_num))
+        self._recorder.begin_wait()
 
     def on_train_step_begin(self, run_context: Any) -> None:
         """As `step_begin`, by the name that MindSpore calls."""
@@ -198,11 +198,11 @@ class DynamicProfilerMonitor:
         self._step_num += 1
         if self._position == "begin":
             if self._step_num > 1:
-                self._after(self._step_num - 1)
-            self._before(self._step_num)
+                self._end_step(self._step_num - 1)
+            self._begin_step(self._step_num)
         else:
-            self._after(self._step_num)
-            self._before(self._step_num + 1)
+            self._end_step(self._step_num)
+            self._begin_step(self._step_num + 1)
         if self._errors_to_raise:
             errors = [self._errors_to_raise.popleft() for _ in range(len(self._errors_to_raise))]
             raise RuntimeError(f"{self.config_path}: {'; '.join(errors)}")
@@ -231,12 +231,12 @@ class DynamicProfilerMonitor:
         if self._strict:
             self._errors_to_raise.append(answer)
 
-    def _before(self, step: int) -> bool:
+    def _begin_step(self, step: int) -> bool:
         """Begins a window if one has to begin with this step; whether one did."""
         window = self._windows.begin(step)
         return window is not None and self._begin(window)
 
-    def _after(self, step: int) -> None:
+    def _end_step(self, step: int) -> None:
         self._ended = step
         if self._recorder.recording:
             self._recorder.step(self._windows.end(step))
@@ -248,7 +248,7 @@ class DynamicProfilerMonitor:
             self._cut(window.first, "it could not begin")
         return begun
 
-    def _begin_again(self) -> None:
+    def _restart_window(self) -> None:
         """The window was begun where this was made; what it recorded since is no part of the first step."""
         self._early = False
         window = self._windows.running

@@ -69,13 +69,13 @@ class WindowRecorder:
         if ended is not None:
             self.finish(ended)
 
-    def wait(self) -> None:
-        """Between two steps: what passes until `go_on` is waiting for data."""
+    def begin_wait(self) -> None:
+        """Between two steps: what passes until `end_wait` is waiting for data."""
         if self._profiler is not None:
             self._waiting = _core.span("data_wait", category="dataloader")
             self._waiting.__enter__()
 
-    def go_on(self) -> None:
+    def end_wait(self) -> None:
         """The data are there."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
@@ -84,7 +84,7 @@ class WindowRecorder:
     def finish(self, ended: ArmedWindow) -> None:
         """Ends the window, which gets its name, and has it analysed."""
         profiler, self._profiler = self._profiler, None
-        self.go_on()
+        self.end_wait()
         if profiler is None:
             return
         try:

@@ -93,7 +93,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Whether directories of windows end with `_ascend_ms` on every device, as scripts and tools for MindSpore's look for them; no option
     of MindSpore."""
 
-    def asked(self) -> tuple[str, ...]:
+    def requested(self) -> tuple[str, ...]:
         """Names of the options that ask for something, also by the level."""
         names = [
             name

@@ -200,7 +200,7 @@ class Capture:
             # Written now as well, so that an analysis after a crash knows how it was recorded.
             strategy = plan.options.parallel_strategy
             try:
-                write_facts(self.directory, plan.target, self._about(0), plan.metadata(), strategy=strategy)
+                write_facts(self.directory, plan.target, self._window_facts(0), plan.metadata(), strategy=strategy)
             except OSError as error:  # the disk is full, perhaps for a moment only: they are written at the end again
                 log.warning("%s: cannot write how it is recorded: %s", self.directory, error.strerror)
             self.profiler.start()
@@ -312,7 +312,7 @@ class Capture:
             shutil.rmtree(directory, ignore_errors=True)
         self.windows.clear()
 
-    def _about(self, window: int) -> dict[str, Any]:
+    def _window_facts(self, window: int) -> dict[str, Any]:
         plan = self._plan
         return {
             "run": self.directory.name,
@@ -341,7 +341,7 @@ class Capture:
         first = not self.windows
         directory = self.directory if first else new_directory(plan.base, self._worker, self._named_device)
         about = {
-            **self._about(window.index),
+            **self._window_facts(window.index),
             "profiling_start_time": window.wall_start_ns,
             "profiling_time(ms)": (window.end_ns - window.start_ns) / 1e6,
             "steps": [step.number for step in window.steps],

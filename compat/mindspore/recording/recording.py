@@ -64,7 +64,7 @@ class Recording:
         self._control = Control.of(control)
         self.options = options
         self.target = detect_target()
-        self.limitations = limits(options.asked(), self.target)
+        self.limitations = limits(options.requested(), self.target)
         """What was asked for and cannot be recorded here, in words."""
         self._who, self._strict_start = who, strict_start
         self._schedule: ScheduleFunction | None = schedule
@@ -135,7 +135,7 @@ class Recording:
         plan = CapturePlan(
             options=self.options,
             target=self.target,
-            limits=limits(self.options.asked(), self.target),
+            limits=limits(self.options.requested(), self.target),
             schedule=self._schedule,
             handler=self._handler,
             callback=self._callback,

@@ -84,16 +84,16 @@ def _counters(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
         groups: list[PerfGroup] = [METRICS[options.aicore_metrics]] if options.aicore_metrics in METRICS else []
         if options.l2_cache:
             groups.append("cache")
-        if groups and not why_not("aicore_metrics", target):
+        if groups and not counters_refusal("aicore_metrics", target):
             chosen.append(PerfBackend(groups))
     if target.device == "GPU":
         wanted: list[NvmlPart] = [part for name, part in DEVICE.items() if getattr(options, name)]
-        if wanted and not why_not("pcie", target):
+        if wanted and not counters_refusal("pcie", target):
             chosen.append(NvmlBackend(wanted))
     return chosen
 
 
-def why_not(option: str, target: DeviceTarget) -> str:
+def counters_refusal(option: str, target: DeviceTarget) -> str:
     """Why this machine has no counters for an option, although its device could; empty if it has them."""
     return _REFUSALS[option, target.device]() if (option, target.device) in _REFUSALS else ""
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from stepscope.compat.mindspore.sources.backends import why_not
+from stepscope.compat.mindspore.sources.backends import counters_refusal
 from stepscope.compat.mindspore.sources.device import DEVICES, DeviceTarget
 
 
@@ -159,7 +159,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
 
 
 def limits(asked: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
-    """A sentence for each option, as `ProfilerOptions.asked` names them, that cannot be followed here."""
+    """A sentence for each option, as `ProfilerOptions.requested` names them, that cannot be followed here."""
     sentences: list[str] = []
     for name in asked:
         table = CAPABILITIES.get(name)
@@ -172,7 +172,7 @@ def limits(asked: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
             besides = f"; {capability.besides}" if capability.besides else ""
             needs = " or ".join(capability.needs)
             sentences.append(f"{name} gives nothing without {needs}, which is not imported yet{besides}")
-        elif why := why_not(name, target):
+        elif why := counters_refusal(name, target):
             sentences.append(f"{name} gives nothing on {target.device}: {why}")
         elif capability.caveat and "mindspore" in target.frameworks:
             sentences.append(f"{name} on {target.device}: {capability.caveat}")

@@ -11,7 +11,7 @@ import msgspec
 from stepscope.runtime.control.agreement.participant import PlannedGate
 from stepscope.runtime.control.agreement.plans import Plan, Plans, Request
 from stepscope.runtime.control.agreement.rate import Pace
-from stepscope.runtime.control.agreement.step_choice import choose_steps, may_move, nearest_of, why_not
+from stepscope.runtime.control.agreement.step_choice import allows_later_steps, choose_steps, nearest_of, refusal_reason
 from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.end_change import EndChange, EndRequest, choose_end
@@ -91,7 +91,7 @@ class Coordinator:
                 each.open and each.trigger == "signal" for each in self._profiler.armed()
             ):
                 return True
-            if asked.start_step == "next" and not (self._pace.known and self._all_have_come()):
+            if asked.start_step == "next" and not (self._pace.known and self._all_joined()):
                 return False
             window, armed = self._choose(asked, request.trigger, gate)
         elif key in self._ends:
@@ -114,12 +114,12 @@ class Coordinator:
         self._concluded(plan, armed)
         return True
 
-    def _all_have_come(self) -> bool:
+    def _all_joined(self) -> bool:
         if self._plans.ranks() >= self._world_size - 1:
             self._waits_until = 0.0
         return time.monotonic() >= self._waits_until
 
-    def _ahead(self) -> int:
+    def _earliest_step(self) -> int:
         """The first step that the other ranks can learn in time."""
         return self._profiler.step_num + math.ceil(self._pace.per_second * self._margin) + LEAST_STEPS
 
@@ -131,7 +131,7 @@ class Coordinator:
             return _refused(asked, f"{named}: this job has ranks 0 to {self._world_size - 1}, so none records")
         least, reason = 0, ""
         for _ in range(ATTEMPTS):
-            step, ahead = self._profiler.step_num, self._ahead() + asked.warmup
+            step, ahead = self._profiler.step_num, self._earliest_step() + asked.warmup
             too_near = ahead if self._pace.per_second else step + 1
             window, reason = choose_steps(asked, ahead, least, too_near, f"rank 0 is at step {step}")
             if window is None:
@@ -142,16 +142,16 @@ class Coordinator:
             armed = self._profiler.arm(window, trigger=trigger, gate=gate)
             if armed:
                 return window, armed
-            reason = f"rank 0: {why_not(asked, armed.reason)}"
+            reason = f"rank 0: {refusal_reason(asked, armed.reason)}"
             nearest = nearest_of(asked, first, self._profiler.step_num, armed.nearest)
-            if nearest is None or not may_move(asked):
+            if nearest is None or not allows_later_steps(asked):
                 break
             least = nearest
         return _refused(asked, reason)
 
     def _choose_end(self, asked: EndRequest, gate: PlannedGate) -> tuple[EndChange | None, Armed]:
         """Chooses how windows end. The change takes effect on rank 0 when the gate is confirmed."""
-        step, ahead = self._profiler.step_num, self._ahead()
+        step, ahead = self._profiler.step_num, self._earliest_step()
         if asked.command == "abort":  # rank 0 does not know windows that only other ranks record
             last = min(ahead - 1, MAX_STEP)
             change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason[:500])

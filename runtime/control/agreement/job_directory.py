@@ -95,11 +95,11 @@ class JobDirectory:
             return None
         current, me = read_record(self._current, Current), Peer.here()
         if rank == 0 and (current is None or current.coordinator != me):
-            alive = current is not None and self._lives(current)
+            alive = current is not None and self._is_alive(current)
             if alive and current is not None:
                 raise _occupied(0, current.coordinator)
             return None if alive is None else self._begin(me)
-        if current is None or not ((entered and entered.name == current.run) or self._lives(current)):
+        if current is None or not ((entered and entered.name == current.run) or self._is_alive(current)):
             return None
         run = self.path / current.run
         if rank == 0:
@@ -117,7 +117,7 @@ class JobDirectory:
     def has_coordinator(self) -> bool:
         """Whether rank 0 certainly lives."""
         current = read_record(self._current, Current)
-        return current is not None and self._lives(current) is True
+        return current is not None and self._is_alive(current) is True
 
     def _begin(self, me: Peer) -> Path:
         machine = hashlib.sha256(me.machine.encode()).hexdigest()[:8]
@@ -129,7 +129,7 @@ class JobDirectory:
             shutil.rmtree(old, ignore_errors=True)
         return run
 
-    def _lives(self, current: Current) -> bool | None:
+    def _is_alive(self, current: Current) -> bool | None:
         """Whether the run's rank 0 lives; `None` if it is on another machine and was not observed for long enough."""
         if current.coordinator.is_local:
             return not current.coordinator.is_dead

@@ -62,12 +62,12 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
     return ChosenSteps(chosen)
 
 
-def may_move(request: WindowRequest) -> bool:
+def allows_later_steps(request: WindowRequest) -> bool:
     """Whether the request allows later steps."""
     return request.start_step == "next" or request.past == "clip" or request.overlap == "queue"
 
 
-def why_not(request: WindowRequest | None, reason: str) -> str:
+def refusal_reason(request: WindowRequest | None, reason: str) -> str:
     """Returns a rank's reason for a refusal, without the advice to wait if the request waits already."""
     return reason.replace(ASK_TO_WAIT, OF_CLOCK) if request is not None and request.overlap == "queue" else reason
 

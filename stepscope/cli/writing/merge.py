@@ -18,9 +18,10 @@ from stepscope.cli.common.made_directory import made_directory
 from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.writing import formats
-from stepscope.runtime.display.text_table import human_count, printable
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import INCOMPLETE, StepscopeError
 from stepscope.runtime.export.formats import staged
+from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import absolute
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ def merge(given: argparse.Namespace) -> int:
         print(report.text())
     if given.report is not None:
         with staged(given.report) as place:
-            place.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    return INCOMPLETE if _not_merged(report) else 0
+            place.write_bytes(msgspec.json.format(json_bytes(report)))
+    return INCOMPLETE if report.unreadable else 0
 
 
 def write(
@@ -148,17 +149,11 @@ def write(
         )
         report: MergeReport = anyio.run(merge)
     progress.done(f"{report.events:,} events written to {report.written or target}")
-    lacking = _not_merged(report)
-    if lacking:
-        message(f"the trace is not whole: {human_count(len(lacking), 'journal')} could not be read")
-    for note in lacking:
-        message(printable(note))
+    if report.unreadable:
+        message(f"the trace is not whole: {human_count(len(report.unreadable), 'journal')} could not be read")
+    for note in report.not_merged():
+        message(note)
     return report
-
-
-def _not_merged(report: MergeReport) -> list[str]:
-    """The notes on journals that could not be read."""
-    return [note for note in report.notes if note.startswith(_outputs().NOT_MERGED)]
 
 
 def _outputs() -> Any:

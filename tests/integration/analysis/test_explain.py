@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import stepscope as sc
+from stepscope.analysis.data_pipeline import MOST_PIPELINES
 from stepscope.analysis.explain import NOTHING, explain, judge
 from stepscope.analysis.findings import Answer, Finding
+from stepscope.analysis.page.render import report_html
 from stepscope.analysis.rank_summary import RankSummary, Sample
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import FormatError
@@ -83,14 +86,68 @@ def test_data_of_another_loader(tmp_path: Path, sampled: bool) -> None:
             for name, value in (("Map(id=1) queue", 0), ("Generator(id=2) queue", 16)):
                 sc.counter(name, value, category="data pipeline")
 
-    (first, *_) = explain(record(tmp_path / "run", step)).findings
+    answer = explain(record(tmp_path / "run", step))
+    (first, *_) = answer.findings
     assert first.id == "input-bound-pipeline" and "waits for data" in first.title and (first.cost or 0) > 0.5
     assert "TupleIterator.__next__ takes" in first.evidence[0]
+    assert str(answer).count("slower than Generator(id=2)") == sampled, "a finding's evidence is not said twice"
     if sampled:
         assert "its output to 0%: it is slower than Generator(id=2)" in first.evidence[1]
         assert first.action == "num_parallel_workers above 3 for Map"
     else:
         assert "data_process=True" in first.evidence[1] and "cheaper" in first.action
+
+
+@pytest.mark.checklist("D13")
+def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
+    """The text and the JSON have each operator with its workers, processor and queue, and the slowest one, as the report has them."""
+    readings = {
+        "Map(id=1) queue": 2,
+        "Generator(id=2) queue": 16,
+        "Map(id=1) processor": 60,
+        "batch waited for (ms)": 3.0,
+    }
+
+    def step(number: int) -> None:
+        if number == 0:
+            sc.instant(
+                "data pipeline", category="data pipeline", source="MindSpore", interval_ms=20, operators=OPERATORS
+            )
+        for name, value in readings.items():
+            sc.counter(name, value, category="data pipeline")
+
+    run = record(tmp_path / "run", step)
+    answer = msgspec.json.decode(stepscope("explain", str(run), "--json", cwd=tmp_path).stdout, type=Answer)
+    (pipeline,) = answer.ranks[0].pipelines
+    map_, generator = pipeline.operators
+    assert (pipeline.source, pipeline.waited_ns, pipeline.bottleneck) == ("MindSpore", 3e6, "Map(id=1)")
+    assert (map_.workers, map_.used_per_worker, map_.capacity, map_.queued) == (3, 20, 16, 2)
+    assert (map_.filled, map_.empty, generator.filled, generator.used_per_worker) == (12.5, 0, 100, None)
+    assert (pipeline.advice[0].kind, pipeline.advice[0].operator) == ("slower", "Map(id=1)")
+    text = stepscope("explain", str(run), cwd=tmp_path).stdout
+    said = " ".join(text.split())
+    assert "Data pipeline of MindSpore; the loop waited 3.00ms for a batch on average" in said
+    assert "the slowest operator is Map(id=1)" in said and f"{pipeline.advice[0].text}. Try num_parallel" in said
+    assert "Map(id=1) 3 20% 2.0 of 16 12% 0%" in said and "Generator(id=2) 1 – 16.0 of 16 100% 0%" in said
+    page = report_html(run)
+    assert pipeline.advice[0].text in page and "a batch for 3.00ms on average" in page and ">12 %</td>" in page
+
+
+def test_more_pipelines_than_are_shown(tmp_path: Path) -> None:
+    """The answer has as many as the report shows, and both say how many they leave out."""
+
+    def step(number: int) -> None:
+        if number < MOST_PIPELINES + 2:
+            sc.instant("DataLoader", category="loader", workers=2, prefetch=2, dataset=f"Photos{number}")
+            sc.counter("batches ready", number, category="loader")
+
+    run = record(tmp_path / "run", step)
+    answer = explain(run)
+    (rank,) = answer.ranks
+    assert (len(rank.pipelines), rank.more_pipelines) == (MOST_PIPELINES, 2)
+    text, page = str(answer), report_html(run)
+    assert text.count("pipeline of torch") == page.count("Data pipeline of torch") == MOST_PIPELINES
+    assert "2 more data pipelines not shown" in text and "2 more data pipelines not shown" in page
 
 
 @pytest.mark.checklist("D18")

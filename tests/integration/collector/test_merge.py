@@ -169,8 +169,11 @@ def test_streams_that_say_nothing_are_named(tmp_path: Path) -> None:
     exporter, report = merged(tmp_path)
     assert len(report.members) == 1
     assert len(exporter)
-    assert len(report.notes) == 4
-    assert any("does not say whose journal it is" in note for note in report.notes)
+    names = ["empty/journal", "foreign/journal", "headless.journal", "torn/journal"]
+    assert sorted(journal.path for journal in report.unreadable) == [str(streams / name) for name in names]
+    (without,) = (journal for journal in report.unreadable if journal.path == str(headless.path))
+    assert "does not say whose journal it is" in without.reason and f"not merged: {without}" in report.text()
+    assert not report.notes
 
 
 def test_a_directory_without_journals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,10 +148,28 @@ def test_merge_says_what_it_wrote_and_what_it_lacks(tmp_path: Path, capsys: pyte
     assert f"written to {tmp_path / 'out-2.journal'}" in said.out + said.err
     assert (tmp_path / "out-2.journal").exists() and taken.read_bytes() == b"taken"
     assert "the trace is not whole: 1 journal could not be read" in said.err and "rank1" in said.err
-    assert main(["merge", str(tmp_path / "job"), "--out", str(tmp_path / "merged.json")]) == INCOMPLETE
+    unread = str(tmp_path / "job" / "rank1" / "journal")
+    assert f"not merged: {unread}" in said.out and f"not merged: {unread}" in said.err
+    assert main(["merge", str(tmp_path / "job"), "--out", str(tmp_path / "merged.json"), "--json"]) == INCOMPLETE
+    report = json.loads(capsys.readouterr().out)
+    assert [journal["path"] for journal in report["unreadable"]] == [unread]
+    assert unread in report["unreadable"][0]["reason"] and not report["notes"]
     names = {
         event["args"]["name"]
         for event in json.loads((tmp_path / "merged.json").read_text())
         if event["name"] == "process_name"
     }
     assert any(name.endswith(": demo") for name in names) and not any(name.endswith(": process") for name in names)
+
+
+def test_merge_names_an_unreadable_journal_of_any_name(tmp_path: Path) -> None:
+    """A name that is not UTF-8 is in the report's file, escaped."""
+    record(tmp_path / "job" / "rank0", 1)
+    odd = tmp_path / "job" / os.fsdecode(b"rank\xff")
+    odd.mkdir()
+    (odd / "journal").write_bytes(b"no journal" * 100)
+    report = tmp_path / "report.json"
+    arguments = ["merge", str(tmp_path / "job"), "--out", str(tmp_path / "merged.json"), "--report", str(report)]
+    assert main(arguments) == INCOMPLETE
+    (journal,) = json.loads(report.read_text())["unreadable"]
+    assert journal["path"].endswith(r"rank\udcff/journal")

@@ -98,8 +98,9 @@ async def test_a_merge_has_each_event_once(server: NatsServer, tmp_path: Path) -
             await poll(lambda: all(one.ended(each.stream) or other.ended(each.stream) for each in exporters))
     assert len([*directories[0].glob("streams/*")]) == 4
     for sources in (directories, directories[::-1]):
-        recordings, notes = gather(sources, no_room)
-        assert not notes
+        gathered = gather(sources, no_room)
+        recordings = gathered.recordings
+        assert not gathered.notes and not gathered.unreadable
         assert sorted(one.stream for one in recordings) == sorted(exporter.stream for exporter in exporters)
         assert [(one.events, one.ended) for one in recordings] == [(3, True)] * 4
 

@@ -242,7 +242,7 @@ def test_a_collector_that_was_paused_stops(server: NatsServer, collect: Start, t
     messages, ids = stored(server)
     assert messages == ids
     # Of both directories it is one stream.
-    (recording,), _ = gather([one, other], no_room)
+    (recording,) = gather([one, other], no_room).recordings
     assert recording.ended and recording.events == len(memory)
 
 

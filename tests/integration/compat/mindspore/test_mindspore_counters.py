@@ -115,7 +115,7 @@ from stepscope.compat.mindspore.sources.backends import choose
 from stepscope.compat.mindspore.options.options import read_options
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 options, target = read_options({"pcie": True, "hbm_ddr": True, "sys_interconnection": True}, "test"), DeviceTarget(device="GPU")
-print(len(limits(options.asked(), target)))
+print(len(limits(options.requested(), target)))
 memory = sc.exporters.MemoryExporter()
 with sc.trace(backends=choose(options, target), exporters=[memory], options=sc.Options(journal=False)):
     import time; time.sleep(0.3)

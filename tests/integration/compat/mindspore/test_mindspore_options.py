@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.compat.mindspore.options.enums import DYNAMIC_METRICS, PROFILER_METRICS
 from stepscope.compat.mindspore.options.options import NEED_OP_TIME, ProfilerOptions, read_options
-from stepscope.compat.mindspore.sources.backends import why_not
+from stepscope.compat.mindspore.sources.backends import counters_refusal
 from stepscope.compat.mindspore.sources.capabilities import CAPABILITIES, limits, markdown
 from stepscope.compat.mindspore.sources.device import DeviceTarget, detect_target
 from stepscope.mindspore import (
@@ -48,7 +48,7 @@ def test_defaults() -> None:
     assert (options.sync_enable, options.timeline_limit, options.data_simplification) == (True, 500, True)
     others = ("profile_memory", "profile_communication", "parallel_strategy", "l2_cache", "with_stack", "data_process")
     assert not any(getattr(options, name) for name in others)
-    assert options.asked() == ("op_time",)
+    assert options.requested() == ("op_time",)
 
 
 @pytest.mark.checklist("D6")
@@ -162,7 +162,7 @@ def test_wrong_values(name: str, value: Any, error: type[Exception], facts: list
 @pytest.mark.checklist("A3", "B14", "C8", "C9", "C11", "D6")
 def test_what_a_device_cannot_give() -> None:
     """The table says for each device what an option gives, and why not, in one sentence each."""
-    asked = read(aicore_metrics=1, l2_cache=True, hbm_ddr=True, pcie=True, export_type=[ExportType.Db]).asked()
+    asked = read(aicore_metrics=1, l2_cache=True, hbm_ddr=True, pcie=True, export_type=[ExportType.Db]).requested()
     for device in ("CPU", "GPU", "Ascend"):
         said = limits(asked, DeviceTarget(device=device))
         names = ["aicore_metrics", "l2_cache", "hbm_ddr", "pcie", "export_type"]
@@ -170,7 +170,7 @@ def test_what_a_device_cannot_give() -> None:
         names = [
             name
             for name in names
-            if not CAPABILITIES[name][device].supported or why_not(name, DeviceTarget(device=device))
+            if not CAPABILITIES[name][device].supported or counters_refusal(name, DeviceTarget(device=device))
         ]
         assert names[-1] == "export_type"
         assert [text.split(" gives nothing on ")[0] for text in said] == names
@@ -185,9 +185,11 @@ def test_what_a_device_cannot_give() -> None:
     )
     assert limits(("data_process",), DeviceTarget(frameworks=("mindspore",))) == ()
     assert limits(("op_time",), DeviceTarget(frameworks=("mindspore",))) == ()
-    assert limits(read().asked(), DeviceTarget()) == ()
+    assert limits(read().requested(), DeviceTarget()) == ()
     for named in (["CPU", "NPU"], ["NPU"]):
-        assert "npu gives nothing on CPU: no NPU is in use" in limits(read(activities=named).asked(), DeviceTarget())
+        assert "npu gives nothing on CPU: no NPU is in use" in limits(
+            read(activities=named).requested(), DeviceTarget()
+        )
     for device in ("GPU", "Ascend"):
         (text,) = limits(("op_time",), DeviceTarget(device=device, frameworks=("mindspore",)))
         assert text.startswith(f"op_time on {device}: MindSpore is not waited for between steps")
@@ -200,7 +202,7 @@ def test_every_option_that_asks_for_something_is_in_the_table() -> None:
     everything: dict[str, Any] = {name: True for name in BOOLEANS}
     everything |= {"aicore_metrics": 1, "profile_framework": "all", "host_sys": ["cpu"], "export_type": ["db"]}
     everything |= {"activities": ["GPU", "NPU"], "sync_enable": False}
-    assert set(read(**everything).asked()) == set(CAPABILITIES)
+    assert set(read(**everything).requested()) == set(CAPABILITIES)
 
 
 def test_the_documentation_has_the_table() -> None:
@@ -212,10 +214,12 @@ def test_the_documentation_has_the_table() -> None:
 def test_options_that_change_nothing() -> None:
     """They are accepted, and it is said that they change nothing."""
     for device in ("CPU", "GPU", "Ascend"):
-        first, second = limits(read(sync_enable=False, env_enable=True).asked(), DeviceTarget(device=device))[-2:][::-1]
+        first, second = limits(read(sync_enable=False, env_enable=True).requested(), DeviceTarget(device=device))[-2:][
+            ::-1
+        ]
         assert first.startswith(f"sync_enable gives nothing on {device}: sync_enable=False changes nothing: ")
         assert "MS_PROFILER_OPTIONS is followed when stepscope.mindspore is imported" in second
-    assert limits(read(sync_enable=True).asked(), DeviceTarget()) == ()
+    assert limits(read(sync_enable=True).requested(), DeviceTarget()) == ()
 
 
 @pytest.mark.checklist("C8", "C9", "D6")

@@ -39,7 +39,7 @@ class Loop:
         self.windows = WindowFollower("dynamic profiler", rank=0)
         history = RequestHistory(Path("file"), shared=False)
         router = RequestRouter(self.windows.arming, 0, None, history, self.refusals.append)
-        self._requests = FileRequests(self.windows.arming, router, history, forgets=True)
+        self._requests = FileRequests(self.windows.arming, router, history, withdraws_planned=True)
         self._late: Late = late
         self.group = granularity
 
