@@ -247,7 +247,8 @@ def _parts(index: JournalIndex) -> list[Rows]:
     """The windows of a journal by number, each once: the last one of its number. Those without an end have no steps."""
     parts = index.parts
     numbers = _column(parts, "window")
-    if (numbers[1:] > numbers[:-1]).all() and not index.builder.open and not any(map(_far, parts)):
+    far = _column(parts, "start_ns").min(initial=0) < -_FAR or _column(parts, "end_ns").max(initial=0) > _FAR
+    if (numbers[1:] > numbers[:-1]).all() and not index.builder.open and not far:
         return parts
     rows = np.concatenate([*parts, _without_end(index)])
     _, last_of = np.unique(rows["window"][::-1], return_index=True)
@@ -259,10 +260,6 @@ def _parts(index: JournalIndex) -> list[Rows]:
 
 def _column(parts: Sequence[Rows], name: str) -> NDArray[np.int64]:
     return np.concatenate([part[name] for part in parts])
-
-
-def _far(rows: Rows) -> bool:
-    return bool(rows["start_ns"].min(initial=0) < -_FAR or rows["end_ns"].max(initial=0) > _FAR)
 
 
 def _without_end(index: JournalIndex) -> Rows:
@@ -292,6 +289,10 @@ def _marks(parts: Sequence[Rows], known: dict[bytes, Marks]) -> Marks:
     marks["window"] = _column(parts, "window")
     marks["first_step"] = np.where(steps > 0, np.minimum(first, last), 0)
     marks["last_step"] = np.where(steps > 0, np.maximum(first, last), -1)
+    # Most recordings have the windows of the first one: comparing with it is faster than hashing.
+    usual = next(iter(known.values()), marks)
+    if usual is not marks and np.array_equal(usual.view(np.int64), marks.view(np.int64)):
+        return usual
     return known.setdefault(marks.tobytes(), marks)
 
 
