@@ -246,15 +246,10 @@ def _run(frames: FrameReader) -> RunRecord | None:
 def _parts(index: JournalIndex) -> list[Rows]:
     """The windows of a journal by number, each once: the last one of its number. Those without an end have no steps."""
     parts = index.parts
-    last = None
-    for part in parts:
-        numbers = part["window"]
-        if len(numbers) and (last is not None and numbers[0] <= last or (numbers[1:] <= numbers[:-1]).any()):
-            break
-        last = numbers[-1] if len(numbers) else last
-    else:
-        if not index.builder.open and not any(map(_far, parts)):
-            return parts
+    numbers = _column(parts, "window")
+    far = _column(parts, "start_ns").min(initial=0) < -_FAR or _column(parts, "end_ns").max(initial=0) > _FAR
+    if (numbers[1:] > numbers[:-1]).all() and not index.builder.open and not far:
+        return parts
     rows = np.concatenate([*parts, _without_end(index)])
     _, last_of = np.unique(rows["window"][::-1], return_index=True)
     rows = rows[len(rows) - 1 - last_of]
@@ -263,8 +258,8 @@ def _parts(index: JournalIndex) -> list[Rows]:
     return [rows]
 
 
-def _far(rows: Rows) -> bool:
-    return bool(rows["start_ns"].min(initial=0) < -_FAR or rows["end_ns"].max(initial=0) > _FAR)
+def _column(parts: Sequence[Rows], name: str) -> NDArray[np.int64]:
+    return np.concatenate([part[name] for part in parts])
 
 
 def _without_end(index: JournalIndex) -> Rows:
@@ -290,14 +285,14 @@ def _range(parts: Sequence[Rows]) -> tuple[int, int] | None:
 
 def _marks(parts: Sequence[Rows], known: dict[bytes, Marks]) -> Marks:
     marks = np.empty(sum(map(len, parts)), MARKS)
-    at = 0
-    for part in parts:
-        its = marks[at : at + len(part)]
-        steps, first, last = part["steps"] > 0, part["first_step"], part["last_step"]
-        its["window"] = part["window"]
-        its["first_step"] = np.where(steps, np.minimum(first, last), 0)
-        its["last_step"] = np.where(steps, np.maximum(first, last), -1)
-        at += len(part)
+    steps, first, last = (_column(parts, name) for name in ("steps", "first_step", "last_step"))
+    marks["window"] = _column(parts, "window")
+    marks["first_step"] = np.where(steps > 0, np.minimum(first, last), 0)
+    marks["last_step"] = np.where(steps > 0, np.maximum(first, last), -1)
+    # Most recordings have the windows of the first one: comparing with it is faster than hashing.
+    usual = next(iter(known.values()), marks)
+    if usual is not marks and np.array_equal(usual.view(np.int64), marks.view(np.int64)):
+        return usual
     return known.setdefault(marks.tobytes(), marks)
 
 

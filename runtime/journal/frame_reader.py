@@ -85,6 +85,16 @@ class FrameReader:
         """Continues at an earlier `position` of this file."""
         self._number, self._at = number, at
 
+    def resume_after(self, at: int) -> bool:
+        """Continues after the frame at a position, of which only the header is read. Returns false if there is none."""
+        head = self.files.pread(fmt.FRAME_HEADER.size, at)
+        if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
+            return False
+        found = fmt.decode_frame_header(head, 0, self._sync)
+        if found is not None:
+            self.resume(found[2] + 1, at + len(head) + found[3])
+        return found is not None
+
     def restart(self) -> None:
         """Continues at the first frame."""
         self.resume(self._first_number, self.files.begin)

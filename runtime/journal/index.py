@@ -414,11 +414,8 @@ def scan(
     """
     builder = IndexBuilder.after(*records[-1]) if records else IndexBuilder()
     tail = frames.copy()
-    found = frames.frame_at(builder.before) if records else None
-    if found is None:
+    if not (records and tail.resume_after(builder.before)):
         tail.restart()
-    else:
-        tail.resume(found[1] + 1, found[2])
     begin, ended = tail.position[1], False
 
     def skipped(beginning: bytes) -> bool:

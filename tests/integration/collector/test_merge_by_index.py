@@ -225,15 +225,16 @@ def test_windows_that_are_not_there(tmp_path: Path) -> None:
 
 def test_recordings_with_the_same_windows_share_their_marks(tmp_path: Path) -> None:
     """What is kept of windows that are not chosen does not grow with the number of ranks; of their rows nothing is."""
-    for rank in (0, 1):
-        record(tmp_path, rank)
+    for rank, first_step in enumerate((0, 0, 7, 7)):
+        record(tmp_path, rank, first_step=first_step)
     known: dict[bytes, np.ndarray] = {}
     found = [
         Recording.of(path, "", lambda rows: rows["window"] == 3, known)
         for path in sorted(tmp_path.glob("streams/*/journal"))
     ]
-    assert found[0].marks is found[1].marks and len(known) == 1
-    assert [one.rows["window"].tolist() for one in found] == [[3], [3]]
+    assert found[0].marks is found[1].marks and found[2].marks is found[3].marks and len(known) == 2
+    assert [one.marks["first_step"][0] for one in found] == [0, 0, 7, 7]
+    assert [one.rows["window"].tolist() for one in found] == [[3]] * 4
 
 
 def test_clocks_of_a_rank_that_was_started_again_are_those_of_the_jobs_window(tmp_path: Path) -> None:
