@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
+from stepscope.analysis.explain import explain
 from stepscope.compat.frameworks.loop import KEPT, Loop, Traced, guarded
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.events.record import Kind
@@ -425,7 +426,8 @@ def test_the_end_of_a_run_names_its_results_and_the_verdict(tmp_path: Path, capl
     loop.close()
     (logged,) = [record.getMessage() for record in caplog.records]
     assert logged.startswith(f"stepscope recorded 'fit': `stepscope report {tmp_path / 'fit'}` shows it\n")
-    assert "in your spans, most of it in train_step" in logged or "Other programs use the processors" in logged
+    answer = explain(tmp_path / "fit")  # a busy machine has another verdict
+    assert (answer.findings[0].title if answer.findings else answer.verdict) in logged
     caplog.clear()
     loop.open("evaluate", directory=tmp_path)
     loop.step()
