@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -37,6 +37,8 @@ MOST_PIPELINES = 8
 """Pipelines of a process in its answer."""
 MOST_ITEMS = 1 << 31
 """A larger number of items or workers is an error of the recording."""
+MOST_READING = 1e15
+"""A larger number of milliseconds or percent is an error of the recording."""
 MOST_SAMPLES = 200_000
 """Samples of an operator that are kept."""
 ONE_THREAD = frozenset(
@@ -117,9 +119,17 @@ class DataPipeline(msgspec.Struct, frozen=True, kw_only=True):
     def queued_children(self, operator: PipelineOperator) -> tuple[int, ...]:
         """Numbers of the operators whose queues it takes its input from; those between that have no queue are passed over."""
         found: list[int] = []
-        for child in map(self.operator, operator.children):
-            if child is not None:
-                found += [child.id] if child.capacity else self.queued_children(child)
+        seen: set[int] = set()
+        numbers = list(operator.children)
+        while numbers:
+            child = self.operator(numbers.pop(0))
+            if child is None or child.id in seen:
+                continue
+            seen.add(child.id)
+            if child.capacity:
+                found.append(child.id)
+            else:
+                numbers = [*child.children, *numbers]
         return tuple(found)
 
     def input_of(self, operator: PipelineOperator) -> PipelineOperator | None:
@@ -127,23 +137,11 @@ class DataPipeline(msgspec.Struct, frozen=True, kw_only=True):
         return next((self.operator(number) for number in self.queued_children(operator)), None)
 
 
-class Advice(msgspec.Struct, frozen=True):
-    """A remark on an operator."""
-
-    kind: str
-    """`workers` are busy, `slower` than the one before, `reading` is slow, `device` waits, `starved`, or `idle` workers."""
-    operator: PipelineOperator
-    text: str
-    """A sentence with numbers."""
-    action: str
-    """The change to try; empty if there is none."""
-
-
 _BOTTLENECKS = ("workers", "slower", "reading", "device", "starved")
 """Kinds of advice that tell of a bottleneck, the surest first."""
 
 
-def advice_on(pipeline: DataPipeline) -> tuple[Advice, ...]:
+def advice_on(pipeline: DataPipeline) -> tuple[PipelineAdvice, ...]:
     """Remarks on a pipeline: on the use of processors, then on queues."""
     operators = [operator for operator in pipeline.operators if operator.type not in ONE_THREAD]
     return (
@@ -152,7 +150,7 @@ def advice_on(pipeline: DataPipeline) -> tuple[Advice, ...]:
     )
 
 
-def bottleneck_of(advice: Iterable[Advice]) -> Advice | None:
+def bottleneck_of(advice: Iterable[PipelineAdvice]) -> PipelineAdvice | None:
     """The remark that tells of the bottleneck; `None` if none does."""
     found = [each for each in advice if each.kind in _BOTTLENECKS]
     return min(found, key=lambda each: _BOTTLENECKS.index(each.kind), default=None)
@@ -190,48 +188,49 @@ def _answer(pipeline: DataPipeline) -> PipelineAnswer:
             )
             for operator in pipeline.operators
         ),
-        bottleneck="" if bottleneck is None else bottleneck.operator.label,
-        advice=tuple(
-            PipelineAdvice(each.kind, each.operator.label, each.text, each.action)
-            for each in sorted(advice, key=lambda each: each is not bottleneck)
-        ),
+        bottleneck="" if bottleneck is None else bottleneck.operator,
+        advice=tuple(sorted(advice, key=lambda each: each is not bottleneck)),
     )
 
 
-def _on_processors(pipeline: DataPipeline, operator: PipelineOperator) -> Iterator[Advice]:
+def _on_processors(pipeline: DataPipeline, operator: PipelineOperator) -> Iterator[PipelineAdvice]:
     used, name, workers = operator.used_per_worker, operator.label, operator.workers
     if used is None:
         return
     if used > BUSY_PERCENT:
         text = f"each worker of {name} uses {used:.0f}% of a processor"
-        yield Advice("workers", operator, text, f"{_more(pipeline, operator)}, or make its work cheaper")
+        yield PipelineAdvice("workers", operator.label, text, f"{_more(pipeline, operator)}, or make its work cheaper")
     elif used < IDLE_PERCENT and workers > 1:
         text = f"each of the {workers} workers of {name} uses {used:.0f}% of a processor: fewer may do as well"
-        yield Advice("idle", operator, text, "")
+        yield PipelineAdvice("idle", operator.label, text, "")
 
 
-def _on_queues(pipeline: DataPipeline, operator: PipelineOperator) -> Iterator[Advice]:
+def _on_queues(pipeline: DataPipeline, operator: PipelineOperator) -> Iterator[PipelineAdvice]:
     before, filled, name = pipeline.input_of(operator), operator.filled, operator.label
     if operator.type == "DeviceQueue":
         if before is not None and before.empty is not None and before.empty > DEVICE_EMPTY_PERCENT:
             text = f"the queue from {before.label} to the device is empty in {before.empty:.0f}% of the samples"
-            yield Advice("device", before, text, _more(pipeline, before))
+            yield PipelineAdvice("device", before.label, text, _more(pipeline, before))
         return
     if before is None:
         if filled is not None and filled <= LEAF_QUEUE_PERCENT:
             text = f"{name} reads the data, and its queue is filled to {filled:.0f}%"
-            yield Advice("reading", operator, text, f"{_more(pipeline, operator)}, or read from a quicker storage")
+            yield PipelineAdvice(
+                "reading", operator.label, text, f"{_more(pipeline, operator)}, or read from a quicker storage"
+            )
         return
     if filled is None or before.filled is None:
         return
     if before.filled - filled > QUEUE_DIFFERENCE_PERCENT:
         text = f"the input of {name} is filled to {before.filled:.0f}%, its output to {filled:.0f}%: it is slower than {before.label}"
-        yield Advice("slower", operator, text, _more(pipeline, operator))
+        yield PipelineAdvice("slower", operator.label, text, _more(pipeline, operator))
     used = operator.used_per_worker
     starved = before.filled < STARVED_PERCENT or filled - before.filled > QUEUE_DIFFERENCE_PERCENT
     if starved and used is not None and used < IDLE_PERCENT:
         text = f"{name} waits for {before.label}: its input is filled to {before.filled:.0f}%, and its workers use {used:.0f}% of a processor"
-        yield Advice("starved", before, text, f"{_more(pipeline, before)}, or raise {_PREFETCH[pipeline.source]}")
+        yield PipelineAdvice(
+            "starved", before.label, text, f"{_more(pipeline, before)}, or raise {_PREFETCH[pipeline.source]}"
+        )
 
 
 def _more(pipeline: DataPipeline, operator: PipelineOperator) -> str:
@@ -251,7 +250,7 @@ class _Operator(msgspec.Struct, frozen=True):
 class _Description(msgspec.Struct, frozen=True):
     """A recorded description of a pipeline, see `stepscope.backends.pipeline_events`."""
 
-    source: str
+    source: Literal["MindSpore"]
     interval_ms: float
     operators: tuple[_Operator, ...]
 
@@ -380,7 +379,7 @@ def _in_order(events: Block) -> Block:
 
 def _keep(to: list[Any], values: NDArray[Any]) -> None:
     room = MOST_SAMPLES - len(to)
-    to += (values[np.isfinite(values)] if values.ndim == 1 else values)[:room].tolist()
+    to += (values[np.abs(values) < MOST_READING] if values.ndim == 1 else values)[:room].tolist()
 
 
 def _counts(values: NDArray[Any]) -> NDArray[np.int64]:

@@ -39,8 +39,8 @@ MOST_TASK_NAMES = 3
 """Names of tasks that are shown."""
 MOST_OPERATORS = 12
 """Operators of a data pipeline that are shown."""
-_OPERATOR = 22
-"""Columns of an operator's name: their table fits a terminal of 80."""
+OPERATOR_COLUMNS = 22
+"""For an operator's name: their table fits a terminal of 80."""
 MOST_PARTS = 12
 MOST_SHARDING = 240
 """Columns of the line on sharding."""
@@ -235,18 +235,24 @@ def _pipelines(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
 
     Those without a queue are left out: a DataLoader without workers has nothing but its wait, which is a part of the step.
     """
-    shown = next((each for each in (*([rank] if rank else []), *answer.ranks) if each.pipelines), None)
+    shown = next(
+        (each for each in (*([rank] if rank else []), *answer.ranks) if any(map(_has_queue, each.pipelines))), None
+    )
     if shown is None:
         return
-    said = {evidence for finding in answer.findings[:MOST_SHOWN] for evidence in finding.evidence}
-    for pipeline in shown.pipelines:
-        if any(operator.capacity for operator in pipeline.operators):
-            yield from _pipeline(pipeline, said)
+    whose = f" on rank {shown.rank}" if shown.rank is not None and len(answer.ranks) > 1 else ""
+    evidence = {text for finding in answer.findings[:MOST_SHOWN] for text in finding.evidence}
+    for pipeline in filter(_has_queue, shown.pipelines):
+        yield from _pipeline(pipeline, whose, evidence)
     if shown.more_pipelines:
         yield Line(Text(f"{human_count(shown.more_pipelines, 'more data pipeline')} not shown"), 2, " ")
 
 
-def _pipeline(pipeline: PipelineAnswer, said: set[str]) -> Iterator[Line]:
+def _has_queue(pipeline: PipelineAnswer) -> bool:
+    return any(operator.capacity for operator in pipeline.operators)
+
+
+def _pipeline(pipeline: PipelineAnswer, whose: str, evidence: set[str]) -> Iterator[Line]:
     """A data pipeline: how long the loop waits for a batch, the slowest operator, advice that no finding has given, all operators."""
     waited = (
         ""
@@ -254,15 +260,15 @@ def _pipeline(pipeline: PipelineAnswer, said: set[str]) -> Iterator[Line]:
         else f"; the loop waited {human_time(pipeline.waited_ns)} for a batch on average"
     )
     slowest = f"; the slowest operator is {pipeline.bottleneck}" if pipeline.bottleneck else ""
-    yield Line(Text(printable(f"pipeline of {pipeline.source}{waited}{slowest}")), 2, "Data", "bold")
+    yield Line(Text(printable(f"pipeline of {pipeline.source}{whose}{waited}{slowest}")), 2, "Data", "bold")
     for each in pipeline.advice:
-        if each.text not in said:
+        if each.text not in evidence:
             yield Line(Text(printable(f"{each.text}. Try {each.action}" if each.action else each.text)), 2, " ")
     head = [Column("operator", right=False), Column("workers"), Column("processor"), Column("in queue", right=False)]
     head += [Column("filled"), Column("empty")]
     rows = [
         [
-            shorten(printable(operator.name), _OPERATOR),
+            shorten(printable(operator.name), OPERATOR_COLUMNS),
             f"{operator.workers:,}",
             _percent(operator.used_per_worker),
             "–"

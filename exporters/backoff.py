@@ -8,6 +8,8 @@ from email.utils import parsedate_to_datetime
 
 MAX_RETRY_AFTER = 86_400.0
 """Seconds; a longer `Retry-After` counts as this."""
+_jitter = random.Random()
+"""A generator of its own: a training that was seeded draws the same numbers with an exporter as without."""
 
 
 class Backoff:
@@ -72,4 +74,4 @@ def parse_retry_after(header: str | None, now: float) -> float | None:
 
 
 def _with_jitter(seconds: float) -> float:
-    return random.uniform(seconds / 2, seconds)
+    return _jitter.uniform(seconds / 2, seconds)

@@ -43,8 +43,8 @@ WHICH = "STEPSCOPE_TESTS"
 RUN_AGAIN = tuple(Path(__file__).with_name(folder) for folder in ("integration", "system", "stress"))
 """Tests with real processes and servers, of which those that fail run once more: a machine that others load for seconds breaks
 their timeouts. The summary counts them as rerun."""
-RERUN_DELAY_S = 10
-"""Seconds until such a test runs again: the load that broke it may have passed."""
+RERUN = pytest.mark.flaky(reruns=1, reruns_delay=10, rerun_except="from pytest-timeout")
+"""Ten seconds later, as the load may have passed by then. A test that hangs fails at once: nothing would end it the second time."""
 SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")
 
 
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out the slow tests, if only the everyday ones are to run; notes which rows of the checklist each test shows."""
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in RUN_AGAIN):
-            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=RERUN_DELAY_S))
+            item.add_marker(RERUN)
         item.user_properties += [("checklist", row) for mark in item.iter_markers("checklist") for row in mark.args]
     if os.environ[WHICH] == "all":
         return

@@ -290,9 +290,9 @@ def _marks(parts: Sequence[Rows], known: dict[bytes, Marks]) -> Marks:
     marks["first_step"] = np.where(steps > 0, np.minimum(first, last), 0)
     marks["last_step"] = np.where(steps > 0, np.maximum(first, last), -1)
     # Most recordings have the windows of the first one: comparing with it is faster than hashing.
-    usual = next(iter(known.values()), marks)
-    if usual is not marks and np.array_equal(usual.view(np.int64), marks.view(np.int64)):
-        return usual
+    first_marks = next(iter(known.values()), marks)
+    if first_marks is not marks and np.array_equal(first_marks.view(np.int64), marks.view(np.int64)):
+        return first_marks
     return known.setdefault(marks.tobytes(), marks)
 
 
@@ -424,7 +424,7 @@ class UnreadableJournal(msgspec.Struct, frozen=True):
 
     path: str
     reason: str
-    """A sentence, in which most readers name the file."""
+    """A sentence. Most contain the path."""
 
     def __str__(self) -> str:
         return self.reason if self.path in self.reason else f"{self.path}: {self.reason}"

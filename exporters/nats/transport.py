@@ -138,8 +138,10 @@ class NatsTransport(Transport):
             finally:
                 await end_tasks(*tasks)
         finally:
-            await end_tasks(*self._orders)
-            await client.close()
+            try:
+                await end_tasks(*self._orders)
+            finally:
+                await client.close()
 
     async def _greet(self, jetstream: JetStreamContext, names: StreamNames) -> None:
         """Says whose stream it is, and continues where JetStream's last message of it ends."""

@@ -35,8 +35,8 @@ WEEK = 7 * DAY
 FREE_SHARE = 1 / 8
 FREE_BYTES = 4 << 30
 """Free space for a new run, for which younger sessions are removed, too: this share, and at most so many bytes."""
-PAUSE = 0.2
-"""Seconds between two sessions while the process trains: to look at one takes up to two milliseconds with the interpreter's lock, and
+PAUSE_S = 0.2
+"""Between two sessions while the process trains: to look at one takes up to two milliseconds with the interpreter's lock, and
 hundreds of sessions may be left."""
 
 MEMORY = Path("/dev/shm")
@@ -85,7 +85,7 @@ os.register_at_fork(after_in_child=_forked)
 
 def _sweep_slowly(place: Path) -> None:
     try:
-        sweep(place, pause=PAUSE)
+        sweep(place, pause=PAUSE_S)
     except OSError as error:
         log.warning("sessions of killed processes in %s are not removed: %s", place, error)
 
@@ -104,7 +104,10 @@ def sweep(place: Path, pause: float = 0.0) -> None:
     """
     sessions: list[KilledSession] = []
     directories = list(place.glob(f"{PREFIX}*"))
-    random.shuffle(directories)  # a process that ends before it has seen all looks at others than the one before
+    if (
+        pause
+    ):  # short runs, which end before they have seen all, look at different ones; the program's generator is left alone
+        random.Random().shuffle(directories)
     for directory in directories:
         if pause and _stop.wait(pause):
             return

@@ -17,6 +17,7 @@ import numpy as np
 from stepscope.analysis import explain
 from stepscope.analysis.allocations import MemoryTable
 from stepscope.analysis.collectives import CollectiveTable
+from stepscope.analysis.data_pipeline import DataPipeline
 from stepscope.analysis.findings import Answer, DeviceAnswer
 from stepscope.analysis.flops import FlopsTable
 from stepscope.analysis.rank_summary import Call, Collection, Fetch, RankSummary, Row, Sample, TaskRun, judged_steps_of
@@ -47,6 +48,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     queue: list[float]
     thread_cpu: Series
     queues: Series
+    pipelines: tuple[DataPipeline, ...] = ()
     demand: Series
     rows: list[Row]
     devices: tuple[DeviceAnswer, ...]

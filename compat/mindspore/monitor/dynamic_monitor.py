@@ -249,7 +249,7 @@ class DynamicProfilerMonitor:
         return begun
 
     def _restart_window(self) -> None:
-        """The window was begun where this was made; what it recorded since is no part of the first step."""
+        """Discards what a window recorded before the first step, and begins it again."""
         self._early = False
         window = self._windows.running
         if window is not None and self._recorder.recording:

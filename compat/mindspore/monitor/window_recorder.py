@@ -70,13 +70,13 @@ class WindowRecorder:
             self.finish(ended)
 
     def begin_wait(self) -> None:
-        """Between two steps: what passes until `end_wait` is waiting for data."""
+        """Begins a span for the wait for data, between two steps."""
         if self._profiler is not None:
             self._waiting = _core.span("data_wait", category="dataloader")
             self._waiting.__enter__()
 
     def end_wait(self) -> None:
-        """The data are there."""
+        """Ends the span for the wait for data."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.__exit__(None, None, None)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.data_pipeline import (
-    Advice,
     DataPipeline,
     PipelineBuilder,
     PipelineOperator,
     advice_on,
     bottleneck_of,
 )
+from stepscope.analysis.findings import PipelineAdvice
 from stepscope.compat.mindspore.output_files import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, spans
 from stepscope.runtime.events import strings
@@ -127,7 +127,7 @@ def summary_of(pipeline: DataPipeline) -> dict[str, list[Any]]:
     }
     bottleneck = bottleneck_of(advice)
     if bottleneck is not None:
-        found["bottleneck_warning"] = [bottleneck.operator.label]
+        found["bottleneck_warning"] = [bottleneck.operator]
         found["bottleneck_suggestion"] = [_sentence(bottleneck)]
     return {key: value for key, value in found.items() if value or not key.endswith("_details")}
 
@@ -140,5 +140,5 @@ def _mean(values: tuple[float, ...]) -> float:
     return round(float(np.mean(values)), 3) if values else UNKNOWN
 
 
-def _sentence(advice: Advice) -> str:
+def _sentence(advice: PipelineAdvice) -> str:
     return f"{advice.text}. Try {advice.action}." if advice.action else f"{advice.text}."

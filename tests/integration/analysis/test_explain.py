@@ -90,7 +90,9 @@ def test_data_of_another_loader(tmp_path: Path, sampled: bool) -> None:
     (first, *_) = answer.findings
     assert first.id == "input-bound-pipeline" and "waits for data" in first.title and (first.cost or 0) > 0.5
     assert "TupleIterator.__next__ takes" in first.evidence[0]
-    assert str(answer).count("slower than Generator(id=2)") == sampled, "a finding's evidence is not said twice"
+    assert " ".join(str(answer).split()).count("slower than Generator(id=2)") == sampled, (
+        "a finding's evidence is not said twice"
+    )
     if sampled:
         assert "its output to 0%: it is slower than Generator(id=2)" in first.evidence[1]
         assert first.action == "num_parallel_workers above 3 for Map"
@@ -283,6 +285,21 @@ def test_the_span_that_waits_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert first.action.startswith("work: move")
 
 
+def test_a_pipeline_of_another_library(tmp_path: Path) -> None:
+    """It is no pipeline that explain knows, and a reading that cannot be is left out."""
+
+    def step(number: int) -> None:
+        time.sleep(0.001)
+        if number == 0:
+            facts: dict[str, Any] = {"interval_ms": 20, "operators": OPERATORS}
+            sc.instant("data pipeline", category="data pipeline", source="MindSpore", **facts)
+            sc.instant("data pipeline", category="data pipeline", source="tf.data", **facts)
+        sc.counter("batch waited for (ms)", 1e308 if number % 2 else 3.0, category="data pipeline")
+
+    (rank,) = explain(record(tmp_path / "run", step)).ranks
+    assert [(each.source, each.waited_ns) for each in rank.pipelines] == [("MindSpore", 3e6)]
+
+
 def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The finding has the cost of the wait alone, and the function that waits."""
     monkeypatch.delenv(SIGNALS_VARIABLE)
@@ -312,7 +329,7 @@ def test_a_rank_whose_steps_take_longer(tmp_path: Path, monkeypatch: pytest.Monk
     found = {finding.id: finding for finding in explain(tmp_path / "job").findings}
     slow = found["slow-rank"]
     assert slow.ranks == (1,) and slow.certainty == "likely" and "no collective was recorded" in slow.evidence[1]
-    assert 10e6 < (slow.cost_ns or 0) < 40e6
+    assert slow.cost is not None and slow.cost > 0.3
 
 
 def test_the_command_prints_a_screen_or_json(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ async def test_a_command_that_is_given_as_soon_as_a_process_is_known(server: Nat
         exporter = NatsExporter(server.url, settings=QUICK)
         await exporter.open(msgspec.structs.replace(run_in(tmp_path), control=control))
         entry = await announced.updates(10.0)
-        while entry is None:  # that ends the list of those there were before
+        while entry is None:  # None ends the initial values
             entry = await announced.updates(10.0)
         hello, _ = protocol.decode(entry.value)
         assert isinstance(hello, protocol.Hello)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -25,6 +27,13 @@ def test_delays_double_up_to_the_longest(first: float, longest: float) -> None:
 def test_delays_of_many_senders_differ() -> None:
     """So those that failed together do not return together."""
     assert len({Backoff(1.0, 10.0).delay() for _ in range(100)}) > 50
+
+
+def test_a_seeded_program_draws_the_same_numbers() -> None:
+    """Delays do not use the program's generator."""
+    before = random.getstate()
+    Backoff(1.0, 10.0).delay()
+    assert random.getstate() == before
 
 
 def test_what_the_other_end_asks_for_replaces_the_delay() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -194,12 +195,21 @@ def test_who_starts_does_not_wait_for_the_sweep(left: Left, tmp_path: Path) -> N
     sweep_in_background(tmp_path / "missing")
 
 
+def test_a_seeded_program_draws_the_same_numbers(left: Left) -> None:
+    """A sweep, which looks at sessions in random order, does not use the program's generator."""
+    for number in range(3):
+        left.run(f"run{number}", 60.0)
+    before = random.getstate()
+    sweep(left.sessions, pause=0.001)
+    assert random.getstate() == before
+
+
 def test_who_starts_waits_for_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is too little, no other thread sweeps: there is room when it returns."""
     _, session = left.run("run", 60.0)
     monkeypatch.setattr(sweeping, "FREE_BYTES", 1 << 62)
     monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
-    monkeypatch.setattr(sweeping, "PAUSE", 600.0)
+    monkeypatch.setattr(sweeping, "PAUSE_S", 600.0)
     sweep_in_background(left.sessions)
     assert not session.exists()
 

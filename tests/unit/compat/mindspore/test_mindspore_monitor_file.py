@@ -177,7 +177,7 @@ def test_how_many_steps() -> None:
 
 
 def test_a_window_that_has_yet_to_begin() -> None:
-    """It is forgotten when the file asks for something else, and can be asked for again."""
+    """A window that has yet to begin is withdrawn when the file asks for something else, and can be asked for again."""
     assert run({1: asked(8, 9), 3: asked(12, 13)}) == ([(12, 13, "")], [])
     assert run({1: asked(8, 9), 3: OFF}) == ([], [])
     assert run({1: asked(8, 9), 3: asked(8, 9), 5: asked(8, 9)}) == ([(8, 9, "")], [])

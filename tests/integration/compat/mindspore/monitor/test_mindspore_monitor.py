@@ -476,7 +476,7 @@ def test_a_window_that_cannot_begin(job: Job, caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.checklist("A30", "A34", "F5")
 def test_a_window_that_has_yet_to_begin(job: Job) -> None:
-    """It is forgotten when the file asks for something else; one that would overlap another one waits if the file says so."""
+    """A window that has yet to begin is withdrawn when the file asks for something else; one that would overlap another one waits if the file says so."""
     monitor = job.monitor()
     job.change(start_step=4, stop_step=5)
     job.callbacks(monitor, 2)
