@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import lzma
+import threading
 import warnings
 from collections import Counter
 from functools import partial
@@ -89,6 +90,26 @@ def test_overloads_of_operators() -> None:
     assert grouped == wanted_grouped
     # A table that is not grouped has whichever overload came first, in torch.
     assert [(name, count) for name, _, count in table] == [(name, count) for name, _, count in wanted_table]
+
+
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_operators_of_other_threads(all_threads: bool) -> None:
+    """With `profile_all_threads` they are there, as in torch. The next profile is as ever."""
+    square = torch.ones(8, 8)
+    found: list[list[int]] = []
+    for profile in (theirs, partial(ours.profile, activities=cpu())):
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
+        with profile(experimental_config=config) as prof:
+            thread = threading.Thread(target=lambda: square @ square)
+            thread.start()
+            thread.join()
+            _ = square @ square
+        found.append(sorted(Counter(event.thread for event in prof.events() if event.name == "aten::mm").values()))
+    assert found == [[1, 1] if all_threads else [1]] * 2
+    with ours.profile(activities=cpu(), record_shapes=True) as prof:
+        _ = square @ square
+    prof.raise_errors()
+    assert [event.input_shapes for event in prof.events() if event.name == "aten::mm"] == [[[8, 8], [8, 8]]]
 
 
 def test_metadata_of_kernels(tmp_path: Path) -> None:
