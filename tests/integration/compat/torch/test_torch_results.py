@@ -126,6 +126,8 @@ def test_metadata_of_kernels(tmp_path: Path) -> None:
     writer.close()
     cycle = Cycle(asked=Asked(use_device="cuda"), window=window, journal=writer.path, step_num=1, trace_id="")
     events = FunctionEvents(cycle, None).build()
+    launches = arrows(json.loads(original.read_text())["traceEvents"], "ac2g")
+    assert [sum(numbers.values()) for numbers in flows(events, 2)] == [sum(numbers.values()) for numbers in launches]
     kernels = [
         event.event_metadata for event in events if event.event_metadata is not None and event.event_metadata.grid
     ]
@@ -135,6 +137,75 @@ def test_metadata_of_kernels(tmp_path: Path) -> None:
     assert Counter((tuple(one.grid), tuple(one.block), one.stream) for one in kernels) == Counter(
         (tuple(args["grid"]), tuple(args["block"]), args["stream"]) for args in recorded
     )
+
+
+def arrows(trace: Any, category: str) -> list[Counter[int]]:
+    """Numbers of the flows of a trace, of those that begin and those that end."""
+    return [
+        Counter(event["id"] for event in trace if event.get("cat") == category and event["ph"] == phase)
+        for phase in ("s", "f")
+    ]
+
+
+def flows(events: Any, kind: int) -> list[Counter[int]]:
+    """The same, of events with torch's number of the kind."""
+    return [
+        Counter(event.flow_id for event in events if event.flow_type == kind and event.flow_start is starts)
+        for starts in (True, False)
+    ]
+
+
+def train_once() -> None:
+    """A forward and a backward pass, in a region."""
+    with ours.record_function("region"):
+        torch.nn.Linear(4, 4)(torch.rand(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize(("mode", "details"), [("stream", {}), ("kineto", {}), ("kineto", {"with_stack": True})])
+def test_events_are_those_of_the_trace(mode: Any, details: dict[str, Any]) -> None:
+    """Kinds of events, flows, and numbers of Python functions and modules are as torch has them, and as the exported trace has them."""
+    train_once()
+    with theirs(**details) as other:
+        train_once()
+    with ours.profile(activities=cpu(), mode=mode, **details) as prof:
+        train_once()
+    found, wanted = (
+        Counter(
+            (event.name, event.activity_type, event.flow_type, event.flow_start, event.device_index)
+            for event in one.events()
+            if not event.is_python_function
+        )
+        for one in (prof, other)
+    )
+    assert found == wanted
+    prof.export_chrome_trace("trace.json")
+    trace = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert flows(prof.events(), 1) == arrows(trace, "fwdbwd")
+    assert sum(flows(prof.events(), 1)[0].values()) > 1
+    recorded = {
+        (event["name"], *(event["args"].get(f"Python {what}") for what in ("id", "parent id", "module id")))
+        for event in trace
+        if event.get("cat") == "python_function"
+    }
+    functions = {
+        (
+            event.name,
+            *(
+                None if number < 0 else number
+                for number in (event.python_id, event.python_parent_id, event.python_module_id)
+            ),
+        )
+        for event in prof.events()
+        if event.is_python_function
+    }
+    assert functions <= recorded and bool(functions) is bool(details)
+
+
+def test_python_functions_without_operators() -> None:
+    """They are there where nothing else was recorded."""
+    with ours.profile(activities=cpu(), with_stack=True) as prof:
+        json.dumps([1])
+    assert [row.key for row in prof.key_averages() if "dumps" in row.key]
 
 
 @pytest.mark.parametrize(("mode", "details"), [("kineto", {"record_shapes": True, "with_stack": True}), ("stream", {})])
