@@ -124,7 +124,7 @@ class FunctionEvents:
                 )
                 break
             details = {
-                "stack": [entry for entry in callers[number] if keep(entry)] if callers else [],
+                "stack": callers[number] if callers else (),
                 "cpu_memory_usage": 0 if cpu is None or on_device else int(cpu[number]),
                 "device_memory_usage": 0 if device is None or on_device else int(device[number]),
                 "is_user_annotation": annotation,
@@ -132,12 +132,15 @@ class FunctionEvents:
                 **dict(zip(("flow_id", "flow_type", "flow_start"), flows.get(number, _NO_FLOW), strict=True)),
                 "scope": _USER if annotation else _BACKWARD if number in nodes else _FUNCTION,
             }
-            found.append(self._of_span(number + 1, columns_of_one, on_device, details))
+            event = self._of_span(number + 1, columns_of_one, on_device, details)
+            event.stack = [entry for entry in event.stack if keep(entry)]
+            found.append(event)
         return found
 
     def _of_span(self, number: int, columns: tuple[int, ...], on_device: bool, details: dict[str, Any]) -> Any:
         ts, dur, name, step, track, flags, at, length = columns
         args = self._spans.arguments(flags, at, length)
+        details["stack"] = _script_stack(args, details["stack"]) or details["stack"]
         shown, traced, overload = self._texts(name, step if flags & _NUMBERED else None)
         begin = (ts - self._cycle.window.start_ns) / 1000
         index, thread = self._thread(track)
@@ -255,6 +258,12 @@ class FunctionEvents:
     def _device_type(self) -> Any:
         names = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU"}
         return getattr(self._types, names.get(self._cycle.asked.use_device or "cuda", "PrivateUse1"))
+
+
+def _script_stack(args: dict[str, Any], callers: tuple[str, ...]) -> tuple[str, ...]:
+    """The callers in TorchScript, which torch has in place of those in Python; none outside of TorchScript."""
+    entries = tuple(filter(None, args.get("Call stack", "").split(";"))) if callers else ()
+    return () if set(entries) & set(callers) else entries
 
 
 def _activity_type(category: int, annotation: bool) -> str:

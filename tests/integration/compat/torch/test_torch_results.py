@@ -201,6 +201,23 @@ def test_events_are_those_of_the_trace(mode: Any, details: dict[str, Any]) -> No
     assert functions <= recorded and bool(functions) is bool(details)
 
 
+def doubled(x):  # type: ignore[no-untyped-def]
+    """Is compiled to TorchScript."""
+    return x + x
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_stacks_in_torchscript() -> None:
+    """Operators have the script's callers there, as in torch."""
+    script = torch.jit.script(doubled)
+    found: list[Any] = []
+    for profile in (theirs, partial(ours.profile, activities=cpu())):
+        with profile(with_stack=True, experimental_config=torch._C._profiler._ExperimentalConfig(verbose=True)) as prof:
+            script(torch.ones(2))
+        found += [event.stack for event in prof.events() if event.name == "aten::add"]
+    assert found[0] == found[1] and "doubled" in found[0][0]
+
+
 def test_python_functions_without_operators() -> None:
     """They are there where nothing else was recorded."""
     with ours.profile(activities=cpu(), with_stack=True) as prof:
