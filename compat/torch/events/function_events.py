@@ -179,7 +179,7 @@ class FunctionEvents:
     def _flows(self) -> dict[int, tuple[int, int, bool]]:
         """For spans that a flow begins or ends at: its number, torch's number of its kind, and whether it begins there."""
         flows = self._spans.flows
-        ends = {}
+        ends: dict[tuple[int, int], tuple[int, int, bool]] = {}
         for track, ts, number, category, kind in flows[["track", "ts", "id", "category", "kind"]].tolist():
             flow = number, _FLOW_TYPES.get(strings.text(category), 0), kind == Kind.FLOW_START
             ends[track, ts] = flow
@@ -262,7 +262,8 @@ class FunctionEvents:
 
 def _script_stack(args: dict[str, Any], callers: tuple[str, ...]) -> tuple[str, ...]:
     """The callers in TorchScript, which torch has in place of those in Python; none outside of TorchScript."""
-    entries = tuple(filter(None, args.get("Call stack", "").split(";"))) if callers else ()
+    text: str = args.get("Call stack", "") if callers else ""
+    entries = tuple(entry for entry in text.split(";") if entry)
     return () if set(entries) & set(callers) else entries
 
 

@@ -201,9 +201,9 @@ def test_events_are_those_of_the_trace(mode: Any, details: dict[str, Any]) -> No
     assert functions <= recorded and bool(functions) is bool(details)
 
 
-def doubled(x):  # type: ignore[no-untyped-def]
+def doubled(x):  # type: ignore[no-untyped-def]  # TorchScript takes types to be those of torch
     """Is compiled to TorchScript."""
-    return x + x
+    return x + x  # pyright: ignore[reportUnknownVariableType]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
