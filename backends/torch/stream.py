@@ -77,7 +77,7 @@ class _Emission(threading.local):
             self._resume()
             return
         if session.all_threads:  # torch would end that recording where ours ends
-            self._lack("another profile records all threads with kineto")
+            self._lack("another profiler of this process records all threads with kineto")
             return
         if slot.taken:
             self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")

@@ -112,6 +112,26 @@ def test_operators_of_other_threads(all_threads: bool) -> None:
     assert [event.input_shapes for event in prof.events() if event.name == "aten::mm"] == [[[8, 8], [8, 8]]]
 
 
+def test_a_live_profile_beside_one_of_all_threads() -> None:
+    """It has no operators and says why; the other one, which it must not end, has those of both threads."""
+    lives: list[Any] = []
+
+    def work() -> None:
+        with ours.profile(activities=cpu(), mode="stream") as live:
+            torch.ones(2).tanh()
+        lives.append(live)
+
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with ours.profile(activities=cpu(), experimental_config=config) as prof:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        torch.ones(2).sigmoid()
+    names = {row.key for row in prof.key_averages()}
+    assert {"aten::tanh", "aten::sigmoid"} <= names
+    assert "records all threads with kineto" in " ".join(lives[0].run.report().backends["torch"].notes)
+
+
 def test_metadata_of_kernels(tmp_path: Path) -> None:
     """Grid, stream and the like of a kernel are in `event_metadata`, as torch has them. The recording is of an H200."""
     original = tmp_path / "original.json"
@@ -201,7 +221,7 @@ def test_events_are_those_of_the_trace(mode: Any, details: dict[str, Any]) -> No
     assert functions <= recorded and bool(functions) is bool(details)
 
 
-def doubled(x):  # type: ignore[no-untyped-def]  # TorchScript takes types to be those of torch
+def doubled(x):  # type: ignore[no-untyped-def]
     """Is compiled to TorchScript."""
     return x + x  # pyright: ignore[reportUnknownVariableType]
 
