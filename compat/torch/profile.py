@@ -425,6 +425,10 @@ class profile(Results):
 
     # Results
 
+    def get_trace_id(self) -> str | None:
+        """Identifies the last window; `None` before there is one, also where the profile was never started."""
+        return None if self._last_run is None else super().get_trace_id()
+
     def _cycles(self) -> Sequence[Cycle]:
         run = self.run
         if self._current is not None:
