@@ -148,7 +148,7 @@ class TorchBackend:
     @property
     def one_thread(self) -> bool:
         """True if it records now what its own thread runs and gives to autograd's, and nothing of others."""
-        return self._mode is not None and self._mode.recording
+        return self._mode is not None and self._mode.recording and not session.all_threads
 
     @property
     def beyond_stream(self) -> tuple[str, ...]:

@@ -76,6 +76,9 @@ class _Emission(threading.local):
         if self._came_back():
             self._resume()
             return
+        if session.all_threads:  # torch would end that recording where ours ends
+            self._lack("another profiler of this process records all threads with kineto")
+            return
         if slot.taken:
             self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")
             return

@@ -20,7 +20,7 @@ from stepscope.compat.torch.activities import DEVICES, choose, has_torch, member
 from stepscope.compat.torch.results import Results, View, export_facts
 from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.compat.torch.windows.cycle import Asked, Cycle
-from stepscope.compat.torch.windows.cycle_hooks import CycleHooks, Observer
+from stepscope.compat.torch.windows.cycle_hooks import CycleHooks, Observer, observer_of_environment
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
@@ -138,7 +138,7 @@ class profile(Results):
         self.record_shapes, self.profile_memory = flags["record_shapes"], flags["profile_memory"]
         self.with_stack, self.with_flops, self.with_modules = with_stack, with_flops, with_modules
         self.experimental_config = experimental_config
-        self.execution_trace_observer = execution_trace_observer
+        self.execution_trace_observer = execution_trace_observer or observer_of_environment()
         self.acc_events = acc_events
         self.custom_trace_id_callback = custom_trace_id_callback
         self.post_processing_timeout_s = post_processing_timeout_s
@@ -424,6 +424,10 @@ class profile(Results):
             raise ExceptionGroup(f"the profile kept errors, {len(errors)} in number", errors)
 
     # Results
+
+    def get_trace_id(self) -> str | None:
+        """Identifies the last window; `None` before there is one, also where the profile was never started."""
+        return None if self._last_run is None else super().get_trace_id()
 
     def _cycles(self) -> Sequence[Cycle]:
         run = self.run

@@ -88,6 +88,9 @@ class KinetoSession:
         self._brackets: list[tuple[int, int]] = []
         self.records_device = False
         """Whether an accelerator is recorded now, on whatever thread."""
+        self.all_threads = False
+        """Whether torch records every thread (`profile_all_threads`). It is in no thread's slot then, and its own question
+        says that it is off."""
 
     @property
     def here(self) -> bool:
@@ -163,7 +166,7 @@ class KinetoSession:
             self._members.remove(member)
             if self._members:
                 return ""
-            self._recording = self.records_device = self._robbed = False
+            self._recording = self.records_device = self._robbed = self.all_threads = False
             self._profile = self._stuck = None
             try:
                 if not slot.taken:  # else that would end what this thread has in its slot
@@ -305,6 +308,7 @@ class KinetoSession:
         self._pid = os.getpid()
         self._recording = True
         self._robbed = False
+        self.all_threads = not slot.holds("KINETO")
         self.records_device = profile.use_device is not None
         self._brackets = []
         self._mark()
@@ -341,9 +345,9 @@ class KinetoSession:
     def _end(self) -> tuple[Any, str]:
         """Stops torch's profiler: what it recorded, or why there is nothing."""
         profile, self._profile = self._profile, None
-        robbed = self._robbed
-        self._recording = self.records_device = self._robbed = False
-        if not slot.holds("KINETO"):
+        robbed, all_threads = self._robbed, self.all_threads
+        self._recording = self.records_device = self._robbed = self.all_threads = False
+        if not (all_threads or slot.holds("KINETO")):
             return None, TAKEN
         if robbed:
             if slot.kineto_taken:  # ending ours now would end that recording, and crash the program at its end

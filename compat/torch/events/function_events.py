@@ -19,16 +19,19 @@ from stepscope.compat.torch.events.profiler_util import (
     stack_filter,
     without_overload,
 )
-from stepscope.compat.torch.events.window_spans import WindowSpans
+from stepscope.compat.torch.events.window_spans import DEVICE, WindowSpans
 from stepscope.compat.torch.windows.cycle import Cycle
 from stepscope.runtime.events import clock, strings, tracks
-from stepscope.runtime.events.record import Flag
+from stepscope.runtime.events.record import Flag, Kind
 
 log = logging.getLogger("stepscope")
 
 _NUMBERED, _ASYNC = int(Flag.NUMBERED), int(Flag.ASYNC)
 _FUNCTION, _BACKWARD, _USER = 0, 1, 7
 """Scopes (at::RecordScope) that can be distinguished later."""
+_FLOW_TYPES = {"fwdbwd": 1, "ac2g": 2}
+"""torch's numbers for kinds of flows, by their category in traces (libkineto/include/output_base.h)."""
+_NO_FLOW = 0, 0, False
 
 
 _FUNCTION_ID, _COLLECTIVE = "Record function id", "Collective name"
@@ -108,10 +111,11 @@ class FunctionEvents:
         block = spans.block
         callers = spans.callers() if self._cycle.asked.with_stack else None
         cpu, device = self._usage.of_spans() if self._usage is not None else (None, None)
-        keep, nodes = stack_filter(self._util), spans.nodes()
+        keep, nodes, flows = stack_filter(self._util), spans.nodes(), self._flows()
         found: list[Any] = []
         fields = ("ts", "dur", "name", "step", "track", "flags", "args_at", "args_len")
         columns = zip(*(block[field].tolist() for field in fields), strict=True)
+        categories = block["category"].tolist()
         others = zip(spans.device.tolist(), spans.annotations.tolist(), strict=True)
         for number, (columns_of_one, (on_device, annotation)) in enumerate(zip(columns, others, strict=True)):
             if self._deadline is not None and clock.now() > self._deadline:
@@ -120,18 +124,23 @@ class FunctionEvents:
                 )
                 break
             details = {
-                "stack": [entry for entry in callers[number] if keep(entry)] if callers else [],
+                "stack": callers[number] if callers else (),
                 "cpu_memory_usage": 0 if cpu is None or on_device else int(cpu[number]),
                 "device_memory_usage": 0 if device is None or on_device else int(device[number]),
                 "is_user_annotation": annotation,
+                "activity_type": _activity_type(categories[number], annotation),
+                **dict(zip(("flow_id", "flow_type", "flow_start"), flows.get(number, _NO_FLOW), strict=True)),
                 "scope": _USER if annotation else _BACKWARD if number in nodes else _FUNCTION,
             }
-            found.append(self._of_span(number + 1, columns_of_one, on_device, details))
+            event = self._of_span(number + 1, columns_of_one, on_device, details)
+            event.stack = [entry for entry in event.stack if keep(entry)]
+            found.append(event)
         return found
 
     def _of_span(self, number: int, columns: tuple[int, ...], on_device: bool, details: dict[str, Any]) -> Any:
         ts, dur, name, step, track, flags, at, length = columns
         args = self._spans.arguments(flags, at, length)
+        details["stack"] = _script_stack(args, details["stack"]) or details["stack"]
         shown, traced, overload = self._texts(name, step if flags & _NUMBERED else None)
         begin = (ts - self._cycle.window.start_ns) / 1000
         index, thread = self._thread(track)
@@ -157,12 +166,30 @@ class FunctionEvents:
             is_async=bool(flags & _ASYNC),
             sequence_nr=int(args.get("Sequence number", -1)),
             device_type=self._device_type() if on_device else self._types.CPU,
-            device_index=index if on_device else 0,
+            device_index=index,
             device_resource_id=thread,
             flops=args.get("FLOPs", 0),
             is_python_function="Python id" in args,
+            python_id=_number(args.get("Python id")),
+            python_parent_id=_number(args.get("Python parent id")),
+            python_module_id=_number(args.get("Python module id")),
             external_id=int(args.get("External id", 0)),
         )
+
+    def _flows(self) -> dict[int, tuple[int, int, bool]]:
+        """For spans that a flow begins or ends at: its number, torch's number of its kind, and whether it begins there."""
+        flows = self._spans.flows
+        ends: dict[tuple[int, int], tuple[int, int, bool]] = {}
+        for track, ts, number, category, kind in flows[["track", "ts", "id", "category", "kind"]].tolist():
+            flow = number, _FLOW_TYPES.get(strings.text(category), 0), kind == Kind.FLOW_START
+            ends[track, ts] = flow
+        if not ends:
+            return {}
+        block = self._spans.block
+        places = zip(block["track"].tolist(), block["ts"].tolist(), strict=True)
+        # The innermost of those that begin at once, which comes last.
+        innermost = {place: number for number, place in enumerate(places) if place in ends}
+        return {number: ends[place] for place, number in innermost.items()}
 
     def _metadata(self, args: dict[str, Any]) -> dict[str, str] | None:
         """The arguments of which torch makes an event's `event_metadata`, as texts."""
@@ -231,6 +258,24 @@ class FunctionEvents:
     def _device_type(self) -> Any:
         names = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU"}
         return getattr(self._types, names.get(self._cycle.asked.use_device or "cuda", "PrivateUse1"))
+
+
+def _script_stack(args: dict[str, Any], callers: tuple[str, ...]) -> tuple[str, ...]:
+    """The callers in TorchScript, which torch has in place of those in Python; none outside of TorchScript."""
+    text: str = args.get("Call stack", "") if callers else ""
+    entries = tuple(entry for entry in text.split(";") if entry)
+    return () if set(entries) & set(callers) else entries
+
+
+def _activity_type(category: int, annotation: bool) -> str:
+    """torch's name of an event's kind, which traces have as its category; spans of stepscope are annotations."""
+    text = strings.text(category)
+    return "user_annotation" if annotation and text not in DEVICE else text
+
+
+def _number(value: Any) -> int:
+    """A number of a Python function; -1 for none."""
+    return -1 if value is None else int(value)
 
 
 def _concrete(text: str) -> Any:

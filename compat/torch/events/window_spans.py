@@ -42,21 +42,25 @@ class WindowSpans:
     """
 
     def __init__(self, cycle: Cycle, *, arguments: bool = False) -> None:
-        """Reads the window; with `arguments` also what spans and allocations carry."""
+        """Reads the window; with `arguments` also what spans and allocations carry, and flows."""
         spans: list[Block] = []
         memory: list[Block] = []
+        flows: list[Block] = []
         heap = bytearray()
-        steps = strings.intern("ProfilerStep")
+        steps, stepping = strings.intern("ProfilerStep"), set[int]()
         for batch in cycle.batches():
             events = batch.events
             found = events[events["kind"] == Kind.SPAN].copy()
+            marks = (found["name"] == steps) & (found["flags"] & Flag.NUMBERED != 0)
+            stepping.update(found["track"][marks].tolist())
             if not cycle.asked.steps:
-                found = found[(found["name"] != steps) | (found["flags"] & Flag.NUMBERED == 0)]
+                found = found[~marks]
             if arguments:
                 allocations = events[events["kind"] == Kind.MEMORY].copy()
                 for block in (found, allocations):
                     block["args_at"][block["flags"] & Flag.ARG_INLINE == 0] += len(heap)
                 memory.append(allocations)
+                flows.append(events[np.isin(events["kind"], (Kind.FLOW_START, Kind.FLOW_END))].copy())
                 heap += batch.args
             spans.append(found)
         self._heap = bytes(heap)
@@ -65,7 +69,7 @@ class WindowSpans:
         if not cycle.asked.with_stack:  # of another profiler that shares the recording
             unwanted |= _categories(every, FRAMES)
         elif len(every):
-            unwanted |= _of_ours(every)
+            unwanted |= _of_ours(every, stepping)
         self.block = _ordered(every[~unwanted])
         """The spans that torch counts."""
         if cycle.asked.with_stack:
@@ -74,6 +78,8 @@ class WindowSpans:
         self.memory = join_blocks(memory)
         """Allocations and releases, in order of time."""
         self.memory = self.memory[np.argsort(self.memory["ts"], kind="stable")]
+        self.flows = join_blocks(flows)
+        """Arrows between spans: each end points to the begin of a span of its track."""
         self.device: NDArray[np.bool_] = _categories(self.block, DEVICE)
         """Which spans ran on an accelerator."""
         self.annotations: NDArray[np.bool_] = ~_categories(self.block, OPERATORS)
@@ -141,12 +147,15 @@ def _categories(events: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:
     return np.isin(events["category"], [strings.category(name) for name in names])
 
 
-def _of_ours(spans: Block) -> NDArray[np.bool_]:
-    """Finds events on threads of stepscope's own: they run Python functions of ours and no operators."""
+def _of_ours(spans: Block, stepping: set[int]) -> NDArray[np.bool_]:
+    """Finds events on threads of stepscope's own: they run Python functions of ours and no operators, and are none of `stepping`,
+    the tracks that have step marks."""
     frames = _categories(spans, FRAMES)
     ours = own_names(np.unique(spans["name"][frames]))
     tracks = np.unique(spans["track"][frames & np.isin(spans["name"], ours)])
-    return np.isin(spans["track"], np.setdiff1d(tracks, spans["track"][~frames]))
+    return np.isin(
+        spans["track"], np.setdiff1d(tracks, np.append(spans["track"][~frames], np.array([*stepping], np.uint32)))
+    )
 
 
 def _ordered(spans: Block) -> Block:

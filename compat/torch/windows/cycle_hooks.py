@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
+from stepscope.compat.torch.activities import has_torch
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
 
@@ -21,6 +24,18 @@ class Observer(Protocol):
     def stop(self) -> None: ...
 
     def cleanup(self) -> None: ...
+
+
+def observer_of_environment() -> Observer | None:
+    """torch's own observer if `ENABLE_PYTORCH_EXECUTION_TRACE=1`, as `torch.profiler.profile` makes it; `None` in a torch that
+    makes none."""
+    if os.environ.get("ENABLE_PYTORCH_EXECUTION_TRACE") != "1" or not has_torch():
+        return None
+    make: Any = getattr(
+        import_module("torch.profiler").ExecutionTraceObserver, "build_execution_trace_obs_from_env", None
+    )
+    observer: Observer | None = None if make is None else make()
+    return observer
 
 
 class CycleHooks:

@@ -300,3 +300,17 @@ def test_another_collector_is_left_in_place() -> None:
     armed, reason, named = python(code, **{torch_arm.VARIABLE: "/opt/vtune/libittnotify_collector.so"}).splitlines()
     assert (armed, named) == ("False", "/opt/vtune/libittnotify_collector.so")
     assert "names another collector, /opt/vtune/libittnotify_collector.so" in reason
+
+
+def test_other_users_of_itt_leave_nothing_open() -> None:
+    """oneDNN loads the collector where torch's own engine records a convolution first: nothing of it is recorded."""
+    code = (
+        "import stepscope as sc, tempfile, torch\n"
+        "from stepscope.backends.torch.backend import TorchBackend\n"
+        "for mode in ('kineto', 'stream'):\n"
+        "    memory = sc.exporters.MemoryExporter()\n"
+        "    with tempfile.TemporaryDirectory() as place, sc.trace(backends=[TorchBackend(mode)], exporters=[memory], output_dir=place):\n"
+        "        torch.nn.functional.conv2d(torch.ones(4, 16, 18, 26), torch.ones(33, 16, 3, 3))\n"
+        "    print('convolution' in memory.names(), 'aten::conv2d' in memory.names())"
+    )
+    assert python(code).split() == ["False", "True"] * 2

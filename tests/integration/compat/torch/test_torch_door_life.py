@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import tempfile
 import threading
 import warnings
 from pathlib import Path
@@ -298,6 +299,20 @@ def test_torchs_own_observer(tmp_path: Path) -> None:
     with ours.profile(activities=cpu(), execution_trace_observer=observer):
         torch.ones(2).tanh()
     assert "aten::tanh" in {node["name"] for node in json.loads((tmp_path / "et.json").read_text())["nodes"]}
+
+
+@pytest.mark.needs("torch")
+def test_an_observer_that_the_environment_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own variable makes an `ExecutionTraceObserver`, where the program gives none."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("ENABLE_PYTORCH_EXECUTION_TRACE", "1")
+    with ours.profile(activities=cpu()) as prof:
+        torch.ones(2).tanh()
+    assert isinstance(prof.execution_trace_observer, ours.ExecutionTraceObserver)
+    (file,) = tmp_path.glob("*.et.json")
+    assert "aten::tanh" in {node["name"] for node in json.loads(file.read_text())["nodes"]}
+    given = Observer()
+    assert ours.profile(activities=cpu(), execution_trace_observer=given).execution_trace_observer is given
 
 
 def test_a_deadline_for_events() -> None:

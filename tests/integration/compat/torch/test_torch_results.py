@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import lzma
+import threading
 import warnings
 from collections import Counter
 from functools import partial
@@ -91,6 +92,46 @@ def test_overloads_of_operators() -> None:
     assert [(name, count) for name, _, count in table] == [(name, count) for name, _, count in wanted_table]
 
 
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_operators_of_other_threads(all_threads: bool) -> None:
+    """With `profile_all_threads` they are there, as in torch. The next profile is as ever."""
+    square = torch.ones(8, 8)
+    found: list[list[int]] = []
+    for profile in (theirs, partial(ours.profile, activities=cpu())):
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
+        with profile(experimental_config=config) as prof:
+            thread = threading.Thread(target=lambda: square @ square)
+            thread.start()
+            thread.join()
+            _ = square @ square
+        found.append(sorted(Counter(event.thread for event in prof.events() if event.name == "aten::mm").values()))
+    assert found == [[1, 1] if all_threads else [1]] * 2
+    with ours.profile(activities=cpu(), record_shapes=True) as prof:
+        _ = square @ square
+    prof.raise_errors()
+    assert [event.input_shapes for event in prof.events() if event.name == "aten::mm"] == [[[8, 8], [8, 8]]]
+
+
+def test_a_live_profile_beside_one_of_all_threads() -> None:
+    """It has no operators and says why; the other one, which it must not end, has those of both threads."""
+    lives: list[Any] = []
+
+    def work() -> None:
+        with ours.profile(activities=cpu(), mode="stream") as live:
+            torch.ones(2).tanh()
+        lives.append(live)
+
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with ours.profile(activities=cpu(), experimental_config=config) as prof:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        torch.ones(2).sigmoid()
+    names = {row.key for row in prof.key_averages()}
+    assert {"aten::tanh", "aten::sigmoid"} <= names
+    assert "records all threads with kineto" in " ".join(lives[0].run.report().backends["torch"].notes)
+
+
 def test_metadata_of_kernels(tmp_path: Path) -> None:
     """Grid, stream and the like of a kernel are in `event_metadata`, as torch has them. The recording is of an H200."""
     original = tmp_path / "original.json"
@@ -105,6 +146,8 @@ def test_metadata_of_kernels(tmp_path: Path) -> None:
     writer.close()
     cycle = Cycle(asked=Asked(use_device="cuda"), window=window, journal=writer.path, step_num=1, trace_id="")
     events = FunctionEvents(cycle, None).build()
+    launches = arrows(json.loads(original.read_text())["traceEvents"], "ac2g")
+    assert [sum(numbers.values()) for numbers in flows(events, 2)] == [sum(numbers.values()) for numbers in launches]
     kernels = [
         event.event_metadata for event in events if event.event_metadata is not None and event.event_metadata.grid
     ]
@@ -114,6 +157,92 @@ def test_metadata_of_kernels(tmp_path: Path) -> None:
     assert Counter((tuple(one.grid), tuple(one.block), one.stream) for one in kernels) == Counter(
         (tuple(args["grid"]), tuple(args["block"]), args["stream"]) for args in recorded
     )
+
+
+def arrows(trace: Any, category: str) -> list[Counter[int]]:
+    """Numbers of the flows of a trace, of those that begin and those that end."""
+    return [
+        Counter(event["id"] for event in trace if event.get("cat") == category and event["ph"] == phase)
+        for phase in ("s", "f")
+    ]
+
+
+def flows(events: Any, kind: int) -> list[Counter[int]]:
+    """The same, of events with torch's number of the kind."""
+    return [
+        Counter(event.flow_id for event in events if event.flow_type == kind and event.flow_start is starts)
+        for starts in (True, False)
+    ]
+
+
+def train_once() -> None:
+    """A forward and a backward pass, in a region."""
+    with ours.record_function("region"):
+        torch.nn.Linear(4, 4)(torch.rand(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize(("mode", "details"), [("stream", {}), ("kineto", {}), ("kineto", {"with_stack": True})])
+def test_events_are_those_of_the_trace(mode: Any, details: dict[str, Any]) -> None:
+    """Kinds of events, flows, and numbers of Python functions and modules are as torch has them, and as the exported trace has them."""
+    train_once()
+    with theirs(**details) as other:
+        train_once()
+    with ours.profile(activities=cpu(), mode=mode, **details) as prof:
+        train_once()
+    found, wanted = (
+        Counter(
+            (event.name, event.activity_type, event.flow_type, event.flow_start, event.device_index)
+            for event in one.events()
+            if not event.is_python_function
+        )
+        for one in (prof, other)
+    )
+    assert found == wanted
+    prof.export_chrome_trace("trace.json")
+    trace = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert flows(prof.events(), 1) == arrows(trace, "fwdbwd")
+    assert sum(flows(prof.events(), 1)[0].values()) > 1
+    recorded = {
+        (event["name"], *(event["args"].get(f"Python {what}") for what in ("id", "parent id", "module id")))
+        for event in trace
+        if event.get("cat") == "python_function"
+    }
+    functions = {
+        (
+            event.name,
+            *(
+                None if number < 0 else number
+                for number in (event.python_id, event.python_parent_id, event.python_module_id)
+            ),
+        )
+        for event in prof.events()
+        if event.is_python_function
+    }
+    assert functions <= recorded and bool(functions) is bool(details)
+
+
+def doubled(x):  # type: ignore[no-untyped-def]
+    """Is compiled to TorchScript."""
+    return x + x  # pyright: ignore[reportUnknownVariableType]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_stacks_in_torchscript() -> None:
+    """Operators have the script's callers there, as in torch."""
+    script = torch.jit.script(doubled)
+    found: list[Any] = []
+    for profile in (theirs, partial(ours.profile, activities=cpu())):
+        with profile(with_stack=True, experimental_config=torch._C._profiler._ExperimentalConfig(verbose=True)) as prof:
+            script(torch.ones(2))
+        found += [event.stack for event in prof.events() if event.name == "aten::add"]
+    assert found[0] == found[1] and "doubled" in found[0][0]
+
+
+def test_python_functions_without_operators() -> None:
+    """They are there where nothing else was recorded."""
+    with ours.profile(activities=cpu(), with_stack=True) as prof:
+        json.dumps([1])
+    assert [row.key for row in prof.key_averages() if "dumps" in row.key]
 
 
 @pytest.mark.parametrize(("mode", "details"), [("kineto", {"record_shapes": True, "with_stack": True}), ("stream", {})])
@@ -133,6 +262,11 @@ def test_torchs_validator_finds_nothing(mode: Any, details: dict[str, Any]) -> N
         prof.export_chrome_trace(name)
         assert validate(name) == (True, [])
         assert '"Sequence number":' in Path(name).read_text()  # which one of its rules is about
+
+
+def test_a_profile_that_was_never_started_has_no_trace_id() -> None:
+    """There is no window to name, as in torch."""
+    assert ours.profile(activities=cpu()).get_trace_id() is theirs().get_trace_id() is None
 
 
 def test_results_that_take_too_long(caplog: pytest.LogCaptureFixture) -> None:
