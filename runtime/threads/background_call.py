@@ -21,15 +21,23 @@ T = TypeVar("T")
 _start: Callable[[Callable[..., object], tuple[object, ...]], int] = native_threads.start_new_thread
 
 
-def start(thread: Thread) -> None:
+BEGIN_SECONDS = 2.0
+"""How long a `BackgroundCall` waits for its thread to begin. A thread that finds no memory for its first call never begins."""
+
+
+def start(thread: Thread, seconds: float | None = None) -> None:
     """Starts a thread that blocks all asynchronous signals, so that these go to the program's threads. Threads that it starts
     inherit that.
 
     `Thread.start` is not called on the main thread: a signal handler that raises inside of it can leave a lock locked that
     the new thread needs.
 
+    Args:
+        thread: not started yet.
+        seconds: how long the main thread waits for it to begin; `None`: as long as it takes.
+
     Raises:
-        RuntimeError: if the system refuses a further thread.
+        RuntimeError: if the system refuses a further thread, or it does not begin in time. It may still begin then.
     """
     if not on_main_thread():
         _core.without_signals(thread.start)
@@ -45,7 +53,10 @@ def start(thread: Thread) -> None:
             started.set_result(None)
 
     start_unnamed(begin)
-    started.result()
+    try:
+        started.result(seconds)
+    except TimeoutError as error:
+        raise RuntimeError(f"the thread {thread.name!r} did not begin within {seconds:g} s") from error
 
 
 def start_unnamed(function: Callable[..., object], *args: object) -> None:
@@ -122,7 +133,7 @@ class BackgroundCall(Generic[T]):
         if not self._begun:
             try:
                 thread = Thread(target=lambda: self._run(thread), name=self._name, daemon=True)
-                start(thread)
+                start(thread, None if self._elsewhere else BEGIN_SECONDS)
             except RuntimeError:
                 if self._elsewhere:
                     raise
@@ -132,7 +143,7 @@ class BackgroundCall(Generic[T]):
 
     def _run(self, thread: Thread | None) -> None:
         if not self._unclaimed.acquire(blocking=False):
-            return  # a signal handler interrupted the first start after its thread had begun
+            return  # another thread does it: that of a first start that was interrupted, or one that began late
         self._thread = thread
         work, self._work = self._work, None  # releases its arguments after the call
         assert work is not None

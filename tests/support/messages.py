@@ -42,7 +42,7 @@ _VARYING = [
         (r"(?<=127\.0\.0\.1:)\d+", "<port>"),
         (r"(?<=\bpid )\d{2,}|(?<=\bprocess )\d{2,}", "<pid>"),
         (r"(?<=; )(?:no process of this user takes|(?:of its children )?these take) commands.*", "<processes>"),
-        (r"\b0x[0-9a-f]{6,}", "<address>"),
+        (r"\b0x(?:[0-9a-f]{6,}|[0-9a-f]+(?=\.\.\.))", "<address>"),
         (r"\b(?=[0-9]*[a-f])[0-9a-f]{16,}\b", "<id>"),
         (r"[\w.-]+_\d+_\d{17}(?=_)", "<run>"),
         (r"\b\d{8}-\d{6}(?:-\d+)?\b", "<time>"),
