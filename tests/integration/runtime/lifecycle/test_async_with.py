@@ -54,7 +54,7 @@ async def test_no_thread_can_be_started(closed: bool, tmp_path: Path, monkeypatc
     """Closing blocks the loop then, and is done all the same; the program hears nothing of it."""
     start = background_call.start
 
-    def none(thread: threading.Thread) -> None:
+    def none(thread: threading.Thread, seconds: float | None = None) -> None:
         monkeypatch.setattr(background_call, "start", start)  # there is one for what comes later
         raise RuntimeError("can't start new thread")
 
