@@ -61,7 +61,10 @@ def sweep_in_background(place: Path) -> None:
         sweep(place)
     else:
         _stop.clear()
-        _running = BackgroundCall(_sweep_slowly, place, name="stepscope sweep").start()
+        try:
+            _running = BackgroundCall(_sweep_slowly, place, name="stepscope sweep", elsewhere=True).start()
+        except RuntimeError as error:  # no further thread: the program does not wait for it either
+            log.debug("%s is not swept: %s", place, error)
 
 
 def end_sweep() -> None:

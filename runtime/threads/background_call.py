@@ -21,7 +21,7 @@ T = TypeVar("T")
 _start: Callable[[Callable[..., object], tuple[object, ...]], int] = native_threads.start_new_thread
 
 
-BEGIN_SECONDS = 2.0
+BEGIN_SECONDS = 5.0
 """How long a `BackgroundCall` waits for its thread to begin. A thread that finds no memory for its first call never begins."""
 
 
