@@ -389,7 +389,7 @@ class ExporterWorker:
             while True:
                 closing = self._closing  # before the queue is read: no batch is offered after it is set
                 if self._take():
-                    await self._export_taken()
+                    await self._export_batches()
                     self._stuck = False
                     self._progress.notify_all()
                 elif closing:
@@ -436,7 +436,7 @@ class ExporterWorker:
             self._progress.notify_all()
         return not self._idle
 
-    async def _export_taken(self) -> None:
+    async def _export_batches(self) -> None:
         """Has the exporter handle the taken items, as one group of writes if there are several."""
         group = self._grouped if len(self._taken) > 1 and not self._broken else None
         if group is not None:

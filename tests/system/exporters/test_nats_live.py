@@ -71,7 +71,7 @@ async def test_a_process_answers_any_collector(server: NatsServer, tmp_path: Pat
             await process.order(STATUS, 10.0)
 
 
-async def test_a_command_that_is_given_as_soon_as_a_process_is_known(server: NatsServer, tmp_path: Path) -> None:
+async def test_a_command_right_after_the_announcement(server: NatsServer, tmp_path: Path) -> None:
     """A process listens to commands before it says whose stream it sends."""
 
     def control(command: Command) -> Future[Answer]:

@@ -112,7 +112,7 @@ def test_operators_of_other_threads(all_threads: bool) -> None:
     assert [event.input_shapes for event in prof.events() if event.name == "aten::mm"] == [[[8, 8], [8, 8]]]
 
 
-def test_a_live_profile_beside_one_of_all_threads() -> None:
+def test_a_live_profile_while_another_records_all_threads() -> None:
     """It has no operators and says why; the other one, which it must not end, has those of both threads."""
     lives: list[Any] = []
 
