@@ -154,16 +154,6 @@ class Coroutine:
     def _paused(self) -> None:
         """A step that began before the task had this coroutine is over: it is suspended, unless it has gone on."""
 
-def adopt(task: Any, base: type, runs: bool, /) -> Coroutine | None:
-    """Gives a task that exists a `Coroutine`, from its next step on.
-
-    `base` is the type that holds the coroutine, `runs` whether a step of the task is under way in this thread. That step
-    is over when `_paused` is called, or when another watched step begins here.
-
-    Returns:
-        What it has now; `None` if that cannot be done with it, and nothing was changed.
-    """
-
 def record_tasks(on: bool, /) -> None:
     """Whether each watched task is a span from the first step on that is recorded, named as its coroutine, of category
     `task run`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import weakref
 from collections.abc import Callable, Coroutine
@@ -11,6 +12,7 @@ from types import CoroutineType
 from typing import Any
 
 from stepscope.runtime import _core
+from stepscope.runtime.loop_threads.lasting_loop import is_lasting
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.user_code import from_signal_handler
 
@@ -18,7 +20,7 @@ MAX_KINDS = 16
 """Types of tasks with counts of their own in `unwatched`."""
 
 unwatched: dict[str, int] = {}
-"""Tasks whose coroutines could not be watched, by type: their suspended time counts as their own."""
+"""Tasks that recorded and are not watched, by type: their suspended time counts as their own."""
 
 _unwatched_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
@@ -39,7 +41,7 @@ class CreateTask:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.watching = True
-        self.replaced: Callable[..., asyncio.Future[Any]] | None = _attributes(loop).get("create_task")
+        self.replaced: Callable[..., asyncio.Future[Any]] | None = _replacement(loop)
         """A replacement of other code that was set before; `None` for the method of the loop's class."""
         self._loop = weakref.ref(loop)  # the loop refers to this
         self.ident, self.track = get_ident(), _core.thread_track()
@@ -65,35 +67,70 @@ def _is_of_asyncio(coroutine: Coroutine[Any, Any, Any]) -> bool:
     return getattr(coroutine, "__name__", "") in _OWN_TASKS
 
 
-def _attributes(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
-    return getattr(loop, "__dict__", {})
+def _replacement(loop: asyncio.AbstractEventLoop) -> Callable[..., asyncio.Future[Any]] | None:
+    """The `create_task` that other code has set on the loop; `None` if it has that of its class.
+
+    It leaves `__dict__` alone: in CPython up to 3.12, reading that of an object makes each later use of its attributes slower.
+    """
+    kind: Any = type(loop)
+    method: Any = loop.create_task
+    return None if method == kind.create_task.__get__(loop, kind) else method
 
 
 _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, CreateTask] = weakref.WeakKeyDictionary()
 
+_RUNNERS = (
+    (asyncio.Runner, "run"),
+    (asyncio.BaseEventLoop, "run_until_complete"),
+    (asyncio.BaseEventLoop, "run_forever"),
+)
+"""The methods that run loops: `asyncio.run`, with any loop, and asyncio's loops that the program runs itself."""
+
+_restore: list[Callable[[], None]] = []
+"""Restores each of these methods."""
+
 
 def watch() -> None:
-    """Watches the present and future tasks of the loop that runs in this thread, if there is one.
+    """Watches tasks that are made from now on, in the loop that runs in this thread and in loops that begin to run.
 
-    The end of the current step of a task is not seen: the task counts as suspended from the loop's next turn on.
+    Tasks that exist are not watched: CPython has no way to give them another coroutine. The caller's own task, in which
+    `async with trace()` has to run, does not count as unwatched.
     """
-    try:
+    if not _restore:
+        _restore.extend(_wrap(owner, name) for owner, name in _RUNNERS)
+    with contextlib.suppress(RuntimeError, TypeError):  # no loop runs; a task has no weak references
         loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    watch_loop(loop)
+        _watch_loop(loop)
+        task = asyncio.current_task(loop)
+        if task is not None:
+            _unwatched_tasks.add(task)
 
 
-def watch_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """The same for a loop that runs in this thread, or is about to."""
+def _wrap(owner: Any, name: str) -> Callable[[], None]:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def run(runs: Any, *args: Any, **kwargs: Any) -> Any:
+        loop = runs.get_loop() if isinstance(runs, asyncio.Runner) else runs
+        if _restore and not is_lasting(loop):
+            _watch_loop(loop)
+        return original(runs, *args, **kwargs)
+
+    def restore() -> None:
+        if getattr(owner, name) is run:  # else other code has replaced it since
+            setattr(owner, name, original)
+
+    setattr(owner, name, run)
+    return restore
+
+
+def _watch_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Watches the future tasks of a loop that runs in this thread, or is about to."""
     if loop in _loops:
         return
     _loops[loop] = create_task = CreateTask(loop)
-    with contextlib.suppress(AttributeError):  # if it cannot be set, each task is watched from its first span on
+    with contextlib.suppress(AttributeError):  # if it cannot be set, its tasks are not watched, which is counted
         setattr(loop, "create_task", create_task)  # noqa: B010 - its type cannot be written
-    runs = loop.is_running()
-    for task in asyncio.all_tasks(loop):
-        _watch_task(task, loop, runs)
 
 
 def running_loop() -> tuple[int, int] | None:
@@ -106,40 +143,18 @@ def running_loop() -> tuple[int, int] | None:
 
 def release() -> None:
     """Restores `create_task` of every loop, unless other code has replaced it since. Any thread may call."""
+    while _restore:
+        _restore.pop()()
     while _loops:
         loop, create_task = _loops.popitem()
         create_task.watching = False
-        if _attributes(loop).get("create_task") is not create_task:
+        current: Any = loop.create_task
+        if current is not create_task:
             continue
         if create_task.replaced is None:
             delattr(loop, "create_task")
         else:
             setattr(loop, "create_task", create_task.replaced)  # noqa: B010
-
-
-def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, runs: bool = True) -> _core.Coroutine | None:
-    """Returns the watched coroutine of a task. Begins to watch it if needed; `None` if that is impossible.
-
-    Args:
-        task: of the loop.
-        loop: of this thread.
-        runs: whether the loop is inside of a step of a task.
-    """
-    runs = runs and task is asyncio.current_task(loop)
-    try:
-        coroutine: Any = task.get_coro()
-        if type(coroutine) is _core.Coroutine:
-            return coroutine
-        watched = _core.adopt(task, asyncio.Task, runs)
-    except Exception as error:
-        if from_signal_handler(error):
-            raise
-        watched = None  # a task type of the program may lack any attribute; it is counted
-    if watched is None:
-        _count_unwatched(task)
-    elif runs:
-        loop.call_soon(watched._paused)  # pyright: ignore[reportPrivateUsage]
-    return watched
 
 
 def _count_unwatched(task: asyncio.Task[Any]) -> None:
@@ -155,7 +170,7 @@ def _count_unwatched(task: asyncio.Task[Any]) -> None:
 
 
 def running() -> tuple[str, int, _core.Coroutine | None] | None:
-    """Returns name, number and coroutine of the task that runs in this thread; `None` without one.
+    """Returns name, number and watched coroutine of the task that runs in this thread; `None` without one.
 
     A task with a default name gets the name of its function, because later tasks with the same name use its row again.
     """
@@ -163,12 +178,20 @@ def running() -> tuple[str, int, _core.Coroutine | None] | None:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return None
-    watch()
+    _watch_loop(loop)
     task = asyncio.current_task(loop)
     if task is None:
         return None
     name = task.get_name()
-    if _AUTOMATIC.fullmatch(name):
+    try:
         coroutine: Any = task.get_coro()
+    except Exception as error:
+        if from_signal_handler(error):
+            raise
+        coroutine = None  # a task type of the program may lack any attribute
+    if _AUTOMATIC.fullmatch(name):
         name = getattr(coroutine, "__qualname__", coroutine.__class__.__name__)
-    return name, id(task), _watch_task(task, loop)
+    if type(coroutine) is _core.Coroutine:
+        return name, id(task), coroutine
+    _count_unwatched(task)
+    return name, id(task), None

@@ -330,7 +330,6 @@ typedef struct {
 extern PyTypeObject CoroutineType;
 Coroutine *coroutine_running(void); /* whose step runs on this thread, NULL = none; borrowed */
 int coroutine_init(void);
-PyObject *coroutine_py_adopt(PyObject *self, PyObject *args);
 PyObject *coroutine_py_record_tasks(PyObject *self, PyObject *on);
 PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup);
 PyObject *context_py_current_span(PyObject *self, PyObject *unused);

@@ -8,7 +8,6 @@
 #include <structmember.h>
 
 static __thread Coroutine *running;
-static __thread Coroutine *midway; /* came to be watched within a step, whose end is not seen; owned */
 static uint32_t suspended_name, run_name;
 static uint16_t suspended_category, run_category;
 static bool record_tasks; /* each task is a span */
@@ -60,15 +59,6 @@ static bool is_running(const Coroutine *c) {
     return yes;
 }
 
-/* The step in which a coroutine came to be watched is over at the latest when another step begins on its thread. */
-static void __attribute__((noinline)) end_midway(const Coroutine *next) {
-    Coroutine *c = midway;
-    if (is_running(c)) return; /* the next one begins within it, as eager tasks do */
-    midway = NULL;
-    if (c != next && !c->steps) suspend(c);
-    Py_DECREF(c);
-}
-
 /* The task has ended. Spans that are left open keep their stack until nobody can ask for it any more. */
 static void finish(Coroutine *c) {
     Thread *t = c->scope ? thread_current() : NULL;
@@ -105,7 +95,6 @@ static void end_run(Coroutine *c) {
 /* A step begins; returns what `leave` wants to know. */
 static Coroutine *enter(Coroutine *c) {
     Coroutine *outer = running;
-    if (midway) end_midway(c);
     if (c->suspended.id) go_on(c);
     c->steps++;
     running = c;
@@ -184,8 +173,7 @@ static PyObject *coroutine_await(PyObject *self) { return Py_NewRef(self); }
 
 static PyObject *coroutine_paused(PyObject *self, PyObject *unused) {
     Coroutine *c = (Coroutine *)self;
-    if (midway == c) end_midway(NULL);
-    else if (!c->steps && !is_running(c)) suspend(c);
+    if (!c->steps && !is_running(c)) suspend(c);
     Py_RETURN_NONE;
 }
 
@@ -259,35 +247,6 @@ PyTypeObject CoroutineType = {
     .tp_iternext = coroutine_next,
     .tp_as_async = &async_methods,
 };
-
-/* asyncio has no way to give a task that exists another coroutine. So the one word of the task that refers to it is
- * looked for, among those that its base type declares, and replaced; where there is not exactly one, or the task does
- * not answer with the proxy afterwards, all stays as it was, and the answer is None. */
-PyObject *coroutine_py_adopt(PyObject *self, PyObject *args) {
-    PyObject *task, *base;
-    int runs;
-    if (!PyArg_ParseTuple(args, "OO!p", &task, &PyType_Type, &base, &runs)) return NULL;
-    PyObject *inner = PyObject_CallMethod(task, "get_coro", NULL);
-    if (!inner) return NULL;
-    PyObject *made = coroutine_make(inner), **found = NULL, *now = NULL;
-    Py_ssize_t size = PyObject_TypeCheck(task, (PyTypeObject *)base) ? ((PyTypeObject *)base)->tp_basicsize : 0;
-    int count = 0;
-    for (PyObject **at = (PyObject **)(task + 1); made && (char *)(at + 1) <= (char *)task + size; at++)
-        if (*at == inner) found = at, count++;
-    if (count == 1) {
-        *found = made;
-        now = PyObject_CallMethod(task, "get_coro", NULL);
-        if (now != made) PyErr_Clear(), *found = inner;
-        else Py_INCREF(made), Py_DECREF(inner); /* the task's references */
-    }
-    bool done = made && now == made;
-    Py_XDECREF(now);
-    Py_DECREF(inner);
-    if (done && runs) Py_XSETREF(midway, (Coroutine *)Py_NewRef(made));
-    if (done || !made) return made;
-    Py_DECREF(made);
-    Py_RETURN_NONE;
-}
 
 PyObject *coroutine_py_record_tasks(PyObject *self, PyObject *on) {
     record_tasks = PyObject_IsTrue(on) == 1;

@@ -21,7 +21,6 @@ static PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyL
 
 #define FAST(function) (PyCFunction)(void (*)(void))function
 static PyMethodDef methods[] = {
-    {"adopt", coroutine_py_adopt, METH_VARARGS, NULL},
     {"make_files", ring_py_make_files, METH_O, NULL},
     {"call_under", FAST(context_py_call_under), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"category", strings_py_category, METH_O, NULL},

@@ -28,7 +28,8 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
     workers: tuple[WorkerStatistics, ...]
     """Accounts of joined processes. They are not part of the numbers above."""
     unwatched: dict[str, int] = {}
-    """Tasks whose suspended time counts as their own, by type: their coroutines cannot be watched."""
+    """Tasks that recorded and whose suspended time counts as their own, by type: they are older than the profiler, or made without
+    their loop's `create_task`."""
 
     greenlets: int = 0
     """Greenlets that recorded; their suspended time counts as their own."""
@@ -41,8 +42,8 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
         if self.unwatched:
             kinds = ", ".join(f"{count:,} of {kind}" for kind, count in self.unwatched.items())
             yield (
-                f"tasks not watched: {kinds}; the time in which they are suspended counts as their own. Derive the type "
-                "from asyncio.Task, or start the profiler before such tasks are made"
+                f"tasks not watched: {kinds}; the time in which they are suspended counts as their own. Start the profiler before "
+                "asyncio.run(), and make tasks by asyncio.create_task()"
             )
         if self.greenlets:
             yield (

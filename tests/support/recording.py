@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime import _core
+from stepscope.runtime.annotations import asyncio_tasks
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind
 from stepscope.runtime.options import Options
@@ -122,16 +123,18 @@ class Log:
 
 @contextmanager
 def recording() -> Generator[Log]:
-    """Records the body; the log is complete after it. Nothing of before is in it."""
+    """Records the body, and watches tasks of asyncio that are made in it; the log is complete after it. Nothing of before is in it."""
     source = current() or recorder(Options())
     source.ensure_directory(Options())
     source.drain()
     log = Log(source)
+    asyncio_tasks.watch()
     log.record(True)
     try:
         yield log
     finally:
         log.record(False)
+        asyncio_tasks.release()
         log.take()
 
 

@@ -49,15 +49,27 @@ def _took(work: Work, n: int, around: Callable[[], AbstractContextManager[Any]],
     return asyncio.run(main())
 
 
-def _beyond_plain(work: Work, span: bool) -> Probe:
+def _beyond_plain(work: Work, *, span: bool = False, recorded: bool = False) -> Probe:
+    """What watching adds to each turn.
+
+    Args:
+        work: of a task.
+        span: whether the task holds a span.
+        recorded: whether each task is recorded, by the signal `tasks`.
+    """
+
     @contextmanager
     def probe(scale: Scale) -> Generator[Round]:
         import stepscope
 
+        signals = stepscope.Options().signals
+        if not recorded:
+            signals = tuple(signal for signal in signals if signal != "tasks")
+
         def opened() -> AbstractContextManager[Any]:
             return stepscope.span("held")
 
-        with session() as profiler:
+        with session(options=stepscope.Options(signals=signals)) as profiler:
             n = max(scale.calls // (4 * SLICES), 1)
 
             def once() -> Sample:
@@ -80,19 +92,25 @@ ROWS = (
         what="a step of an asyncio task without an open span, while recording",
         unit="ns",
         budget=50,
-        contenders=(Contender(Tool.STEPSCOPE, "asyncio.sleep(0)", _beyond_plain(_steps, False)),),
+        contenders=(Contender(Tool.STEPSCOPE, "asyncio.sleep(0)", _beyond_plain(_steps)),),
     ),
     Row(
         key="task.suspended",
         what="a step of an asyncio task that holds a span: `suspended` is recorded",
         unit="ns",
         budget=250,
-        contenders=(Contender(Tool.STEPSCOPE, "asyncio.sleep(0)", _beyond_plain(_steps, True)),),
+        contenders=(Contender(Tool.STEPSCOPE, "asyncio.sleep(0)", _beyond_plain(_steps, span=True)),),
+    ),
+    Row(
+        key="task.recorded",
+        what="a step of an asyncio task while each task is recorded (the signal `tasks`, on by default)",
+        unit="ns",
+        contenders=(Contender(Tool.STEPSCOPE, "asyncio.sleep(0)", _beyond_plain(_steps, recorded=True)),),
     ),
     Row(
         key="task.made",
         what="an asyncio task that is made and awaited, while recording",
         unit="ns",
-        contenders=(Contender(Tool.STEPSCOPE, "asyncio.create_task", _beyond_plain(_tasks, False)),),
+        contenders=(Contender(Tool.STEPSCOPE, "asyncio.create_task", _beyond_plain(_tasks)),),
     ),
 )

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import stepscope as sc
 from stepscope.runtime._core import instant, span
-from stepscope.runtime.annotations import tasks
+from stepscope.runtime.annotations import asyncio_tasks
 from stepscope.runtime.events.record import Flag, Kind
 from tests.support.crashes import Crash, open_names
 from tests.support.recording import Log, Row, check_self_times, recording
@@ -77,21 +81,9 @@ async def test_tasks_without_open_spans_record_nothing() -> None:
     assert log.events(Kind.SPAN, "suspended") == []
 
 
-def test_a_task_that_ran_before_it_was_recorded() -> None:
-    """Its suspended times are known like others'; of the first, from the loop's next turn on."""
-
-    async def main() -> None:
-        with recording() as log, span("main"):
-            await asyncio.sleep(0.001)
-            await asyncio.sleep(0.001)
-        assert len(suspensions(log, log.span("main"))) == 2
-        check_self_times(log.of(Kind.SPAN))
-
-    asyncio.run(main())
-
-
 def test_tasks_made_before_the_profiler_started() -> None:
-    """All tasks of the loop are watched from then on, also those that have yet to begin."""
+    """They are not watched: the time in which they are suspended counts as their own. They count as unwatched, except for the one that
+    starts the profiler."""
 
     async def work(gate: asyncio.Event) -> None:
         await gate.wait()
@@ -102,15 +94,37 @@ def test_tasks_made_before_the_profiler_started() -> None:
         gate = asyncio.Event()
         old = [asyncio.create_task(work(gate)) for _ in range(3)]
         await asyncio.sleep(0)
-        old.append(asyncio.create_task(work(gate)))
-        with recording() as log:
-            tasks.watch()
+        before = asyncio_tasks.unwatched.get("_asyncio.Task", 0)
+        with recording() as log, span("main"):
             gate.set()
             await asyncio.gather(*old)
+        assert asyncio_tasks.unwatched["_asyncio.Task"] - before == 3
         return log
 
     log = asyncio.run(main())
-    assert [len(suspensions(log, row)) for row in log.events(Kind.SPAN, "work")] == [1] * 4
+    assert log.events(Kind.SPAN, "suspended") == []
+    assert all(row.self_dur == row.dur for row in log.events(Kind.SPAN, "work"))
+
+
+def run_on_a_loop_of_its_own(main: Coroutine[Any, Any, None]) -> None:
+    """As programs did before `asyncio.run`."""
+    loop = asyncio.SelectorEventLoop()
+    loop.run_until_complete(main)
+    loop.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, run_on_a_loop_of_its_own])
+def test_a_loop_that_begins_after_the_profiler(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    """All of its tasks are watched, the first one included."""
+
+    async def main() -> None:
+        with span("main"):
+            await asyncio.sleep(0)
+
+    with recording() as log:
+        run(main())
+    assert len(suspensions(log, log.span("main"))) == 1
+    check_self_times(log.of(Kind.SPAN))
 
 
 async def test_cancelled_while_suspended() -> None:
@@ -168,10 +182,14 @@ def test_a_loop_that_goes_on_in_another_thread() -> None:
         gate.set()
         await task
 
+    async def begin() -> asyncio.Task[None]:
+        begun = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        return begun
+
     gate = asyncio.Event()
     with recording() as log:
-        task = loop.create_task(work())
-        loop.run_until_complete(asyncio.sleep(0))
+        task = loop.run_until_complete(begin())
         thread = threading.Thread(target=lambda: loop.run_until_complete(finish()))
         thread.start()
         thread.join()

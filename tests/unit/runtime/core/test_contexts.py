@@ -14,12 +14,17 @@ from tests.support.recording import check_self_times, recording
 
 async def test_contexts_run_by_hand_inside_a_task() -> None:
     """They belong to the task, an empty one as well: same stack, same track, exact self time."""
-    with recording() as log, span("outer"):
-        for _ in range(3):
-            contextvars.copy_context().run(lambda: span("copied").__enter__().__exit__())
-        context = contextvars.copy_context()
-        context.run(lambda: context.copy().run(lambda: span("copied").__enter__().__exit__()))
-        contextvars.Context().run(lambda: span("copied").__enter__().__exit__())
+
+    async def work() -> None:
+        with span("outer"):
+            for _ in range(3):
+                contextvars.copy_context().run(lambda: span("copied").__enter__().__exit__())
+            context = contextvars.copy_context()
+            context.run(lambda: context.copy().run(lambda: span("copied").__enter__().__exit__()))
+            contextvars.Context().run(lambda: span("copied").__enter__().__exit__())
+
+    with recording() as log:
+        await asyncio.create_task(work())
     outer = log.span("outer")
     copied = log.events(Kind.SPAN, "copied")
     assert len(copied) == 5 and {(row.parent, row.track) for row in copied} == {(outer.id, outer.track)}
