@@ -184,7 +184,7 @@ def test_the_first_span_of_a_task(kind: type[asyncio.Task[None]], output_dir: Pa
             if not interrupt.where:
                 break
             assert point in raised, interrupt.where
-    assert point > 20
+    assert point > 10
 
 
 def test_an_inbox() -> None:
