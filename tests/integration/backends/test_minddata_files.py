@@ -66,7 +66,7 @@ def test_a_pipeline(tmp_path: Path) -> None:
     assert (control.parent, batch.parent, source.parent) == (-1, 0, 1)
     assert (control.filled, control.lengths) == (None, ())
     assert (batch.lengths, batch.average, batch.filled, batch.empty) == ((0, 4), 2, 12.5, 50)
-    assert (batch.used, batch.used_per_worker) == (30, 15)  # 30 % of two processors in one of two samples
+    assert (batch.used, batch.used_per_worker) == (15, 7.5)  # 30 % of one processor in one of two samples
     assert found.input_of(control) is batch and found.input_of(batch) is source and found.input_of(source) is None
     assert (found.source, found.interval_ms, found.waited_ms, found.handed_on_ms) == ("MindSpore", 20, (7, 3), (0, 2))
 
