@@ -77,7 +77,7 @@ def _counters(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
     chosen: list[Backend] = []
     parts: list[HostPart] = [HOST[each] for each in options.host_sys]
     if options.data_process:
-        parts += ["cpu", "memory"]
+        parts.extend(("cpu", "memory"))
     if options.sys_io:
         parts.append("network")
     if parts:

@@ -139,6 +139,22 @@ def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
     assert "a batch for 3.00ms on average. The processors are 87 % busy" in page
 
 
+def test_processors_beside_a_pipeline(tmp_path: Path) -> None:
+    """Without counters of the host, the signals say how busy the processors are."""
+
+    def step(number: int) -> None:
+        sc.counter("batch waited for (ms)", 3.0, category="data pipeline")
+        sc.counter("processors", 2, category="processor demand")
+        sc.counter("processors in use", number * 1e6, category="processor demand")
+        if number == 0:
+            sc.instant(
+                "data pipeline", category="data pipeline", source="MindSpore", interval_ms=20, operators=OPERATORS
+            )
+
+    (pipeline,) = explain(record(tmp_path / "run", step)).ranks[0].pipelines
+    assert (pipeline.machine_use or 0) > 0
+
+
 def test_more_pipelines_than_are_shown(tmp_path: Path) -> None:
     """The answer has as many as the report shows, and both say how many they leave out."""
 
