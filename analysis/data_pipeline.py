@@ -165,17 +165,18 @@ def measured(pipelines: Iterable[DataPipeline]) -> list[DataPipeline]:
     ]
 
 
-def answers(pipelines: Sequence[DataPipeline]) -> tuple[PipelineAnswer, ...]:
+def answers(pipelines: Sequence[DataPipeline], machine_use: float | None) -> tuple[PipelineAnswer, ...]:
     """The numbers and the advice that `explain` and the report show of the first `MOST_PIPELINES` pipelines."""
-    return tuple(map(_answer, pipelines[:MOST_PIPELINES]))
+    return tuple(_answer(pipeline, machine_use) for pipeline in pipelines[:MOST_PIPELINES])
 
 
-def _answer(pipeline: DataPipeline) -> PipelineAnswer:
+def _answer(pipeline: DataPipeline, machine_use: float | None) -> PipelineAnswer:
     advice = advice_on(pipeline)
     bottleneck = bottleneck_of(advice)
     return PipelineAnswer(
         source=pipeline.source,
         waited_ns=1e6 * float(np.mean(pipeline.waited_ms)) if pipeline.waited_ms else None,
+        machine_use=machine_use,
         operators=tuple(
             OperatorAnswer(
                 name=operator.label,

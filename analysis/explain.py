@@ -17,6 +17,7 @@ from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, proc
 from stepscope.analysis.flops import peak_of
 from stepscope.analysis.job import Job
 from stepscope.analysis.parallel_layout import layout_of
+from stepscope.analysis.processors import machine_use
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
@@ -202,7 +203,7 @@ def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer
         flops=summary.flops.answer(summary.judged_steps, peak_of(summary.recorded.metadata)),
         memory=summary.memory.devices(summary.recorded.metadata),
         collectives=summary.collectives.answer(summary.judged_steps, fastest),
-        pipelines=data_pipeline.answers(pipelines),
+        pipelines=data_pipeline.answers(pipelines, machine_use(summary)),
         more_pipelines=max(len(pipelines) - data_pipeline.MOST_PIPELINES, 0),
     )
     if answer.has_steps or times:

@@ -273,6 +273,8 @@ class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """`MindSpore` or `torch`."""
     waited_ns: float | None
     """How long the loop waited for a batch on average; `None` if that was not recorded."""
+    machine_use: float | None = None
+    """Percent of the processors that the process may use that were busy on average, with any process; `None` if not recorded."""
     operators: tuple[OperatorAnswer, ...]
     """The one nearest to the training loop first."""
     bottleneck: str

@@ -33,6 +33,15 @@ def others_use(job: Job) -> float:
     return growth_per_ns(here[0].demand[processor_demand.IN_USE]) - own
 
 
+def machine_use(rank: RankSummary) -> float | None:
+    """Percent of the processors that a rank may use that were busy, with any process; `None` if that is not known."""
+    sampled = rank.counter_means.get("cgroup cpu %", rank.counter_means.get("host cpu %"))
+    processors, in_use = (rank.demand.get(name, []) for name in (processor_demand.PROCESSORS, processor_demand.IN_USE))
+    if sampled is None and len(in_use) > 1 and processors and processors[-1][1] > 0:
+        return 100 * growth_per_ns(in_use) / processors[-1][1]
+    return sampled
+
+
 def _on_main_host(job: Job) -> list[RankSummary]:
     return [
         rank

@@ -20,6 +20,7 @@ from stepscope.analysis.flops import FlopsTable
 from stepscope.analysis.parallel_layout import has_groups
 from stepscope.analysis.recording import Rank, facts_builders, finished
 from stepscope.analysis.thresholds import FEWEST_STEPS
+from stepscope.backends.counters.host import HostBackend
 from stepscope.backends.pipeline_events import CATEGORY
 from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_count
@@ -195,6 +196,12 @@ class RankSummary:
             Row(strings.text(name), strings.text(category), count, total, self_, p50)
             for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
         ]
+        self.counter_means = {
+            strings.text(name): mean
+            for name, category, _, _, _, _, mean, _ in table.counter_rows()
+            if strings.text(category) == HostBackend.category
+        }
+        """Of the counters of `HostBackend`."""
         self.judged_steps: Facts = judged_steps_of(self.facts)
         self.devices: tuple[DeviceAnswer, ...] = answers(
             (devices[number], steps) for number, steps in self._judged_times(sorted(devices))

@@ -259,8 +259,9 @@ def _pipeline(pipeline: PipelineAnswer, whose: str, evidence: set[str]) -> Itera
         if pipeline.waited_ns is None
         else f"; the loop waited {human_time(pipeline.waited_ns)} for a batch on average"
     )
+    busy = "" if pipeline.machine_use is None else f"; the processors are {_percent(pipeline.machine_use)} busy"
     slowest = f"; the slowest operator is {pipeline.bottleneck}" if pipeline.bottleneck else ""
-    yield Line(Text(printable(f"pipeline of {pipeline.source}{whose}{waited}{slowest}")), 2, "Data", "bold")
+    yield Line(Text(printable(f"pipeline of {pipeline.source}{whose}{waited}{busy}{slowest}")), 2, "Data", "bold")
     for each in pipeline.advice:
         if each.text not in evidence:
             yield Line(Text(printable(f"{each.text}. Try {each.action}" if each.action else each.text)), 2, " ")

@@ -2,7 +2,7 @@
 
 An instant `PIPELINE` has the operators as arguments: `source`, `interval_ms`, and `operators`, each with `id`, `type`, `workers`,
 `children` and `capacity`, the length of its output queue. Each operator has counters `<label> queue`, the length of its queue, and
-`<label> processor`, the percent of a processor that it used.
+`<label> processor`, the percent of a processor that it used, and `<label> system`, the part of it in the system.
 """
 
 from __future__ import annotations

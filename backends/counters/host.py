@@ -21,8 +21,8 @@ class HostBackend(CountingBackend):
     of its own. Where a cgroup limits the process, there are counters of that as well.
 
     Args:
-        what: which figures: `cpu` (shares in %), `memory` (bytes), `disk` and `network` (bytes in a second), `scheduling`
-            (how often in a second the process was preempted, waited, and found a page missing).
+        what: which figures: `cpu` (shares in %, and context switches), `memory` (bytes), `disk` and `network` (bytes in a
+            second), `scheduling` (how often in a second the process was preempted, waited, and found a page missing).
         interval: seconds between two samples. The kernel counts the time of processors in hundredths of a second.
         root: where /proc and /sys of the machine are, if that is elsewhere, as in a container.
         name: of this source.
@@ -65,7 +65,10 @@ class HostBackend(CountingBackend):
 
     def _rates(self, rates: Mapping[str, float]) -> Mapping[str, float]:
         # Ticks of the kernel and our interval are not cut at the same moment.
-        return {name: min(rate, 100.0) if name.startswith("host") else rate for name, rate in rates.items()}
+        shares = {
+            name: min(rate, 100.0) for name, rate in rates.items() if name.startswith("host") and name.endswith("%")
+        }
+        return {**rates, **shares}
 
     def _problem_of(self, part: str) -> str:
         try:

@@ -53,21 +53,34 @@ class HostReadings:
         """By name."""
 
     def cpu(self) -> Iterator[Reading]:
-        """Shares in %: of all processors, of one processor for the process, and of what the cgroup may use."""
+        """Shares in %: of all processors, of one processor for the process, and of what the cgroup may use; and how often the
+        processors change threads."""
         lines = self._stat.read_bytes().splitlines()
-        ticks = [int(text) for text in lines[0].split()[1:9]]
+        user, nice, system, idle, waiting, irq, soft_irq, steal = (int(text) for text in lines[0].split()[1:9])
         processors = sum(line.startswith(b"cpu") for line in lines) - 1
         percent = 100 / _TICK / max(processors, 1)
-        idle, waiting = ticks[3:5]
-        yield Reading("host cpu %", (sum(ticks) - idle - waiting) * percent, total=True)
+        busy = user + nice + system + irq + soft_irq + steal
+        yield Reading("host cpu %", busy * percent, total=True)
+        yield Reading("host user %", (user + nice) * percent, total=True)
+        yield Reading("host system %", (system + irq + soft_irq) * percent, total=True)
+        yield Reading("host idle %", idle * percent, total=True)
         yield Reading("host waiting for disks %", waiting * percent, total=True)
+        yield Reading("host processors", processors)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         yield Reading("process cpu %", time.process_time_ns() / 1e7, total=True)
+        yield Reading("process user %", usage.ru_utime * 100, total=True)
+        yield Reading("process system %", usage.ru_stime * 100, total=True)
         limited = [(limit, index) for index, group in enumerate(self._groups) if (limit := group.processors())]
         if limited:
             limit, tightest = min(limited)
             used, throttled = self._groups[tightest].seconds()
             yield Reading("cgroup cpu %", used * 100 / limit, total=True)
             yield Reading("cgroup throttled %", throttled * 100, total=True)
+        for name, _, value in (line.partition(b" ") for line in lines):
+            if name == b"ctxt":
+                yield Reading("host context switches /s", int(value), total=True)
+            elif name == b"procs_running":
+                yield Reading("host runnable threads", int(value))
 
     def memory(self) -> Iterator[Reading]:
         """Bytes."""

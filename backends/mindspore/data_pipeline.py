@@ -210,8 +210,8 @@ def _of_operator(operator: DataOperator, use: ProcessorUse | None) -> Iterator[_
     times = () if use is None else use.time_stamp
     name = label(_type(operator), operator.op_id)
     lengths: tuple[float, ...] = () if operator.queue is None else operator.queue.size
-    used = () if use is None else use.of(operator.op_id)
-    for what, values in (("queue", lengths), ("processor", used)):
+    used, system = ((), ()) if use is None else use.of(operator.op_id)
+    for what, values in (("queue", lengths), ("processor", used), ("system", system)):
         for at_ms, value in zip(times, values, strict=False):
             yield _Sample(f"{name} {what}", at_ms * 1_000_000, value)
 

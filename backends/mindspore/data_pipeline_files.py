@@ -1,7 +1,7 @@
 """The files that MindSpore's recorder of data pipelines writes.
 
 Formats as written by MindSpore 2.0 to 2.10: `pipeline_profiling_<n>.json` has the operators of the pipeline, each with the lengths of its
-output queue at each sample; `minddata_cpu_utilization_<n>.json` the share of the processors that each operator used, and the times of
+output queue at each sample; `minddata_cpu_utilization_<n>.json` how much of a processor each operator used, and the times of
 the samples; `dataset_iterator_profiling_<n>.txt` a few lines for each batch: `0 <what> <batch> <ms> <time>`, where 0 is the time that the
 iterator waited for the pipeline and 1 the time of handing the batch on, and `1 <capacity> <batch> <length> <time>` for the queue that the
 iterator takes batches from. `device_queue_profiling_<n>.txt` has the same lines where batches go to a device. Times are ms of CLOCK_MONOTONIC.
@@ -68,16 +68,14 @@ class ProcessorUse(msgspec.Struct, frozen=True):
     op_info: tuple[_OperatorUse, ...]
     time_stamp: tuple[int, ...]
     """Times of the samples, ms."""
-    cpu_processor_num: int
-    """Processors that there are: the file has percent of all of them."""
 
-    def of(self, operator: int) -> tuple[float, ...]:
-        """Percent of one processor that an operator used, at each sample."""
+    def of(self, operator: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Percent of one processor that an operator used at each sample, and the part of it in the system."""
         for each in self.op_info:
             if each.op_id == operator:
-                use = zip(each.metrics.sys_utilization, each.metrics.user_utilization, strict=False)
-                return tuple(self.cpu_processor_num * (system + user) for system, user in use)
-        return ()
+                system = each.metrics.sys_utilization
+                return tuple(map(sum, zip(system, each.metrics.user_utilization, strict=False))), system
+        return (), ()
 
 
 class BatchTimes(msgspec.Struct):

@@ -25,6 +25,8 @@ from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
 from stepscope.compat.mindspore.products.memory import MemoryRecord, MemoryUsage, StepMemory
 from stepscope.compat.mindspore.products.operators import OperatorFiles, OperatorTable
+from stepscope.compat.mindspore.products.parallel_layout import ParallelLayoutFile
+from stepscope.compat.mindspore.products.processor_use import ProcessorUse
 from stepscope.compat.mindspore.products.report_page import ReportPage
 from stepscope.compat.mindspore.products.step_phases import StepPhases
 from stepscope.compat.mindspore.products.step_times import StepTimes
@@ -54,6 +56,8 @@ class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
     pretty: bool = False
     steps: tuple[int, ...] | None = None
     """Only these steps, which need not be consecutive; `None` for all."""
+    foreign: bool = False
+    """Whether `stepscope.mindspore` did not record it, so that nobody wrote its layout."""
     fastest: Mapping[Key, int] = {}
     """ns of each collective on the rank that was in it for the shortest time, if other ranks are analysed with this one."""
 
@@ -232,7 +236,7 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     usage = MemoryUsage(place, target.rank, target.memory, memory)
     stages += [phases, TimelineSummary(place, target.device, target.device_id, operators.table)]
     if options.data_process:
-        stages.append(DataPipelineFiles(place, target.device_id))
+        stages += [DataPipelineFiles(place, target.device_id), ProcessorUse(place, target.device_id)]
     if options.memory:
         stages += [StepMemory(place), usage]
     if options.profile_communication:
@@ -241,6 +245,8 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:
         stages.append(FoldedStacks(place, target.rank))
+    if request.foreign:
+        stages.append(ParallelLayoutFile(place.parent, target.rank))
     page = ReportPage(place, operators.table, times, phases, memory, usage, flops, request.limits)
     return [*stages, page]
 

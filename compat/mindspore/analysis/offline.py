@@ -259,6 +259,7 @@ def _analyse_run(
         pretty=pretty,
         steps=steps,
         fastest=fastest,
+        foreign=not recorded.info.run,
     )
     done: list[WindowAnalysis] = []
     for index, window in windows.items():

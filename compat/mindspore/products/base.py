@@ -58,13 +58,19 @@ def in_categories(events: Block, categories: Iterable[str]) -> NDArray[np.bool_]
     return np.isin(events["category"], [strings.category(name) for name in categories])
 
 
+def readings(events: Block, *categories: str) -> Iterator[tuple[str, Iterator[tuple[int, float]]]]:
+    """Name, and times and values, of each counter in these categories."""
+    events = events[(events["kind"] == int(Kind.COUNTER)) & in_categories(events, categories)]
+    for name in np.unique(events["name"]).tolist():
+        of_name = events[events["name"] == name]
+        yield strings.text(name), zip(of_name["ts"].tolist(), of_name["value"].tolist(), strict=True)
+
+
 def memory_readings(events: Block) -> Iterator[tuple[str, str, Iterator[tuple[int, float]]]]:
     """Component, column, and times and values of the counters named `<component> <column>`, such as `host allocated`."""
-    events = events[(events["kind"] == int(Kind.COUNTER)) & in_categories(events, (MEMORY,))]
-    for name in np.unique(events["name"]).tolist():
-        component, _, column = strings.text(name).rpartition(" ")
-        of_name = events[events["name"] == name]
-        yield component, column, zip(of_name["ts"].tolist(), of_name["value"].tolist(), strict=True)
+    for name, found in readings(events, MEMORY):
+        component, _, column = name.rpartition(" ")
+        yield component, column, found
 
 
 def is_communication(name: str, category: str) -> bool:

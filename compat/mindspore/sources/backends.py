@@ -76,6 +76,8 @@ def choose(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
 def _counters(options: ProfilerOptions, target: DeviceTarget) -> list[Backend]:
     chosen: list[Backend] = []
     parts: list[HostPart] = [HOST[each] for each in options.host_sys]
+    if options.data_process:
+        parts.extend(("cpu", "memory"))
     if options.sys_io:
         parts.append("network")
     if parts:

@@ -91,7 +91,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
         Capability(
             True,
             "waiting for the next batch: of MindSpore's datasets, of torch's DataLoader, in callbacks, and around "
-            "`watch_data(loader)`; queues and workers of MindSpore's data pipeline and of a DataLoader",
+            "`watch_data(loader)`; queues and workers of MindSpore's data pipeline and of a DataLoader; the use of processors",
             ("mindspore", "torch"),
             "callbacks and `watch_data(loader)` record it all the same",
         )

@@ -117,22 +117,42 @@ def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
             )
         for name, value in readings.items():
             sc.counter(name, value, category="data pipeline")
+        sc.counter("host cpu %", 87, category="host")
 
     run = record(tmp_path / "run", step)
     answer = msgspec.json.decode(stepscope("explain", str(run), "--json", cwd=tmp_path).stdout, type=Answer)
     (pipeline,) = answer.ranks[0].pipelines
     map_, generator = pipeline.operators
     assert (pipeline.source, pipeline.waited_ns, pipeline.bottleneck) == ("MindSpore", 3e6, "Map(id=1)")
+    assert pipeline.machine_use == 87
     assert (map_.workers, map_.used_per_worker, map_.capacity, map_.queued) == (3, 20, 16, 2)
     assert (map_.filled, map_.empty, generator.filled, generator.used_per_worker) == (12.5, 0, 100, None)
     assert (pipeline.advice[0].kind, pipeline.advice[0].operator) == ("slower", "Map(id=1)")
     text = stepscope("explain", str(run), cwd=tmp_path).stdout
     said = " ".join(text.split())
     assert "Data pipeline of MindSpore; the loop waited 3.00ms for a batch on average" in said
-    assert "the slowest operator is Map(id=1)" in said and f"{pipeline.advice[0].text}. Try num_parallel" in said
+    assert "the processors are 87% busy; the slowest operator is Map(id=1)" in said
+    assert f"{pipeline.advice[0].text}. Try num_parallel" in said
     assert "Map(id=1) 3 20% 2.0 of 16 12% 0%" in said and "Generator(id=2) 1 – 16.0 of 16 100% 0%" in said
     page = report_html(run)
-    assert pipeline.advice[0].text in page and "a batch for 3.00ms on average" in page and ">12 %</td>" in page
+    assert pipeline.advice[0].text in page and ">12 %</td>" in page
+    assert "a batch for 3.00ms on average. The processors are 87 % busy" in page
+
+
+def test_processors_beside_a_pipeline(tmp_path: Path) -> None:
+    """Without counters of the host, the signals say how busy the processors are."""
+
+    def step(number: int) -> None:
+        sc.counter("batch waited for (ms)", 3.0, category="data pipeline")
+        sc.counter("processors", 2, category="processor demand")
+        sc.counter("processors in use", number * 1e6, category="processor demand")
+        if number == 0:
+            sc.instant(
+                "data pipeline", category="data pipeline", source="MindSpore", interval_ms=20, operators=OPERATORS
+            )
+
+    (pipeline,) = explain(record(tmp_path / "run", step)).ranks[0].pipelines
+    assert (pipeline.machine_use or 0) > 0
 
 
 def test_more_pipelines_than_are_shown(tmp_path: Path) -> None:

@@ -99,10 +99,12 @@ def test_what_the_process_does_is_in_the_counters(output_dir: Path) -> None:
 
     def busy(found: dict[str, list[float]]) -> bool:
         disk = max(found.get("process disk written B/s", [0])) > 0
-        return max(found.get("process cpu %", [0])) > 20 and (disk or not on_a_disk)
+        switched = max(found.get("host context switches /s", [0])) > 100  # it is no share
+        return max(found.get("process cpu %", [0])) > 20 and switched and (disk or not on_a_disk)
 
     found = record(sc.backends.HostBackend(interval=0.01), work, busy, output_dir)
     assert all(0 <= value <= 100 for value in found["host cpu %"] + found["host waiting for disks %"])
+    assert max(found["process user %"]) > 10 and min(found["process system %"]) >= 0
     assert max(found["process memory"]) > 10 << 20
     total = max(found["host memory used"]) + max(found["host memory available"])
     assert total >= max(found["process memory"])
@@ -153,7 +155,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 MACHINE = {
-    "proc/stat": "cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 50 0 25 400 25 0 0 0 0 0\ncpu1 50 0 25 400 25 0 0 0 0 0\nintr 1\n",
+    "proc/stat": "cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 50 0 25 400 25 0 0 0 0 0\ncpu1 50 0 25 400 25 0 0 0 0 0\nintr 1 2\nctxt 700\nprocs_running 3\n",
     "proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 600 kB\nSwapTotal: 10 kB\nSwapFree: 4 kB\n",
     "proc/diskstats": (
         " 8 0 sda 1 0 10 0 1 0 20 0 0 0 0\n 8 1 sda1 1 0 10 0 1 0 20 0 0 0 0\n"
@@ -178,6 +180,8 @@ def test_what_the_system_tells(tmp_path: Path) -> None:
     write(tmp_path, MACHINE)
     found = readings(tmp_path, "cpu", "memory", "disk", "network")
     assert (found["host cpu %"], found["host waiting for disks %"]) == (75, 25)
+    assert (found["host user %"], found["host system %"], found["host idle %"]) == (50, 25, 400)
+    assert (found["host processors"], found["host context switches /s"], found["host runnable threads"]) == (2, 700, 3)
     assert (found["host memory used"], found["host swap used"]) == (400 * 1024, 6 * 1024)
     assert (found["disk read B/s"], found["disk written B/s"]) == (5120, 10240)
     assert (found["network received B/s"], found["network sent B/s"], found["loopback B/s"]) == (70, 30, 5)

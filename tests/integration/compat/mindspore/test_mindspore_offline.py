@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -179,10 +180,12 @@ def test_a_crash(tmp_path: Path, number: signal.Signals) -> None:
     assert not (directory / RAW).exists()
 
 
+@pytest.mark.checklist("D18")
 def test_products_of_any_run(tmp_path: Path) -> None:
     """A run that `trace` recorded has every product that there are data for, of its own rank and with waiting between ranks; its journal stays."""
     for rank in range(2):
-        with sc.trace(output_dir=tmp_path, rank=rank, world_size=2) as profiler:
+        layout = {"parallel_layout": {"dp": 2}} if rank else {}
+        with sc.trace(output_dir=tmp_path, rank=rank, world_size=2, metadata=layout) as profiler:
             for _ in range(2):
                 with sc.span("Default/network/MatMul-op1", category="cpu_op", FLOPs=1_000_000):
                     pass
@@ -207,3 +210,6 @@ def test_products_of_any_run(tmp_path: Path) -> None:
         assert (tmp_path / f"rank{rank}" / "journal").exists()
         with (tmp_path / f"rank{rank}" / PRODUCTS / f"hccl_raw_{rank}.csv").open(newline="") as file:
             assert all(row["wait_cost"] for row in csv.DictReader(file))
+        strategy = json.loads((tmp_path / f"rank{rank}" / f"parallel_strategy_{rank}.json").read_text())
+        assert (strategy["rank_id"], strategy["rank_size"], strategy["host"]) == (rank, 2, socket.gethostname())
+        assert strategy["layout"].get("sizes", {}) == ({"data": 2} if rank else {}), "not known unless it is said"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.content import content_of
 from stepscope.analysis.rank_summary import RankSummary
@@ -523,6 +525,52 @@ def test_the_pipeline_of_a_torch_loader(tmp_path: Path, monkeypatch: pytest.Monk
     assert wait["Operation"].startswith("enumerate(DataLoader)") and wait["Stage"] == "wait"
     assert int(wait["Occurrences"]) == 13
     assert phases_of(directory)["percent"]["data"] > 20
+
+
+@pytest.mark.checklist("D13", "B14", "C11")
+def test_use_of_processors(tmp_path: Path) -> None:
+    """With `data_process` the processors' use over time is in MindSpore's file: of the machine and of the process."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False, data_process=True)
+    begin_ms = time.time_ns() // 1_000_000
+    profiler.start()
+    for _ in range(3):
+        ending = time.thread_time() + 0.1
+        while time.thread_time() < ending:
+            pass
+        profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    found = json.loads((profiler.directories[0] / PRODUCTS / "minddata_cpu_utilization_0.json").read_text())
+    assert (found["cpu_processor_num"], found["op_info"]) == (os.cpu_count(), []) and found["sampling_interval"] > 0
+    times = found["time_stamp"]
+    assert times == sorted(times) and begin_ms <= times[0] and times[-1] <= time.time_ns() // 1_000_000
+    parts = {name: set(found[name]) for name in found if isinstance(found[name], dict)}
+    use = {"sys_utilization", "user_utilization"}
+    assert parts == {
+        "device_info": {*use, "context_switch_count", "idle_utilization", "io_utilization", "runnable_process"},
+        "process_info": use,
+        "process_memory_info": {"rss_mbytes"},
+        "system_memory_info": {f"{kind}_sys_memory_mbytes" for kind in ("available", "total", "used")},
+    }
+    assert all(len(values) == len(times) for name in parts for values in found[name].values())
+    assert max(found["process_info"]["user_utilization"]) > 0
+    assert found["process_memory_info"]["rss_mbytes"][0] < found["system_memory_info"]["total_sys_memory_mbytes"][0]
+
+
+@pytest.mark.checklist("D13")
+def test_use_of_processors_by_operators(tmp_path: Path) -> None:
+    """Each operator of MindSpore's pipeline that was sampled has its use; what was not recorded is left out."""
+    with sc.trace(output_dir=tmp_path / "run") as profiler:
+        for user in (40, 60):
+            for name, value in (("host processors", 4), ("host user %", user)):
+                sc.counter(name, value, category="host")
+            for name, value in (("Map(id=2) processor", 90), ("Map(id=2) system", 30)):
+                sc.counter(name, value, category="data pipeline")
+            profiler.step()
+    Profiler.offline_analyse(tmp_path)
+    found = json.loads((tmp_path / "run" / PRODUCTS / "minddata_cpu_utilization_0.json").read_text())
+    assert found["op_info"] == [{"metrics": {"sys_utilization": [30, 30], "user_utilization": [60, 60]}, "op_id": 2}]
+    assert found["device_info"] == {"user_utilization": [40, 60]} and found["process_info"] == {}
 
 
 def test_no_pipeline_without_data_process(tmp_path: Path) -> None:

@@ -157,6 +157,12 @@ def test_a_slow_operator_of_a_pipeline(tmp_path: Path) -> None:
         assert summary["bottleneck_warning"] == ["Map(id=2)"]
         assert summary["queue_utilization_pct"][3] > 40 and summary["queue_utilization_pct"][2] < 10
         assert summary["per_pipeline_time"][0] > 4
+        use = json.loads((directory / PRODUCTS / "minddata_cpu_utilization_0.json").read_text())
+        assert [each["op_id"] for each in use["op_info"]] == [0, 1, 2, 3]
+        assert {len(values) for each in use["op_info"] for values in each["metrics"].values()} == {
+            len(use["time_stamp"])
+        }
+        assert max(use["device_info"]["user_utilization"]) > 0
         stages = {row["Operation"]: row for row in output.rows(directory, "dataset.csv")}
         assert stages["TupleIterator.__next__"]["Stage"] == "wait"
         assert stages["__main__.doubled"]["Stage"] == "map"
