@@ -104,9 +104,22 @@ class Statistics:
             spans, instants = self._table.rows(), self._table.instant_rows()
         for name, category, count, total, _, low, high, p50, p95, p99, std in spans:
             key = category, name
-            numbers = {"total": total, "min": low, "max": high, "avg": total / count, "std": std}
-            rate = rates.get(key, math.nan)
-            found.append(Row.of(Section.TIME, *_texts(key), count, rate, **numbers, p50=p50, p95=p95, p99=p99))
+            found.append(
+                Row.of(
+                    Section.TIME,
+                    *_texts(key),
+                    count,
+                    rates.get(key, math.nan),
+                    total=total,
+                    min=low,
+                    max=high,
+                    avg=total / count,
+                    std=std,
+                    p50=p50,
+                    p95=p95,
+                    p99=p99,
+                )
+            )
         found += [Row.of(Section.MARKER, *_texts((category, name)), count) for name, category, count in instants]
         return sorted(found, key=lambda row: (row.category, _ORDER[row.section], row.name))
 
