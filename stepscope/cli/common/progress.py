@@ -76,9 +76,12 @@ class Progress:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        task = bars.add_task("", total=None)
+        task = bars.add_task(self._shown(), total=None)
         bars.tasks[0].start_time = began
         with contextlib.suppress(OSError, ValueError), bars:
             while not self._done.wait(INTERVAL):
-                bars.update(task, description=shorten(printable(self._text), WIDTH), refresh=True)
+                bars.update(task, description=self._shown(), refresh=True)
         discard_unwritten(self._stream)
+
+    def _shown(self) -> str:
+        return shorten(printable(self._text), WIDTH)
