@@ -64,6 +64,10 @@ class Values:
         """The standard deviation of the values themselves, not an estimate of what they are a sample of."""
         return math.sqrt(self.m2 / self.count) if self.count else math.nan
 
+    def numbers(self) -> tuple[float, ...]:
+        """Total, minimum, maximum, mean, standard deviation, and the quantiles of 50, 95 and 99 percent."""
+        return self.total, self.min, self.max, self.mean, self.std, *self.quantiles(0.50, 0.95, 0.99)
+
     def quantiles(self, *shares: float) -> tuple[float, ...]:
         """The value of the nearest rank for each share, `nan` without values."""
         if not self.count:

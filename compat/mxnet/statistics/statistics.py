@@ -104,23 +104,9 @@ class Statistics:
             spans, instants = self._table.rows(), self._table.instant_rows()
         for name, category, count, total, _, low, high, p50, p95, p99, std in spans:
             key = category, name
-            found.append(
-                Row.of(
-                    Section.TIME,
-                    *_texts(key),
-                    count,
-                    rates.get(key, math.nan),
-                    total=total,
-                    min=low,
-                    max=high,
-                    avg=total / count,
-                    std=std,
-                    p50=p50,
-                    p95=p95,
-                    p99=p99,
-                )
-            )
-        found += [Row.of(Section.MARKER, *_texts((category, name)), count) for name, category, count in instants]
+            times = total, low, high, total / count, std, p50, p95, p99
+            found.append(Row.of(Section.TIME, _texts(key), count, *times, rate=rates.get(key, math.nan)))
+        found += [Row.of(Section.MARKER, _texts((category, name)), count) for name, category, count in instants]
         return sorted(found, key=lambda row: (row.category, _ORDER[row.section], row.name))
 
 
@@ -137,25 +123,9 @@ def _texts(key: Key) -> tuple[str, str]:
 
 
 def _counter_row(key: Key, series: CounterSeries) -> Row:
-    category, name = _texts(key)
-    values = series.values
-    p50, p95, p99 = values.quantiles(0.50, 0.95, 0.99)
-    return Row.of(
-        Section.MEMORY if category == DEVICE_STORAGE else Section.COUNTER,
-        category,
-        name,
-        values.count,
-        total=values.total,
-        min=values.min,
-        max=values.max,
-        avg=values.mean,
-        std=values.std,
-        p50=p50,
-        p95=p95,
-        p99=p99,
-        last=series.last,
-        weighted=series.weighted,
-    )
+    names = _texts(key)
+    section = Section.MEMORY if names[0] == DEVICE_STORAGE else Section.COUNTER
+    return Row.of(section, names, series.values.count, *series.values.numbers(), series.last, series.weighted)
 
 
 def _whole(spans: Block) -> Block:

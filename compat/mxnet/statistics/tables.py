@@ -30,6 +30,7 @@ UNITS = {Section.TIME: "ms", Section.MEMORY: "kB", Section.COUNTER: "", Section.
 """Units of the numbers of a section."""
 SCALES = {Section.TIME: 1e6, Section.MEMORY: 1e3, Section.COUNTER: 1.0, Section.MARKER: 1.0}
 """Divisors that convert recorded numbers to these units."""
+_SCALED = ("total", "min", "max", "avg", "std", "p50", "p95", "p99", "last", "weighted")
 
 
 class Row(Documented, frozen=True, kw_only=True):
@@ -56,12 +57,10 @@ class Row(Documented, frozen=True, kw_only=True):
     """Passes of a frame per second."""
 
     @classmethod
-    def of(
-        cls, section: Section, category: str, name: str, count: int, rate: float = math.nan, **numbers: float
-    ) -> Row:
-        """A row whose other numbers are durations in ns, bytes, or values of a counter."""
-        scaled = {field: number / SCALES[section] for field, number in numbers.items()}
-        return cls(section=section, category=category, name=name, count=count, rate=rate, **scaled)
+    def of(cls, section: Section, names: tuple[str, str], count: int, *numbers: float, rate: float = math.nan) -> Row:
+        """A row of category and name, whose `numbers`, from `total` on, are durations in ns, bytes, or values of a counter."""
+        scaled = dict(zip(_SCALED, (number / SCALES[section] for number in numbers), strict=False))
+        return cls(section=section, category=names[0], name=names[1], count=count, rate=rate, **scaled)
 
 
 FORMATS = ("table", "json", "csv", "markdown")
