@@ -194,7 +194,7 @@ class RankSummary:
             self.notes += (f"{human_count(impossible, 'event')} left out, at times that no clock shows",)
         self.rows = [
             Row(strings.text(name), strings.text(category), count, total, self_, p50)
-            for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
+            for name, category, count, total, self_, _, _, p50, *_ in table.rows()
         ]
         self.counter_means = {
             strings.text(name): mean

@@ -423,8 +423,8 @@ class Aggregates:
     def merge(self, other: Aggregates, /) -> None:
         """Adds what `other` holds, as if its events had been given here."""
 
-    def rows(self) -> list[tuple[int, int, int, int, int, int, int, float, float, float]]:
-        """(name, category, count, total, self, min, max, p50, p95, p99) per key; times in ns."""
+    def rows(self) -> list[tuple[int, int, int, int, int, int, int, float, float, float, float]]:
+        """(name, category, count, total, self, min, max, p50, p95, p99, standard deviation) per key; times in ns."""
 
     def counter_rows(self) -> list[tuple[int, int, int, float, float, float, float, float]]:
         """(name, category, count, min, max, last, mean, sum) per key of the finite values; last = latest `ts`."""

@@ -20,6 +20,7 @@ typedef struct {
     uint64_t key, count;              /* key: kind, category, name from the high bits down */
     union {
         struct {
+            unsigned __int128 squares; /* of the durations: a sum that a million spans of 200 days each do not fill */
             int64_t total, self, min, max;
             uint64_t *buckets;
             uint32_t first, size;
@@ -143,11 +144,19 @@ static double quantile(const Entry *e, unsigned percent) {
     return (double)e->span.max;
 }
 
+static double deviation(const Entry *e) {
+    unsigned __int128 square = (unsigned __int128)e->span.total * (uint64_t)e->span.total, scaled;
+    bool exact = !__builtin_mul_overflow(e->span.squares, e->count, &scaled) && scaled >= square;
+    long double above = exact ? (long double)(scaled - square) : (long double)e->span.squares * e->count - (long double)square;
+    return sqrt(fmax(0, (double)above)) / (double)e->count;
+}
+
 static inline void entry_add(Entry *e, const Entry *more) {
     e->count += more->count;
     if (kind_of(more) == KIND_SPAN) {
         if (__builtin_add_overflow(e->span.total, more->span.total, &e->span.total)) e->span.total = INT64_MAX;
         if (__builtin_add_overflow(e->span.self, more->span.self, &e->span.self)) e->span.self = INT64_MAX;
+        e->span.squares += more->span.squares;
         if (more->span.min < e->span.min) e->span.min = more->span.min;
         if (more->span.max > e->span.max) e->span.max = more->span.max;
     } else if (kind_of(more) == KIND_COUNTER) {
@@ -179,6 +188,7 @@ static void table_update(Table *t, const char *bytes, size_t n) {
             t->cut += (v.flags & (FLAG_CLIPPED | FLAG_OPEN)) != 0;
             one.span.total = one.span.min = one.span.max = v.dur < 0 ? 0 : v.dur;
             one.span.self = v.self < 0 ? 0 : v.self;
+            one.span.squares = (unsigned __int128)one.span.total * (uint64_t)one.span.total;
         }
         if (!e || e->key != one.key) e = table_find(t, one.key, 1);
         entry_add(e, &one);
@@ -288,8 +298,9 @@ static PyObject *row(const Entry *e) {
     if (kind_of(e) == KIND_COUNTER)
         return Py_BuildValue("(IIKddddd)", name, category, n, e->counter.min, e->counter.max, e->counter.last,
                              (double)(e->counter.sum / n), (double)e->counter.sum);
-    return Py_BuildValue("(IIKLLLLddd)", name, category, n, (long long)e->span.total, (long long)e->span.self,
-                         (long long)e->span.min, (long long)e->span.max, quantile(e, 50), quantile(e, 95), quantile(e, 99));
+    return Py_BuildValue("(IIKLLLLdddd)", name, category, n, (long long)e->span.total, (long long)e->span.self,
+                         (long long)e->span.min, (long long)e->span.max, quantile(e, 50), quantile(e, 95), quantile(e, 99),
+                         deviation(e));
 }
 
 static PyObject *rows(Aggregates *a, unsigned kind) {

@@ -328,7 +328,7 @@ def _rows(aggregates: _core.Aggregates) -> list[SummaryRow]:
     text = strings.text
     return [
         SummaryRow(text(name), text(category), count, total, self_, low, high, total / count, p50, p95, p99)
-        for name, category, count, total, self_, low, high, p50, p95, p99 in aggregates.rows()
+        for name, category, count, total, self_, low, high, p50, p95, p99, _ in aggregates.rows()
     ]
 
 

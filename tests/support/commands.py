@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 from tests.support.launch import Server, run_to_end
 
@@ -32,17 +33,25 @@ def stepscope(*arguments: object, cwd: Path, env: dict[str, str] | None = None) 
     return python("-m", "stepscope", *arguments, cwd=cwd, env=env, server="command")
 
 
-def on_terminal(*arguments: object, width: int, cwd: Path, env: dict[str, str] | None = None) -> list[str]:
-    """The lines that a terminal of this width gets from the command `stepscope`, which must end with 0."""
+def on_terminal(
+    *arguments: object,
+    width: int,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    stream: Literal["stdout", "stderr"] = "stdout",
+    status: int = 0,
+) -> list[str]:
+    """The lines that a terminal of this width gets from one stream of the command `stepscope`, which must end with `status`."""
     main, secondary = pty.openpty()
     command = [sys.executable, "-m", "stepscope", *map(str, arguments)]
     environment = {**os.environ, "COLUMNS": str(width), "TERM": "xterm-256color", **(env or {})}
-    with subprocess.Popen(command, stdout=secondary, cwd=cwd, env=environment) as program:
+    out, errors = (secondary, None) if stream == "stdout" else (None, secondary)
+    with subprocess.Popen(command, stdout=out, stderr=errors, cwd=cwd, env=environment) as program:
         os.close(secondary)
         with os.fdopen(main, "rb", buffering=0) as terminal:
             said = b""
             with contextlib.suppress(OSError):  # how a terminal says that nobody writes any more
                 while piece := terminal.read(4096):
                     said += piece
-    assert program.returncode == 0
+    assert program.returncode == status
     return said.decode().splitlines()

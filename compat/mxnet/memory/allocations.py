@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from stepscope.analysis.allocations import Allocation, AllocationLog
+from stepscope.analysis.allocations import AllocationLog
 from stepscope.backends.counters.nvml_library import LIBRARY, Nvml, NvmlError
 from stepscope.compat.mxnet.memory.counters import used_on_devices
 from stepscope.compat.mxnet.objects.scopes import CATEGORY, NONE
@@ -46,10 +49,21 @@ class Allocations:
     async def aclose(self) -> None:
         pass
 
-    def labelled(self) -> list[tuple[str, Allocation]]:
-        """The allocations in order of time, each with the innermost scope that was open on its thread."""
+    def rows(self, requested: Mapping[tuple[str, int, int], int]) -> Iterator[tuple[str, int, str, int]]:
+        """Allocations in order of time: the innermost scope open on the thread, requested bytes, device, actual bytes.
+
+        Args:
+            requested: of blocks that are allocated still, by device, address and actual bytes. Other allocations have their
+                actual bytes in both places.
+        """
         with self._lock:
-            return [(label or NONE, one) for label, one in self._log.labelled() if one.bytes > 0]
+            labelled = list(self._log.labelled())
+        latest = {(one.device, one.address): one for _, one in labelled}
+        for label, one in labelled:
+            if one.bytes > 0:
+                block = (one.device, one.address, one.bytes)
+                asked = requested.get(block, one.bytes) if latest[block[:2]] is one else one.bytes
+                yield label or NONE, asked, one.device, one.bytes
 
     def _unexplained_memory(self) -> list[tuple[str, int]]:
         """By device what is in use beside the allocations that backends tell of, by this process and others."""
@@ -78,10 +92,35 @@ class Allocations:
             with whole_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
                 writer.writerow(COLUMNS)
-                for label, one in self.labelled():
-                    writer.writerow([label, one.bytes, one.device, one.bytes, 0])
+                writer.writerows([*row, 0] for row in self.rows(requested_sizes(_segments())))
                 for device, size in self._unexplained_memory():
                     writer.writerow([AMEND, size, device, size, 0])
         except OSError as error:
             raise output_error(error, path, "write the allocations") from error
         return path
+
+
+def _segments() -> Iterable[Mapping[str, Any]]:
+    """The segments of torch's allocator for devices, each with its blocks, as they are now."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return ()
+    try:
+        segments: Iterable[Mapping[str, Any]] = cuda.memory_snapshot()
+    except RuntimeError:  # of CUDA's own allocator, or of one that was plugged in, torch has none
+        return ()
+    return segments
+
+
+def requested_sizes(segments: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, int], int]:
+    """The bytes that were requested of each block that is allocated, by device, address and bytes of the block.
+
+    Args:
+        segments: as `torch.cuda.memory_snapshot()` returns them.
+    """
+    return {
+        (f"gpu/{segment['device']}", block["address"], block["size"]): block["requested_size"]
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }

@@ -1,1 +1,4 @@
-"""The tables of `dumps`: `statistics.py` adds up events, `series.py` has one name, `tables.py` rows and their formats."""
+"""The tables of `dumps`.
+
+`statistics.py` adds up events by the runtime's aggregates, `series.py` has counters and frames, `tables.py` rows and formats.
+"""

@@ -1,4 +1,8 @@
-"""Statistics of one name in bounded memory: the durations of spans, or the values of a counter."""
+"""Values of one counter, and passes of one frame, in bounded memory.
+
+Durations are added up by the runtime's aggregates. Those have no quantiles, standard deviation and mean over time of counters,
+whose values may be of any sign and scale, so these are added up here.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +64,10 @@ class Values:
         """The standard deviation of the values themselves, not an estimate of what they are a sample of."""
         return math.sqrt(self.m2 / self.count) if self.count else math.nan
 
+    def numbers(self) -> tuple[float, ...]:
+        """Total, minimum, maximum, mean, standard deviation, and the quantiles of 50, 95 and 99 percent."""
+        return self.total, self.min, self.max, self.mean, self.std, *self.quantiles(0.50, 0.95, 0.99)
+
     def quantiles(self, *shares: float) -> tuple[float, ...]:
         """The value of the nearest rank for each share, `nan` without values."""
         if not self.count:
@@ -95,17 +103,16 @@ class FramePass(Documented, frozen=True, gc=False):
 
 
 class SpanSeries:
-    """Durations in ns of the spans of one name."""
+    """The passes of one frame."""
 
     def __init__(self) -> None:
-        self.durations = Values()
         self.passes: deque[tuple[int, int, int]] = deque(maxlen=MOST_PASSES)
-        """(number, start, duration) of frames."""
+        """(number, start, duration)."""
         self.first_start, self.last_start = 0, 0
         self.numbered = 0
 
     def add_passes(self, passes: list[tuple[int, int, int]]) -> None:
-        """Adds passes of a frame, in the order in which they ended."""
+        """Adds passes, in the order in which they ended."""
         for one in passes:
             start = one[1]
             self.first_start = min(self.first_start, start) if self.numbered else start

@@ -1,7 +1,8 @@
-"""Running statistics of a run: an exporter that keeps the tables of `dumps`."""
+"""Running statistics of a run: an exporter that has the runtime's aggregates add up what `dumps` shows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -16,13 +17,13 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
 from stepscope.runtime.threads import locks
+from stepscope.runtime.windows.aggregates import Aggregates
 
 Key: TypeAlias = tuple[int, int]
 """Ids of category and name."""
 
-MAX_NAMES = 65_536
-"""Names of one kind that are kept apart; events of further ones are counted in `left_out`."""
-
+MAX_NAMES = 32_768
+"""Names of one kind that have a row: the aggregates have room for two kinds. Events of others are counted in `left_out`."""
 
 _ORDER = {section: at for at, section in enumerate(Section)}
 
@@ -39,9 +40,11 @@ class Statistics:
         self._clear()
 
     def _clear(self) -> None:
-        self._spans: dict[Key, SpanSeries] = {}
+        self._known: dict[Kind, set[Key]] = {Kind.SPAN: set(), Kind.COUNTER: set(), Kind.INSTANT: set()}
+        self._table = Aggregates()
+        """Spans and instants."""
+        self._frames: dict[Key, SpanSeries] = {}
         self._counters: dict[Key, CounterSeries] = {}
-        self._markers: dict[Key, int] = {}
 
     async def open(self, run: Run) -> None:
         pass
@@ -67,53 +70,43 @@ class Statistics:
         counters = events[(kinds == Kind.COUNTER) & np.isfinite(events["value"])]
         instants = events[kinds == Kind.INSTANT]
         with self._lock:
-            for key, block in _by_key(spans):
-                series = self._of(self._spans, SpanSeries, key, len(block))
-                if series is not None:
-                    series.durations.add(np.maximum(block["dur"], 0).astype(np.float64))
-                    if strings.text(key[0]).endswith(FRAMES):
-                        series.add_passes(list(_passes(block, args)))
-            for key, block in _by_key(counters):
-                counter = self._of(self._counters, CounterSeries, key, len(block))
-                if counter is not None:
-                    counter.add(block["ts"], block["value"])
-            for key, block in _by_key(instants):
-                if key in self._markers or len(self._markers) < MAX_NAMES:
-                    self._markers[key] = self._markers.get(key, 0) + len(block)
-                else:
-                    self.left_out += len(block)
+            for key, block in self._with_room(Kind.SPAN, spans):
+                self._table.update(block)
+                if strings.text(key[0]).endswith(FRAMES):
+                    self._frames.setdefault(key, SpanSeries()).add_passes(list(_passes(block, args)))
+            for key, block in self._with_room(Kind.COUNTER, counters):
+                self._counters.setdefault(key, CounterSeries()).add(block["ts"], block["value"])
+            for _, block in self._with_room(Kind.INSTANT, instants):
+                self._table.update(block)
 
-    def _of(self, known: dict[Key, Any], make: Any, key: Key, count: int) -> Any:
-        if key not in known:
-            if len(known) >= MAX_NAMES:
-                self.left_out += count
-                return None
-            known[key] = make()
-        return known[key]
+    def _with_room(self, kind: Kind, events: Block) -> Iterator[tuple[Key, Block]]:
+        """The events of each category and name for which there is room."""
+        known = self._known[kind]
+        for key, block in _by_key(events):
+            if len(known) < MAX_NAMES:
+                known.add(key)
+            if key in known:
+                yield key, block
+            else:
+                self.left_out += len(block)
 
     def passes(self, category: str, name: str) -> tuple[FramePass, ...]:
         """The passes of a frame that are kept."""
         key = strings.category(category), strings.intern(name)
         with self._lock:
-            return self._spans[key].listed() if key in self._spans else ()
+            return self._frames[key].listed() if key in self._frames else ()
 
     def rows(self) -> list[Row]:
         """The statistics as they are now, by category and name."""
         with self._lock:
-            found = [
-                *(
-                    Row.of(Section.TIME, *_texts(key), series.durations, rate=series.rate)
-                    for key, series in self._spans.items()
-                ),
-                *(
-                    Row.of(_section(key), *_texts(key), series.values, last=series.last, weighted=series.weighted)
-                    for key, series in self._counters.items()
-                ),
-                *(
-                    Row(section=Section.MARKER, category=category, name=name, count=count)
-                    for (category, name), count in ((_texts(key), count) for key, count in self._markers.items())
-                ),
-            ]
+            rates = {key: series.rate for key, series in self._frames.items()}
+            found = [_counter_row(key, series) for key, series in self._counters.items()]
+            spans, instants = self._table.rows(), self._table.instant_rows()
+        for name, category, count, total, _, low, high, p50, p95, p99, std in spans:
+            key = category, name
+            times = total, low, high, total / count, std, p50, p95, p99
+            found.append(Row.of(Section.TIME, _texts(key), count, *times, rate=rates.get(key, math.nan)))
+        found += [Row.of(Section.MARKER, _texts((category, name)), count) for name, category, count in instants]
         return sorted(found, key=lambda row: (row.category, _ORDER[row.section], row.name))
 
 
@@ -129,8 +122,10 @@ def _texts(key: Key) -> tuple[str, str]:
     return strings.text(key[0]), strings.text(key[1])
 
 
-def _section(key: Key) -> Section:
-    return Section.MEMORY if strings.text(key[0]) == DEVICE_STORAGE else Section.COUNTER
+def _counter_row(key: Key, series: CounterSeries) -> Row:
+    names = _texts(key)
+    section = Section.MEMORY if names[0] == DEVICE_STORAGE else Section.COUNTER
+    return Row.of(section, names, series.values.count, *series.values.numbers(), series.last, series.weighted)
 
 
 def _whole(spans: Block) -> Block:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import groupby
 
-from stepscope.compat.mxnet.statistics.series import Values
 from stepscope.runtime.display.text_table import Column, markdown_code, markdown_table, printable
 from stepscope.runtime.settings.documented import Documented
 
@@ -31,6 +30,7 @@ UNITS = {Section.TIME: "ms", Section.MEMORY: "kB", Section.COUNTER: "", Section.
 """Units of the numbers of a section."""
 SCALES = {Section.TIME: 1e6, Section.MEMORY: 1e3, Section.COUNTER: 1.0, Section.MARKER: 1.0}
 """Divisors that convert recorded numbers to these units."""
+_SCALED = ("total", "min", "max", "avg", "std", "p50", "p95", "p99", "last", "weighted")
 
 
 class Row(Documented, frozen=True, kw_only=True):
@@ -57,27 +57,10 @@ class Row(Documented, frozen=True, kw_only=True):
     """Passes of a frame per second."""
 
     @classmethod
-    def of(cls, section: Section, category: str, name: str, values: Values, **others: float) -> Row:
-        """A row of durations in ns, bytes, or values of a counter.
-
-        `others` are `last` and `weighted`, on the same scale, and `rate`.
-        """
-        scale = SCALES[section]
-        p50, p95, p99 = values.quantiles(0.50, 0.95, 0.99)
-        rate = others.pop("rate", math.nan)
-        numbers = {
-            "total": values.total,
-            "min": values.min,
-            "max": values.max,
-            "avg": values.mean,
-            "std": values.std,
-            "p50": p50,
-            "p95": p95,
-            "p99": p99,
-            **others,
-        }
-        scaled = {field: number / scale for field, number in numbers.items()}
-        return cls(section=section, category=category, name=name, count=values.count, rate=rate, **scaled)
+    def of(cls, section: Section, names: tuple[str, str], count: int, *numbers: float, rate: float = math.nan) -> Row:
+        """A row of category and name, whose `numbers`, from `total` on, are durations in ns, bytes, or values of a counter."""
+        scaled = dict(zip(_SCALED, (number / SCALES[section] for number in numbers), strict=False))
+        return cls(section=section, category=names[0], name=names[1], count=count, rate=rate, **scaled)
 
 
 FORMATS = ("table", "json", "csv", "markdown")

@@ -1,82 +1,87 @@
-"""A line on standard error that says how far long work has come."""
+"""A bar on the terminal while a command works for longer than a second."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import TextIO
+from types import TracebackType
+from typing import Self, TextIO
 
 from stepscope.cli.common.messages import discard_unwritten
+from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Event, Thread
 
-PLAIN_INTERVAL = 5.0
-"""Seconds between two lines where there is no terminal."""
+DELAY = 1.0
+"""Seconds before the bar appears."""
 
-TERMINAL_INTERVAL = 0.1
+INTERVAL = 0.1
+"""Seconds between two drawings of it."""
+
+WIDTH = 48
+"""Columns of the text: with bar and time the line fits into 80."""
 
 
 class Progress:
-    """Rewrites one line of a terminal; elsewhere it writes a line now and then, and always the last one.
+    """Shows that the work of a `with` block goes on, and for how long, once it has taken a second; removes the bar at its end.
+
+    Nothing is shown, and no thread started, where standard error is no terminal. A terminal that goes away ends the bar only.
 
     Args:
-        stream: where to write; default: `sys.stderr`. Where that is closed or full nothing is shown.
-        clock: seconds, monotonic.
+        text: the work, in words.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream: TextIO | None = sys.stderr if stream is None else stream
-        self._clock = clock
-        self._terminal = False
-        with contextlib.suppress(ValueError):  # a program that was run has closed it
-            self._terminal = self._stream is not None and self._stream.isatty()
-        self._shown_at = clock()
-        self._pending = False
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._stream: TextIO | None = sys.stderr
+        self._done = Event()
+        self._thread: Thread | None = None
 
     def show(self, text: str) -> None:
-        """Says how far it is; calls that come too soon after one another are left out."""
-        now = self._clock()
-        if now - self._shown_at < (TERMINAL_INTERVAL if self._terminal else PLAIN_INTERVAL):
+        """Changes the text. May be called for each of many events."""
+        self._text = text
+
+    def __enter__(self) -> Self:
+        terminal = False
+        with contextlib.suppress(ValueError):  # a program that was run has closed it
+            terminal = self._stream is not None and self._stream.isatty()
+        if terminal:
+            self._thread = Thread(target=self._draw, name="stepscope progress", daemon=True)
+            start(self._thread)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _draw(self) -> None:
+        began = time.monotonic()
+        if self._done.wait(DELAY):
             return
-        self._shown_at = now
-        self._pending = self._terminal
-        self._write(text, self._terminal)
+        # Here, because it takes 0.1 s; and drawn by this thread, because one of rich's may be a greenlet under gevent.
+        from rich import progress
+        from rich.console import Console
 
-    def done(self, text: str) -> None:
-        """Says how it ended, on a line that stays."""
-        self._write(text, False)
-        self._pending = False
+        bars = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(20),
+            progress.TimeElapsedColumn(),
+            console=Console(file=self._stream),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        task = bars.add_task(self._shown(), total=None)
+        bars.tasks[0].start_time = began
+        with contextlib.suppress(OSError, ValueError), bars:
+            while not self._done.wait(INTERVAL):
+                bars.update(task, description=self._shown(), refresh=True)
+        discard_unwritten(self._stream)
 
-    @contextmanager
-    def during(self, text: str) -> Generator[None]:
-        """Says every second that a block of work, which cannot say how far it is, still goes on."""
-        done = Event()
-        began = self._clock()
-
-        def tick() -> None:
-            while not done.wait(1):
-                self.show(f"{text}, {self._clock() - began:.0f} s")
-
-        thread = Thread(target=tick, name="stepscope progress", daemon=True)
-        start(thread)
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-            if self._pending:
-                self._put("\r\x1b[K")
-                self._pending = False
-
-    def _write(self, text: str, rewritten: bool) -> None:
-        # \r and "erase to the end of the line" (ECMA-48 EL) let this line take the place of the one before.
-        self._put(("\r\x1b[K" if self._terminal else "") + text + ("" if rewritten else "\n"))
-
-    def _put(self, text: str) -> None:
-        if self._stream is not None:  # it is None where standard error was closed when the process began
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.write(text)
-            discard_unwritten(self._stream)
+    def _shown(self) -> str:
+        return shorten(printable(self._text), WIDTH)

@@ -90,7 +90,7 @@ def add(commands: Any) -> None:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    with Progress().during("recording a span, and operators of torch"):
+    with Progress("recording a span, and operators of torch"):
         trial, torch = _trials()
     records = Check("recording", "no", trial.problem) if trial.problem else Check("recording", "ok", trial.text)
     environment = _environment()

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepscope.cli.common import opening
 from stepscope.cli.common.messages import add_json, message, print_json
+from stepscope.cli.common.progress import Progress
 from stepscope.cli.common.values import seconds
 from stepscope.cli.network import client_tls, nats_options
 from stepscope.runtime.errors import StepscopeError
@@ -86,8 +88,9 @@ def deliver(given: argparse.Namespace) -> int:
     journals = delivery.journals_in(given.place)
     for journal in journals:
         try:
-            delivery.complete(journal, force=given.force)
-            sent = asyncio.run(delivery.deliver(journal, make_transport, given.timeout))
+            with Progress(f"delivering {opening.shown(journal)}"):
+                delivery.complete(journal, force=given.force)
+                sent = asyncio.run(delivery.deliver(journal, make_transport, given.timeout))
         except (StepscopeError, OSError) as error:
             if len(journals) == 1:
                 raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.backends.torch.backend import Mode, TorchBackend
 from stepscope.build import trace
 from stepscope.cli.common import opening
+from stepscope.cli.common.messages import message
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.programs.ending import Ending, width
 from stepscope.exporters.chrome import ChromeTraceExporter
@@ -155,13 +156,12 @@ def _train(training: Training, name: str, epochs: int, directory: Path, *, repor
         metadata={"network": str(training.network), "epochs": epochs},
         options=Options(signals=SIGNALS),
     )
-    progress = Progress()
     loss = 0.0
-    with profiler:
+    with Progress("training") as progress, profiler:
         for done, iteration in enumerate(training.run(epochs, profiler.step), 1):
             loss = iteration.loss
             progress.show(f"epoch {iteration.epoch + 1}/{epochs}, step {done}/{total}, loss {loss:.3f}")
-    progress.done(f"{epochs} epochs, {total} steps, loss {loss:.3f}, accuracy {training.accuracy():.1%}")
+    message(f"{epochs} epochs, {total} steps, loss {loss:.3f}, accuracy {training.accuracy():.1%}")
     if report:
         _say(f"\n{profiler.summary(top=12)}\n{profiler.report()}")
     return profiler

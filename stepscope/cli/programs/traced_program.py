@@ -170,7 +170,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         self.over.set()
         self.watch.forget()
         self.steps.detach()
-        with Progress().during("the program has ended; writing what was recorded"):
+        with Progress("the program has ended; writing the recording"):
             self.profiler.close()
 
     def tell_report(self) -> None:
@@ -187,7 +187,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             return
         notes = (*self._problems(), *self._untraced(), *(() if failure else self._empty()))
         failed = _failure_text(failure) if failure is not None and not self.profiler.statistics().steps else ""
-        with Progress().during("looking for what is slow"):
+        with Progress("looking for what is slow"):
             said = self._ending(notes, failed).text()
         message(said)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import add_json, message, print_json
+from stepscope.cli.common.progress import Progress
 
 RUNS = Path("stepscope_runs")
 
@@ -77,12 +78,14 @@ def explain(arguments: argparse.Namespace) -> int:
     path: Path = arguments.path or RUNS
     if arguments.path is None and not path.is_dir():
         arguments.parser.error(f"there is no ./{RUNS}: name the directory of a run, or a trace")
-    recording = load(path, None if arguments.window is None else (arguments.window,))
+    with Progress(f"reading {opening.shown(path)}"):
+        recording = load(path, None if arguments.window is None else (arguments.window,))
     if recording.path != path:
         message(f"reading the newest run in {opening.shown(path)}: {opening.shown(recording.path)}")
     elif arguments.path is None:
         message(f"reading {opening.shown(path)}")
-    answer = answer_of(recording, arguments.window, peak_flops=arguments.peak_flops)
+    with Progress("looking for what is slow"):
+        answer = answer_of(recording, arguments.window, peak_flops=arguments.peak_flops)
     if arguments.json:
         print_json(answer)
         return 0

@@ -64,7 +64,7 @@ def report(arguments: argparse.Namespace) -> int:
         arguments.parser.error(f"{opening.shown(target)} is a directory: give -o the name of a file")
     if target.is_file() and not target.read_bytes()[:64].lstrip().lower().startswith(b"<!doctype html"):
         arguments.parser.error(f"{opening.shown(target)} is there already, and is no page: give -o another name")
-    with Progress().during(f"reading {opening.shown(arguments.path)}"):
+    with Progress(f"reading {opening.shown(arguments.path)}"):
         page = report_html(arguments.path, arguments.window, peak_flops=arguments.peak_flops)
     with made_directory(target.absolute().parent):
         target.parent.mkdir(parents=True, exist_ok=True)

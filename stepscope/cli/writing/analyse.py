@@ -67,7 +67,7 @@ def analyse(given: argparse.Namespace) -> int:
         analyse_only=given.rank is not None, rank_id=given.rank or 0, data_simplification=not given.keep_raw
     )
     steps = None if given.steps is None else tuple(sorted(set(given.steps)))
-    with Progress().during(f"analysing {opening.shown(given.path)}"):
+    with Progress(f"analysing {opening.shown(given.path)}"):
         analysis = analyse_below(given.path, options, given.pretty, steps)
     if given.json:
         print_json(analysis)

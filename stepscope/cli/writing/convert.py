@@ -131,11 +131,10 @@ def write(journal: Path, target: Path, format: str | None = None, window: int | 
         FormatError: if it is not a journal, or has no such window (`NoWindowError`).
     """
     directory = absolute(target).parent
-    with made_directory(directory), writing(target, format) as exporter:
-        counting = _Counting(exporter)
-        replayed = anyio.run(_replay, journal, counting, directory, window)
+    with made_directory(directory), writing(target, format) as exporter, Progress("converting") as progress:
+        replayed = anyio.run(_replay, journal, _Counting(exporter, progress), directory, window)
     written: Path = getattr(exporter, "path", target)
-    counting.progress.done(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
+    message(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
     if not replayed.events:
         message(f"{journal} holds no events: the run was killed before it recorded any, or the file is empty")
     return replayed, written
@@ -202,10 +201,9 @@ def _damage(replayed: Replayed) -> str:
 class _Counting:
     """An exporter that says how much went through it to another."""
 
-    def __init__(self, exporter: Exporter) -> None:
+    def __init__(self, exporter: Exporter, progress: Progress) -> None:
         self.name = exporter.name
-        self.progress = Progress()
-        self._exporter = exporter
+        self._exporter, self._progress = exporter, progress
         self._events = 0
 
     async def open(self, run: Run) -> None:
@@ -214,7 +212,7 @@ class _Counting:
     async def export(self, batch: EventBatch) -> None:
         await self._exporter.export(batch)
         self._events += len(batch)
-        self.progress.show(human_count(self._events, "event"))
+        self._progress.show(f"converting: {human_count(self._events, 'event')}")
 
     async def close_window(self, window: Window) -> None:
         await self._exporter.close_window(window)

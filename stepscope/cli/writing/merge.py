@@ -137,18 +137,18 @@ def write(
         OSError: if a stream cannot be read, or the output not written.
     """
     outputs = _outputs()
-    progress = Progress()
     into = absolute(target)
+    made = made_directory(into if format in outputs.DIRECTORIES else into.parent)
+    with made, Progress("merging") as progress:
 
-    def show(events: int) -> None:
-        progress.show(f"{events:,} events")
+        def show(events: int) -> None:
+            progress.show(f"merging: {events:,} events")
 
-    with made_directory(into if format in outputs.DIRECTORIES else into.parent):
         merge = partial(
             outputs.write_merged, sources, target, format=format, job=job, selection=selection, progress=show
         )
         report: MergeReport = anyio.run(merge)
-    progress.done(f"{report.events:,} events written to {report.written or target}")
+    message(f"{report.events:,} events written to {report.written or target}")
     if report.unreadable:
         message(f"the trace is not whole: {human_count(len(report.unreadable), 'journal')} could not be read")
     for note in report.not_merged():

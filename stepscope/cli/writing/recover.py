@@ -124,7 +124,7 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
         made = (
             made_directory(arguments.out.absolute().parent) if arguments.out is not None else contextlib.nullcontext()
         )
-        with made, Progress().during(f"recovering {opening.shown(named)}"):
+        with made, Progress(f"recovering {opening.shown(named)}"):
             return recover(named, arguments.out, force=arguments.force, remove_session=removing)
     except ProfilerStateError as error:
         raise ProfilerStateError(f"{error} (--force --out FILE)") from error

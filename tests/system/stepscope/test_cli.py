@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
+import os
+import pty
 import re
-import threading
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ import stepscope as sc
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.common.values import size
 from stepscope.cli.main import NAMES, main
-from tests.support.commands import python, stepscope
+from tests.support.commands import on_terminal, python, stepscope
 from tests.support.messages import refused, said
 
 REPORT = ("doctor", "explain", "windows", "arm", "recover", "convert", "analyse", "deliver", "upload", "merge")
@@ -434,57 +438,49 @@ def test_a_run_that_ended_has_nothing_to_recover(tmp_path: Path, capsys: pytest.
 # progress
 
 
-class Screen:
-    """A stream that may be a terminal."""
-
-    def __init__(self, terminal: bool) -> None:
-        self.terminal = terminal
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return self.terminal
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
+def refused_delivery(run: Path, port: int) -> list[object]:
+    """A command that waits three seconds for a server that does not answer."""
+    return ["deliver", run, "--url", f"ws://127.0.0.1:{port}", "--timeout", 3]
 
 
-@pytest.mark.parametrize(
-    ("terminal", "expected"), [(True, "\r\x1b[Kone\r\x1b[Ktwo\r\x1b[Kend\n"), (False, "two\nend\n")]
-)
-def test_progress(terminal: bool, expected: str) -> None:
-    """A terminal's line is rewritten ten times a second; elsewhere a line every five seconds is enough."""
-    times = iter((0.0, 1.0, 1.05, 6.0))
-    screen: Any = Screen(terminal)
-    progress = Progress(screen, lambda: next(times))
-    for text in ("one", "too soon", "two"):
-        progress.show(text)
-    progress.done("end")
-    assert screen.text == expected
+def test_progress_on_a_terminal(tmp_path: Path) -> None:
+    """A command that works for long draws a bar, and has removed it when it says how it ended."""
+    record(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = refused_delivery(Path("run"), server.getsockname()[1])
+        lines = on_terminal(*command, width=120, cwd=tmp_path, stream="stderr", status=1)
+    bars, erased, after = "\n".join(lines).rpartition("\x1b[2K")
+    assert "delivering run/journal" in bars and "0:00:0" in bars and "\x1b[?25l" in bars
+    assert erased and "does not take the journal" in after and "delivering" not in after and "\x1b[?25l" not in after
 
 
-def test_progress_of_work_that_says_nothing() -> None:
-    """Long work shows that it goes on, and leaves the terminal as it was."""
-    now = 0.0
+def test_no_progress_in_a_pipe(tmp_path: Path) -> None:
+    """Programs that read standard error get the messages only."""
+    record(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        done = stepscope(*refused_delivery(Path("run"), server.getsockname()[1]), "--json", cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert "does not take the journal" in line and done.stdout == "" and done.returncode == 1
 
-    def clock() -> float:
-        nonlocal now
-        now += 1
-        return now
 
-    seen = threading.Event()
-
-    class Watched(Screen):
-        def write(self, text: str) -> int:
-            if "reading" in text:
-                seen.set()
-            return super().write(text)
-
-    screen: Any = Watched(True)
-    with Progress(screen, clock).during("reading"):
-        assert seen.wait(60)
-    assert screen.text.startswith("\r\x1b[Kreading, ")
-    assert screen.text.endswith("\r\x1b[K")
+def test_progress_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar has the latest text; at the end the terminal is as it was."""
+    main, secondary = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    output = b""
+    with os.fdopen(main, "rb", buffering=0) as terminal:
+        with os.fdopen(secondary, "w") as stream:
+            monkeypatch.setattr(sys, "stderr", stream)
+            with Progress("converting") as progress:
+                progress.show("converting: 7 [events]")
+                while b"7 [events]" not in output:
+                    output += terminal.read(4096)
+            monkeypatch.undo()
+        with contextlib.suppress(OSError):  # nobody has the terminal open any more
+            while piece := terminal.read(4096):
+                output += piece
+    assert (
+        "━".encode() in output
+        and output.endswith(b"\x1b[2K")
+        and output.rfind(b"\x1b[?25h") > output.rfind(b"\x1b[?25l")
+    )

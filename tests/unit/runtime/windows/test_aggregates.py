@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ class Row(msgspec.Struct, frozen=True):
     p50: float
     p95: float
     p99: float
+    std: float
 
 
 def block(kind: Kind, values: Sequence[tuple[Any, ...]], fields: Sequence[str]) -> Block:
@@ -99,6 +101,21 @@ def test_spans_add_up_exactly_and_quantiles_keep_their_error(blocks: list[list[t
             assert abs(value - exact) <= exact * ERROR
 
 
+@given(st.lists(st.lists(st.integers(0, 10**12), min_size=1, max_size=20), min_size=1, max_size=4))
+def test_the_standard_deviation_is_that_of_all_durations(blocks: list[list[int]]) -> None:
+    """However they are cut into blocks and tables; also of long durations that differ little."""
+    whole = Aggregates()
+    for values in blocks:
+        one = Aggregates()
+        one.update(span_block([(FIRST, 0, value, 0) for value in values]))
+        whole.merge(one)
+    every = [value for values in blocks for value in values]
+    assert rows(whole)[FIRST, 0].std == pytest.approx(statistics.pstdev(every), rel=1e-9)
+    alike = Aggregates()
+    alike.update(span_block([(FIRST, 0, 10**12 + value % 2 * 1000, 0) for value in range(1000)]))
+    assert rows(alike)[FIRST, 0].std == pytest.approx(500, rel=1e-9)
+
+
 @given(durations)
 def test_one_value_is_every_quantile(duration: int) -> None:
     """The extremes are exact, so a single value is not blurred at all."""
@@ -137,7 +154,7 @@ def test_merging_with_itself_doubles() -> None:
     aggregates = Aggregates()
     aggregates.update(span_block([(FIRST, 0, 10, 5)]))
     aggregates.merge(aggregates)
-    assert aggregates.rows() == [(FIRST, 0, 2, 20, 10, 10, 10, 10.0, 10.0, 10.0)]
+    assert aggregates.rows() == [(FIRST, 0, 2, 20, 10, 10, 10, 10.0, 10.0, 10.0, 0.0)]
 
 
 def test_a_copy_stands_still() -> None:
