@@ -74,7 +74,9 @@ def _replacement(loop: asyncio.AbstractEventLoop) -> Callable[..., asyncio.Futur
     """
     kind: Any = type(loop)
     method: Any = loop.create_task
-    return None if method == kind.create_task.__get__(loop, kind) else method
+    own = kind.create_task
+    bound = own.__get__(loop, kind) if hasattr(own, "__get__") else own
+    return None if method == bound else method
 
 
 _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, CreateTask] = weakref.WeakKeyDictionary()
