@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from benchmarks.cases.tools.session import session
+from benchmarks.cases.tools.session import session, signals
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.harness.scale import Scale
 
@@ -35,6 +35,8 @@ def _took(work: Work, n: int, around: Callable[[], AbstractContextManager[Any]],
     """Nanoseconds per turn, in a task of a loop whose tasks are watched or not."""
     from stepscope.runtime.annotations import tasks
 
+    tasks.watch() if watched else tasks.release()
+
     async def timed() -> float:
         with around():
             start = time.perf_counter_ns()
@@ -42,8 +44,6 @@ def _took(work: Work, n: int, around: Callable[[], AbstractContextManager[Any]],
             return (time.perf_counter_ns() - start) / n
 
     async def main() -> float:
-        if watched:
-            tasks.watch()
         return await asyncio.create_task(timed())
 
     return asyncio.run(main())
@@ -62,14 +62,10 @@ def _beyond_plain(work: Work, *, span: bool = False, recorded: bool = False) -> 
     def probe(scale: Scale) -> Generator[Round]:
         import stepscope
 
-        signals = stepscope.Options().signals
-        if not recorded:
-            signals = tuple(signal for signal in signals if signal != "tasks")
-
         def opened() -> AbstractContextManager[Any]:
             return stepscope.span("held")
 
-        with session(options=stepscope.Options(signals=signals)) as profiler:
+        with signals("tasks" if recorded else "none"), session() as profiler:
             n = max(scale.calls // (4 * SLICES), 1)
 
             def once() -> Sample:
@@ -103,7 +99,7 @@ ROWS = (
     ),
     Row(
         key="task.recorded",
-        what="a step of an asyncio task while each task is recorded (the signal `tasks`, on by default)",
+        what="a step of an asyncio task while each task is recorded (the signal `tasks`)",
         unit="ns",
         contenders=(Contender(Tool.STEPSCOPE, "asyncio.sleep(0)", _beyond_plain(_steps, recorded=True)),),
     ),

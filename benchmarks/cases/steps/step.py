@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.tools import loops
-from benchmarks.cases.tools.session import session
+from benchmarks.cases.tools.session import session, signals
 from benchmarks.cases.tools.timing import per_turn
 from benchmarks.harness.peers import peer, torch_profile
 from benchmarks.harness.row import Contender, Probe, Round, Row, Sample, Tool
@@ -38,18 +38,8 @@ def _stepscope(**schedule: int) -> Probe:
 
 
 @contextmanager
-def _signals(names: str) -> Generator[None]:
-    before = os.environ["STEPSCOPE_SIGNALS"]
-    os.environ["STEPSCOPE_SIGNALS"] = names
-    try:
-        yield
-    finally:
-        os.environ["STEPSCOPE_SIGNALS"] = before
-
-
-@contextmanager
 def _with_signals(scale: Scale) -> Generator[Round]:
-    with _signals("all"), session() as profiler:
+    with signals("all"), session() as profiler:
         loop = loops.calls(profiler.step)
 
         def once() -> Sample:
@@ -73,7 +63,7 @@ def _others_ns() -> int:
 def _processor(scale: Scale) -> Generator[Round]:
     def used(names: str) -> float:
         """ms a second that threads other than the main one are on processors; that one runs Python for a fifth of the time."""
-        with _signals(names), session() as profiler:
+        with signals(names), session() as profiler:
             time.sleep(1)  # threads begin
             begin, others = time.perf_counter(), _others_ns()
             for _ in range(SLOW_STEPS):

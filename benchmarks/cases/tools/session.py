@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -26,6 +27,17 @@ def session(**arguments: Any) -> Generator[Profiler]:
 
     with scratch() as directory, stepscope.trace(output_dir=directory, **arguments) as profiler:
         yield profiler
+
+
+@contextmanager
+def signals(names: str) -> Generator[None]:
+    """Profilers that start meanwhile record these signals: names with commas, `all` or `none`."""
+    before = os.environ["STEPSCOPE_SIGNALS"]
+    os.environ["STEPSCOPE_SIGNALS"] = names
+    try:
+        yield
+    finally:
+        os.environ["STEPSCOPE_SIGNALS"] = before
 
 
 class Accounts:

@@ -214,6 +214,12 @@ def test_other_methods_are_refused(finished: CollectorProcess) -> None:
         assert (answer.status, answer.headers["content-type"]) == (405, "application/problem+json")
 
 
+def test_no_answer_changes_how_browsers_reach_other_services_of_the_host(finished: CollectorProcess) -> None:
+    """Strict-Transport-Security has no ports: it would hold for all of them."""
+    for path in ("/", "/v1/ranks", "/healthz", "/not-there"):
+        assert "strict-transport-security" not in ask(finished.url + path).headers
+
+
 def test_a_head_is_answered_as_a_get_without_a_body(finished: CollectorProcess) -> None:
     """Also where the answer is made while it is sent."""
     stream = finished.ranks()[0]["stream"]

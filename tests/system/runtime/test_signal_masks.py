@@ -24,7 +24,6 @@ SYNCHRONOUS = {
     signal.SIGFPE,
     signal.SIGILL,
     signal.SIGTRAP,
-    signal.SIGABRT,
     signal.SIGSYS,
 }
 ALL = set(signal.valid_signals()) - SYNCHRONOUS - {signal.SIGKILL, signal.SIGSTOP}

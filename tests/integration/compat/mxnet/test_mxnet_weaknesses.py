@@ -203,6 +203,35 @@ def test_9_a_stop_without_a_start_does_nothing() -> None:
     ] == [1] * 3
 
 
+def test_a_stop_in_a_pause_ends_the_start_of_its_own_thread() -> None:
+    """A task that another thread starts in the same pause goes on."""
+    begin()
+    task = mxnet.Domain("d").new_task("shared")
+    started, paused, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        task.start()
+        started.set()
+        paused.wait()
+        task.stop()
+        stopped.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    mxnet.pause()
+    task.start()
+    paused.set()
+    stopped.wait()
+    mxnet.resume()
+    time.sleep(0.1)
+    task.stop()
+    thread.join()
+    mxnet.dump()
+    first, second = durations(load("profile.json"), "shared")
+    assert first > 0 and second >= 100
+
+
 @pytest.mark.checklist("F19", "E8")
 def test_10_one_task_in_several_threads() -> None:
     """Each start is a span of its own, as long as it was; so is each of two starts in one thread."""
