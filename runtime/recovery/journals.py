@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,8 @@ from stepscope.runtime.journal.segments import first_file, first_names
 from stepscope.runtime.session.note import WINDOWS
 
 _MAX_NAMED = 8
+_NAME = re.compile(r"journal(-\d+)?")
+"""Names that stepscope gives; another file whose name begins like that may be anybody's."""
 
 
 class Journals(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +28,7 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, place: Path) -> Journals:
-        """Reads the first frames of `journal`, `journal-2`, ... in a directory.
+        """Reads the first frames of `journal`, `journal-2`, ... and their copies in a directory.
 
         Raises:
             OSError: if a file is removed meanwhile.
@@ -45,7 +48,8 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
                 unusable.append(f"{path} cannot be read: {error.strerror or error}")
                 continue
             except FormatError as error:
-                unusable.append(f"{path}: {error}")
+                if _NAME.fullmatch(name):
+                    unusable.append(f"{path}: {error}")
                 continue
             # Without its first frame, the time of the last write counts.
             created = record.created_ns if record else first_file(path).stat().st_mtime_ns

@@ -22,6 +22,8 @@ class Half(msgspec.Struct, frozen=True):
     mean: float
     """The mean, because a tool that works in the background may disturb one step in many, and no median shows that."""
     median: float
+    p90: float
+    """Nine of ten steps take no longer."""
     processor: float
     """Processor time of all threads of the process."""
 
@@ -50,7 +52,8 @@ def _run(step: Callable[[], object], count: int) -> Half:
         start = time.perf_counter_ns()
         step()
         times.append((time.perf_counter_ns() - start) / 1e6)
-    return Half(statistics.fmean(times), statistics.median(times), (time.process_time_ns() - before) / count / 1e6)
+    p90 = statistics.quantiles(times, n=10)[-1]
+    return Half(statistics.fmean(times), statistics.median(times), p90, (time.process_time_ns() - before) / count / 1e6)
 
 
 class Alternation:
@@ -71,6 +74,7 @@ class Alternation:
         facts = {
             "steps/s": 1e3 / traced.mean,
             "of the median step, %": percent(traced.median, bare.median),
+            "of the 90th percentile, %": percent(traced.p90, bare.p90),
             "processor time added by all threads, %": percent(traced.processor, bare.processor),
         }
         return Sample(percent(traced.mean, bare.mean), bare.mean, facts)

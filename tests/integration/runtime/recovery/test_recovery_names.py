@@ -40,6 +40,17 @@ def test_a_time_that_no_calendar_has(tmp_path: Path, at: int) -> None:
         recover(tmp_path)
 
 
+def test_a_file_of_somebody_else_whose_name_begins_like_a_journals(tmp_path: Path) -> None:
+    """It is no problem of the run."""
+    with sc.trace(output_dir=tmp_path), sc.span("x"):
+        pass
+    (tmp_path / "journal.notes").write_text("mine")
+    found = Journals.of(tmp_path)
+    assert [path.name for path, _ in found.found] == ["journal"] and not found.unusable
+    (tmp_path / "journal-2").write_text("mine")
+    assert len(Journals.of(tmp_path).unusable) == 1
+
+
 def test_a_journal_that_is_a_link(tmp_path: Path) -> None:
     """It may lead out of the run's directory, so it is not followed unless it is named itself."""
     with sc.trace(output_dir=tmp_path / "run"), sc.span("x"):
