@@ -6,53 +6,30 @@ import os
 import threading
 import time
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.torch.importing import private
 from stepscope.backends.torch.kineto.blocks import MARKER
 from stepscope.backends.torch.kineto.result import SharedResult
 from stepscope.backends.torch.kineto.slot import OPERATOR_RUNS, PROGRAM, slot
 from stepscope.backends.torch.kineto.worker import FinishedTrace
-from stepscope.backends.torch.settings import TorchSettings
+from stepscope.backends.torch.settings import DEVICES, TorchSettings, device_is_there
 from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.loop_threads.own_threads import own_threads
-from stepscope.runtime.threads.background_call import start as start_thread
-from stepscope.runtime.threads.native_threads import RLock, Thread, get_ident
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.native_threads import RLock, get_ident
 
-_DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
+if TYPE_CHECKING:
+    from stepscope.backends.torch.kineto.mode import KinetoMode
+
 ELSEWHERE = "another profiler of this process records with kineto on another thread, and a process has one recording"
 ROBBED = "the program's own torch profiler recorded on another thread, and a process has one recording of kineto"
 TAKEN = "somebody else ended our recording, or took torch's profiler from it"
 _SLACK_NS = 1_000_000
 """By how much the begin of a recording may lie outside of the call that began it: some versions of torch round it."""
-
-
-class Member(Protocol):
-    """A backend that takes part."""
-
-    @property
-    def wants(self) -> TorchSettings:
-        """The settings of torch's profiler now."""
-        ...
-
-    def take(self, trace: FinishedTrace) -> None:
-        """Gets a stretch of the recording; those of one member do not overlap."""
-        ...
-
-    def lose(self, start: int, end: int, why: str) -> None:
-        """A stretch of the recording is lost, or a part of it."""
-        ...
-
-    def lack(self, at: int, why: str) -> None:
-        """From this time on nothing is recorded."""
-        ...
-
-    def resume(self, at: int) -> None:
-        """From this time on it is recorded again."""
-        ...
 
 
 class KinetoSession:
@@ -72,8 +49,8 @@ class KinetoSession:
         self._lock = RLock()
         self._pid = os.getpid()
         self._thread = 0
-        self._warm: list[Member] = []
-        self._members: list[Member] = []
+        self._warm: list[KinetoMode] = []
+        self._members: list[KinetoMode] = []
         self._profile: Any = None
         self._wants = TorchSettings()
         self._recording = False
@@ -97,7 +74,7 @@ class KinetoSession:
         """True if it records on the caller's thread."""
         return self._recording and self._thread == get_ident()
 
-    def prepare(self, member: Member) -> str:
+    def prepare(self, member: KinetoMode) -> str:
         """Warms up for a member that will enter. Returns what kept it from that, empty for nothing."""
         with self._lock:
             if not self._mine():
@@ -108,7 +85,7 @@ class KinetoSession:
             self._settle()
             return problem
 
-    def enter(self, member: Member) -> str:
+    def enter(self, member: KinetoMode) -> str:
         """Records for a member from now on, or as soon as torch's slot is free. Returns what keeps it from both."""
         with self._lock:
             if not self._mine():
@@ -130,7 +107,7 @@ class KinetoSession:
             self._settle()
             return problem
 
-    def leave(self, member: Member, at: int) -> None:
+    def leave(self, member: KinetoMode, at: int) -> None:
         """Gives a member all up to `at`, and records for it no longer."""
         with self._lock:
             if member not in self._members:
@@ -142,7 +119,7 @@ class KinetoSession:
                 self._begin_again()
             self._settle()
 
-    def cool(self, member: Member) -> None:
+    def cool(self, member: KinetoMode) -> None:
         """A member that warmed up will not enter. torch has no way back but to record, and to throw it away."""
         with self._lock:
             if member not in self._warm:
@@ -153,7 +130,7 @@ class KinetoSession:
                     self._end()
             self._settle()
 
-    def forget(self, member: Member) -> str:
+    def forget(self, member: KinetoMode) -> str:
         """The thread that records has ended, with a member that did not leave. From any thread.
 
         Returns:
@@ -261,7 +238,7 @@ class KinetoSession:
         profile = profiler.profile(
             use_kineto=True,
             use_cpu="CPU" in wants.activities if wants.activities else True,
-            use_device=find_device(torch, wants),
+            use_device=_find_device(wants),
             record_shapes=wants.record_shapes,
             profile_memory=wants.profile_memory,
             with_stack=wants.with_stack,
@@ -385,14 +362,10 @@ session = KinetoSession()
 slot.occupants.append(session)
 
 
-def find_device(torch: Any, wants: TorchSettings) -> str | None:
+def _find_device(wants: TorchSettings) -> str | None:
     """The accelerator that is there and asked for, as torch names it."""
-    for name in _DEVICES:
-        module = getattr(torch, name.lower(), None)
-        asked = not wants.activities or name in wants.activities
-        if asked and module is not None and hasattr(module, "is_available") and module.is_available():
-            return name.lower()
-    return None
+    asked = (name for name in DEVICES if not wants.activities or name in wants.activities)
+    return next((name.lower() for name in asked if device_is_there(name)), None)
 
 
 def first_line(error: BaseException) -> str:
@@ -465,9 +438,7 @@ def _hold_kineto() -> None:
         if not _refusal("start", lambda: private(profile, "_prepare_trace")()):
             _refusal("start", lambda: private(profile, "_start_trace")())
 
-    thread = Thread(target=hold, name="stepscope-kineto-holder", daemon=True)
-    start_thread(thread)
-    thread.join()
+    BackgroundCall(hold, name="stepscope-kineto-holder", elsewhere=True).result()
 
 
 def _toggle(enable: bool, activities: set[Any]) -> bool:

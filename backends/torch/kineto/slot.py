@@ -27,8 +27,8 @@ from typing import Any, Protocol
 from stepscope.backends.torch.importing import private
 from stepscope.runtime import _core
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.background_call import start as start_thread
-from stepscope.runtime.threads.native_threads import Thread, get_ident
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.native_threads import get_ident
 
 log = logging.getLogger("stepscope")
 
@@ -299,7 +299,7 @@ class TorchSlot:
             stale = self._is_stale(id(record)) and self.taken
             self._regions.pop(id(record), None)
             if stale:
-                return _end_elsewhere(record, lambda: original(record))
+                return _end_elsewhere(record, original)
             result = original(record)
             if self._waits and not self.operator_runs and not self.taken:
                 self._waits = False
@@ -385,27 +385,15 @@ _never_ended: list[Any] = []
 """Regions that stay open, as the process could start no thread to end them on. torch would end them if they were freed."""
 
 
-def _end_elsewhere(record: Any, call: Callable[[], Any]) -> Any:
+def _end_elsewhere(record: Any, end: Callable[[Any], Any]) -> Any:
     """Calls torch's end of a region on a thread that has nothing in torch's slot; raises what the call raises."""
-    result: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = Thread(target=run, name="stepscope-region-end", daemon=True)
+    call = BackgroundCall(end, record, name="stepscope-region-end", elsewhere=True)
     try:
-        start_thread(thread)
+        call.start()
     except RuntimeError:
         _never_ended.append(record)
         return None
-    thread.join()
-    if errors:
-        raise errors[0]
-    return result[0]
+    return call.result()
 
 
 slot = TorchSlot()

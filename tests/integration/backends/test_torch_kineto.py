@@ -129,6 +129,7 @@ async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: d
             own_threads=frozenset(),
         )
     )
+    worker.put(until)
     await worker.aclose()
     assert list(worker.problems) == ["exporting a trace stopped all Python threads for that time"]
     assert sink.passed == until
@@ -333,8 +334,8 @@ async def test_a_trace_that_is_lost_is_told() -> None:
     )
     worker.put(9)
     await worker.aclose()
-    assert worker.problems["a trace was lost: no space left"] == 1
-    assert sink.watermarks == [7, 9]
+    assert worker.problems["torch's recording was lost: no space left"] == 1
+    assert sink.watermarks == [9]
 
 
 async def test_events_of_a_lost_trace_are_counted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
