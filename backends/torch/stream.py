@@ -35,6 +35,8 @@ class _Emission(threading.local):
         self._ended_inside: Any = None
         """The one that ended inside of an operator last."""
         self.users: list[StreamMode] = []
+        self._stays = ExitStack()
+        """Entered while it could not end."""
 
     def add(self, user: StreamMode) -> None:
         """A mode wants operators from now on."""
@@ -58,8 +60,10 @@ class _Emission(threading.local):
             self._lack(PROGRAM)
 
     def reoccupy(self) -> None:
-        """Goes on for those that want operators."""
-        if self.users and self.context is None:
+        """Goes on for those that want operators, or ends where it could not before."""
+        if not self.users:
+            self._stop()
+        elif self.context is None:
             self._start()
 
     def check(self) -> None:
@@ -74,10 +78,10 @@ class _Emission(threading.local):
         if self._came_back():
             self._resume()
             return
-        if session.all_threads:  # torch would end that recording where ours ends
+        if _all_threads():  # torch would end that recording where ours ends
             self._lack("another profiler of this process records all threads with kineto")
             return
-        if slot.taken:
+        if not session.free() or slot.taken:
             self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")
             return
         if slot.operator_runs:
@@ -104,6 +108,12 @@ class _Emission(threading.local):
         return True
 
     def _stop(self) -> None:
+        if self.context is not None and _all_threads():
+            # torch would end that recording. Ours ends when this thread has to do with a profiler again.
+            slot.watch()
+            self._stays.callback(slot.unwatch)
+            return
+        self._stays.close()
         context, self.context, slot.emits = self.context, None, False
         if context is None:
             return
@@ -120,6 +130,11 @@ class _Emission(threading.local):
         at = clock.now()
         for user in self.users:
             user.gaps.begin(at, why)
+
+
+def _all_threads() -> bool:
+    """True if a recording of kineto, ours or the program's, has every thread. The first profiler that ends on any thread ends it."""
+    return session.all_threads or slot.all_threads
 
 
 _emission = _Emission()

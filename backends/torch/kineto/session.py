@@ -60,14 +60,16 @@ class KinetoSession:
         """A profile of ours in torch's slot whose recording is lost, and that could not be ended yet."""
         self._began_ns = (0, 0)
         """Wall time right before and after the recording began."""
-        self._own_threads: frozenset[int] = frozenset()
+        self._left_out: frozenset[tuple[int, str]] = frozenset()
         self._anchor: ClockAnchor | None = None
         self._brackets: list[tuple[int, int]] = []
         self.records_device = False
         """Whether an accelerator is recorded now, on whatever thread."""
         self.all_threads = False
         """Whether torch records every thread (`profile_all_threads`). It is in no thread's slot then, and its own question
-        says that it is off."""
+        says that it is off. Any thread may end it, and begin it again."""
+        self._had_all_threads = False
+        """The same, of the recording that was broken off for a profiler of the program."""
 
     @property
     def here(self) -> bool:
@@ -115,6 +117,7 @@ class KinetoSession:
             if self._recording:
                 self._stretch(at)
             self._members.remove(member)
+            self._had_all_threads = False
             if self._members:
                 self._begin_again()
             self._settle()
@@ -161,13 +164,14 @@ class KinetoSession:
         if os.getpid() != self._pid:
             return  # torch's state is the parent's
         with self._lock:
-            if self._thread == get_ident():
+            if self._thread == get_ident() or self.all_threads:
                 if self._recording:
+                    self._had_all_threads = self.all_threads
                     now = clock.now()
                     self._stretch(now)
                     for member in self._members:
                         member.lack(now, PROGRAM)
-                self._free()
+                self.free()
             if kineto:
                 if self._recording:
                     self._robbed = True
@@ -184,7 +188,7 @@ class KinetoSession:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._members and not self._recording and self._thread == get_ident():
+            if self._members and not self._recording and (self._thread == get_ident() or self._had_all_threads):
                 self._begin_again()
 
     def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
@@ -207,16 +211,21 @@ class KinetoSession:
 
     def _occupied(self) -> str:
         """Why torch's slot, or kineto, cannot be had now; empty if it can."""
-        if not self._free() or slot.kineto_taken:
+        if not self.free() or slot.kineto_taken:
             return PROGRAM
+        for occupant in slot.occupants:
+            if slot.emits and occupant is not self:
+                occupant.reoccupy()  # it may have had no way to end
         if slot.emits:
             return "another profile on this thread records operators live, and torch has room for one"
         if slot.taken:
             return PROGRAM
         return OPERATOR_RUNS if slot.operator_runs else ""
 
-    def _free(self) -> bool:
-        """Ends a recording that was lost to another thread, if there is one and that has ended."""
+    def free(self) -> bool:
+        """Ends a recording of this thread that was lost to another one, if there is such and that one's has ended."""
+        if self._thread != get_ident():
+            return True
         if self._stuck is not None and not slot.kineto_taken:
             profile, self._stuck = self._stuck, None
             _hold_kineto()
@@ -281,11 +290,16 @@ class KinetoSession:
             self._profile = None
             return problem
         self._began_ns = before, time.time_ns()
-        self._own_threads = leave_out_own_threads() if self._wants.with_stack else frozenset[int]()
+        own = leave_out_own_threads() if self._wants.with_stack else frozenset[int]()
         self._pid = os.getpid()
         self._recording = True
         self._robbed = False
         self.all_threads = not slot.holds("KINETO")
+        live = slot.emitting if self.all_threads else ()  # operators that the recorder has as well
+        self._left_out = frozenset(
+            [(thread, "python_function") for thread in own]
+            + [(thread, category) for thread in live for category in ("cpu_op", "user_annotation")]
+        )
         self.records_device = profile.use_device is not None
         self._brackets = []
         self._mark()
@@ -317,7 +331,7 @@ class KinetoSession:
                 if robbed and device:
                     member.lose(since, at, f"{ROBBED}, which has what the device did")
                 flops = member.wants.with_flops
-                member.take(FinishedTrace(shared, at, anchors, brackets, flops, since, self._own_threads))
+                member.take(FinishedTrace(shared, at, anchors, brackets, flops, since, self._left_out))
 
     def _end(self) -> tuple[Any, str]:
         """Stops torch's profiler: what it recorded, or why there is nothing."""
@@ -329,7 +343,8 @@ class KinetoSession:
         if robbed:
             if slot.kineto_taken:  # ending ours now would end that recording, and crash the program at its end
                 self._stuck = profile
-                _toggle(False, {_cpu()})
+                if not slot.all_threads:  # else that would switch off the other recording
+                    _toggle(False, {_cpu()})
                 return None, ROBBED
             _hold_kineto()
         problem = _refusal("stop", lambda: profile.__exit__(None, None, None))

@@ -144,6 +144,10 @@ class TorchSlot:
         self._enabled: Callable[[], bool] | None = None
         """The function of torch that `taken` calls; `None` before the first call."""
         self._warned = False
+        self.all_threads = False
+        """Whether a profiler of the program records every thread (`profile_all_threads`). It is in no thread's slot."""
+        self._emitting: dict[int, int] = {}
+        """Threads that have our emission of operators in their slots, each with the system's number."""
         self._waits = False
         """Whether we could not take the slot because of an operator that still runs."""
 
@@ -170,6 +174,7 @@ class TorchSlot:
             if self._users > 1:
                 return
             self._kineto.clear()
+            self.all_threads = self.all_threads and flags._is_profiler_enabled
             self._changes_at_watch = self._changes.copy()
             if flags._is_profiler_enabled:  # on which thread torch does not say
                 self._kineto.add(get_ident() if self.taken else _SOMEWHERE)
@@ -220,6 +225,18 @@ class TorchSlot:
     @emits.setter
     def emits(self, on: bool) -> None:
         self._calls.emits = on
+        with self._lock:
+            if on:
+                self._emitting[get_ident()] = threading.get_native_id()
+            else:
+                self._emitting.pop(get_ident(), None)
+
+    @property
+    def emitting(self) -> frozenset[int]:
+        """Threads, by the system's numbers, whose operators arrive live."""
+        alive = {thread.ident for thread in threading.enumerate()}
+        with self._lock:
+            return frozenset(number for thread, number in self._emitting.items() if thread in alive)
 
     def change(self) -> None:
         """A recording of kineto begins or has ended on the calling thread."""
@@ -365,6 +382,10 @@ class TorchSlot:
             if what != "prepare":
                 self.change()
             with self._lock:
+                if what == "enable" and kineto and not self.taken:
+                    self.all_threads = True
+                elif what == "disable":
+                    self.all_threads = False
                 if kineto:
                     self._kineto.add(me)
                 elif what == "disable":

@@ -53,8 +53,8 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     flops: bool
     since: int
     """When it began, in ns of our clock."""
-    own_threads: frozenset[int]
-    """Threads of the runtime, by the system's numbers: what Python functions they ran is no part of the program."""
+    left_out: frozenset[tuple[int, str]]
+    """What is not taken: categories of events of threads, by the system's numbers."""
     name: str = "torch's recording"
     """What messages call it."""
 
@@ -205,7 +205,7 @@ class KinetoWorker:
                 self._drop(_events_in(file.path) - read, "closed", trace)
                 break
             if converter is None:
-                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops, trace.own_threads)
+                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops, trace.left_out)
             parts.append(converter.convert(events))
             read += len(events)
             self._advance()

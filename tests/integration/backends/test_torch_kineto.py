@@ -126,7 +126,7 @@ async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: d
             brackets=(),
             flops=False,
             since=0,
-            own_threads=frozenset(),
+            left_out=frozenset(),
         )
     )
     worker.put(until)
@@ -329,7 +329,7 @@ async def test_a_trace_that_is_lost_is_told() -> None:
             brackets=(),
             flops=False,
             since=0,
-            own_threads=frozenset(),
+            left_out=frozenset(),
         )
     )
     worker.put(9)
@@ -360,7 +360,7 @@ async def test_events_of_a_lost_trace_are_counted_piece_by_piece(monkeypatch: py
             brackets=(),
             flops=False,
             since=0,
-            own_threads=frozenset(),
+            left_out=frozenset(),
         )
     )
     await worker.aclose()
