@@ -78,7 +78,7 @@ class _Emission(threading.local):
         if self._came_back():
             self._resume()
             return
-        if _all_threads():  # torch would end that recording where ours ends
+        if slot.all_threads:  # torch would end that recording where ours ends
             self._lack("another profiler of this process records all threads with kineto")
             return
         if not session.free() or slot.taken:
@@ -108,7 +108,7 @@ class _Emission(threading.local):
         return True
 
     def _stop(self) -> None:
-        if self.context is not None and _all_threads():
+        if self.context is not None and slot.all_threads:
             # torch would end that recording. Ours ends when this thread has to do with a profiler again.
             slot.watch()
             self._stays.callback(slot.unwatch)
@@ -130,11 +130,6 @@ class _Emission(threading.local):
         at = clock.now()
         for user in self.users:
             user.gaps.begin(at, why)
-
-
-def _all_threads() -> bool:
-    """True if a recording of kineto, ours or the program's, has every thread. The first profiler that ends on any thread ends it."""
-    return session.all_threads or slot.all_threads
 
 
 _emission = _Emission()

@@ -146,6 +146,8 @@ class KinetoSession:
             self._members.remove(member)
             if self._members:
                 return ""
+            if self.all_threads:
+                slot.set_all_threads(False)
             self._recording = self.records_device = self._robbed = self.all_threads = False
             self._profile = self._stuck = None
             try:
@@ -295,6 +297,8 @@ class KinetoSession:
         self._recording = True
         self._robbed = False
         self.all_threads = not slot.holds("KINETO")
+        if self.all_threads:
+            slot.set_all_threads(True)
         live = slot.emitting if self.all_threads else ()  # operators that the recorder has as well
         self._left_out = frozenset(
             [(thread, "python_function") for thread in own]
@@ -337,6 +341,8 @@ class KinetoSession:
         """Stops torch's profiler: what it recorded, or why there is nothing."""
         profile, self._profile = self._profile, None
         robbed, all_threads = self._robbed, self.all_threads
+        if all_threads:
+            slot.set_all_threads(False)
         self._recording = self.records_device = self._robbed = self.all_threads = False
         if not (all_threads or slot.holds("KINETO")):
             return None, TAKEN

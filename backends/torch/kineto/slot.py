@@ -145,7 +145,8 @@ class TorchSlot:
         """The function of torch that `taken` calls; `None` before the first call."""
         self._warned = False
         self.all_threads = False
-        """Whether a profiler of the program records every thread (`profile_all_threads`). It is in no thread's slot."""
+        """Whether a recording of kineto, ours or the program's, has every thread (`profile_all_threads`). It is in no thread's
+        slot, and the first profiler that ends on any thread ends it."""
         self._emitting: dict[int, int] = {}
         """Threads that have our emission of operators in their slots, each with the system's number."""
         self._waits = False
@@ -244,6 +245,12 @@ class TorchSlot:
             self._changes[get_ident()] += 1
         self._calls.in_operator = in_operator()
 
+    def set_all_threads(self, on: bool) -> None:
+        """A recording of every thread begins or has ended."""
+        if on or self.all_threads:
+            self.all_threads = on
+            self._changes[_SOMEWHERE] += 1
+
     @property
     def operator_runs(self) -> bool:
         """True if an operator of a recording that has ended may still run on the calling thread: the slot must stay empty."""
@@ -301,8 +308,8 @@ class TorchSlot:
 
         @functools.wraps(original)
         def begin(region: Any) -> Any:
-            me = get_ident()
-            mark = (me, self._changes[me]) if self.taken and not self.emits else None
+            where = _SOMEWHERE if self.all_threads else get_ident()
+            mark = (where, self._changes[where]) if self.all_threads or (self.taken and not self.emits) else None
             result = original(region)
             self._regions[id(region.record)] = mark
             return result
@@ -313,8 +320,11 @@ class TorchSlot:
         """Ends a region elsewhere if its recording has ended and another profiler is in the slot of this thread."""
 
         def end(record: Any) -> Any:
-            stale = self._is_stale(id(record)) and self.taken
+            stale = self._is_stale(id(record)) and (self.taken or self.all_threads)
             self._regions.pop(id(record), None)
+            if stale and self.all_threads:
+                _never_ended.append(record)  # that recording has every thread
+                return None
             if stale:
                 return _end_elsewhere(record, original)
             result = original(record)
@@ -333,7 +343,7 @@ class TorchSlot:
         """True if the recording that a region began under may have ended."""
         me = get_ident()
         if region not in self._regions:  # it began before `watch`
-            return self._changes[me] != self._changes_at_watch[me] or self.emits
+            return self.emits or any(self._changes[at] != self._changes_at_watch[at] for at in (me, _SOMEWHERE))
         mark = self._regions[region]
         return mark is not None and self._changes[mark[0]] != mark[1]
 
@@ -365,7 +375,7 @@ class TorchSlot:
         me = get_ident()
         flags: Any = import_module("torch.autograd.profiler")
         if what == "flag":  # torch says in a variable that no profiler is on: ours may be
-            enabled = self.taken
+            enabled = self.taken or self.all_threads
             original(*args, **kwargs)
             flags._set_is_profiler_enabled(enabled)
             return None
@@ -382,10 +392,8 @@ class TorchSlot:
             if what != "prepare":
                 self.change()
             with self._lock:
-                if what == "enable" and kineto and not self.taken:
-                    self.all_threads = True
-                elif what == "disable":
-                    self.all_threads = False
+                if what == "disable" or (what == "enable" and kineto and not self.taken):
+                    self.set_all_threads(what == "enable")
                 if kineto:
                     self._kineto.add(me)
                 elif what == "disable":
@@ -403,7 +411,7 @@ def in_operator() -> bool:
 
 
 _never_ended: list[Any] = []
-"""Regions that stay open, as the process could start no thread to end them on. torch would end them if they were freed."""
+"""Regions that stay open, as there is no thread to end them on. torch would end them if they were freed."""
 
 
 def _end_elsewhere(record: Any, end: Callable[[Any], Any]) -> Any:

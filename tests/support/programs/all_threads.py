@@ -1,8 +1,11 @@
 """Profilers of which one records all threads: `all_threads.py DIRECTORY CASE...`.
 
-A case is a row of calls. `A+L` starts a profile on thread A and `A-L` ends it; `A.` runs an operator on the thread, `Ab` with its backward pass. `L` is live, `K`
-records with kineto, `G` with kineto on all threads; `k` and `g` are torch's own, `l` is its `emit_itt`. Prints a line of JSON for
-each case: the operators that a profile should have and has not, those that it has twice, and its notes.
+First, windows of such a profile follow each other while regions and operators of two threads are open.
+
+A case is a row of calls. `A+L` starts a profile on thread A and `A-L` ends it; `A.` runs an operator there, `Ab` one with its
+backward pass. `L` is live, `K` records with kineto, `G` with kineto on all threads; `k` and `g` are torch's own, `l` is its
+`emit_itt`. Prints a line of JSON for each case: the operators that a profile should have and has not, those that it has twice,
+and its notes.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -98,8 +102,34 @@ def check_afterwards() -> None:
     assert not torch.autograd._profiler_enabled()
 
 
+def cross_borders() -> None:
+    """Windows follow each other while regions of two threads, and an operator of one, are open."""
+    ended = threading.Event()
+
+    def elsewhere() -> None:
+        matrix = torch.ones(300, 300)
+        while not ended.is_set():
+            with torch.profiler.record_function("elsewhere"):
+                matrix @ matrix
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    schedule = ours.schedule(wait=0, warmup=0, active=1)
+    with ours.profile(activities=CPU, schedule=schedule, experimental_config=all_threads()) as profile:
+        for _ in range(150):
+            with torch.profiler.record_function("across"):
+                operate("exp2")
+                profile.step()
+                operate("atan")
+    ended.set()
+    thread.join()
+    profile.raise_errors()
+    assert counts(profile)["aten::atan"] == 1
+
+
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
+    cross_borders()
     for case in sys.argv[2:]:
         threads = {name: ThreadPoolExecutor(1) for name in "ABC"}
         print(json.dumps({"case": case, "profiles": run(case, threads)}), flush=True)
