@@ -108,7 +108,8 @@ def _kinds(activities: list[Any]) -> dict[str, Any]:
     """By the name of each activity the kinds of events that are wanted of it; `None` for all."""
     found: dict[str, Any] = {}
     for item in activities:
-        for activity, kinds in (cast(Mapping[Any, Any], item) if isinstance(item, Mapping) else {item: None}).items():
+        wanted = cast(Mapping[Any, object], item) if isinstance(item, Mapping) else {item: None}
+        for activity, kinds in wanted.items():
             name = activity.name
             if name in found:
                 raise ValueError(f"activities name {name} more than once")

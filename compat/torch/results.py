@@ -40,8 +40,8 @@ class Results(ABC):
     def __init__(self) -> None:
         self._built: tuple[Sequence[Cycle], Any] | None = None
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """torch's class, where the program has imported it: so `isinstance(prof, torch.profiler.profile)` is true. It is no base
         class, as torch would have to be imported for that."""
         return getattr(sys.modules.get("torch.profiler"), "profile", type(self))
