@@ -108,7 +108,7 @@ class _Emission(threading.local):
         return True
 
     def _stop(self) -> None:
-        if self.context is not None and slot.all_threads:
+        if self.context is not None and slot.may_end_another:
             # torch would end that recording. Ours ends when this thread has to do with a profiler again.
             slot.watch()
             self._stays.callback(slot.unwatch)

@@ -252,6 +252,11 @@ class TorchSlot:
             self._changes[_SOMEWHERE] += 1
 
     @property
+    def may_end_another(self) -> bool:
+        """True if the end of a profiler here may end a recording of all threads: there is one, or a profiler that began unseen."""
+        return self.all_threads or _SOMEWHERE in self._kineto
+
+    @property
     def operator_runs(self) -> bool:
         """True if an operator of a recording that has ended may still run on the calling thread: the slot must stay empty."""
         if self._calls.in_operator:

@@ -23,6 +23,7 @@ WHOLE = {
     "a live one ends outside": "A+L A. B+G A. B. B-G A. B. A-L A.",
     "a live one and a backward pass": "A+L Ab B+G Ab Bb A-L Ab B-G Ab",
     "a live one in torch's own": "A+L A. B+g A. B. A-L A. B. B-g A. B.",
+    "a live one inside of torch's own": "A+g A. B+L A. B. B-L A. B. A-g",
     "three threads": "A+L A. B+G A. B. A-L A. C+k C. C-k A. B-G",
 }
 BROKEN = {
