@@ -27,13 +27,10 @@ def arm() -> bool:
     if named and not _same_file(named, library()):
         _reason = f"{VARIABLE} names another collector, {named}; unset it for operators to arrive live"
         return False
-    if named:
-        _reason = f"this torch does not call the collector that {VARIABLE} names"
-        return True
-    if "torch" in sys.modules:
+    if not named and "torch" in sys.modules:
         _reason = "torch was imported before stepscope; import stepscope first, or start the script by `stepscope run`"
         return False
-    os.environ[VARIABLE] = library()
+    os.environ[VARIABLE] = named or library()
     _reason = f"this torch does not call the collector that {VARIABLE} names"
     return True
 

@@ -85,14 +85,6 @@ class TorchBackend:
         if mode not in ("auto", "stream", "kineto"):
             raise ValueError(f"mode must be 'auto', 'stream' or 'kineto', got {mode!r}")
         names, filters = read_activities(activities)
-        for flag, given in (
-            ("record_shapes", record_shapes),
-            ("profile_memory", profile_memory),
-            ("with_stack", with_stack),
-            ("with_flops", with_flops),
-            ("with_modules", with_modules),
-        ):
-            switch_argument(flag, given)
         self._settings = TorchSettings(
             record_shapes=record_shapes,
             profile_memory=profile_memory,
@@ -103,6 +95,8 @@ class TorchBackend:
             filters=filters,
             experimental_config=experimental_config,
         )
+        for flag in SWITCHES.values():
+            switch_argument(flag, getattr(self._settings, flag))
         beyond = self._settings.beyond_stream
         if mode == "stream" and beyond:
             raise ValueError(f"{' and '.join(beyond)} cannot be had with mode='stream'; use mode='kineto'")

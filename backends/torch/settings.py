@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +18,15 @@ SWITCHES = {
     "modules": "with_modules",
 }
 """Details that can be chosen for a window, and torch's names for them."""
+DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
+"""Accelerators by the names of their activities, the likeliest first."""
 _FLAGS = tuple(SWITCHES.values())
+
+
+def device_is_there(name: str) -> bool:
+    """Whether torch, which is installed, finds an accelerator of this kind."""
+    module = getattr(import_module("torch"), name.lower(), None)
+    return module is not None and hasattr(module, "is_available") and bool(module.is_available())
 
 
 class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -23,9 +24,6 @@ from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads.native_threads import get_ident
 
-KEPT_TRACKS = 1024
-"""Tracks whose process is remembered."""
-
 _FOREVER = (1 << 63) - 1
 
 
@@ -37,6 +35,8 @@ class _Emission(threading.local):
         self._ended_inside: Any = None
         """The one that ended inside of an operator last."""
         self.users: list[StreamMode] = []
+        self._stays = ExitStack()
+        """Entered while it could not end."""
 
     def add(self, user: StreamMode) -> None:
         """A mode wants operators from now on."""
@@ -60,13 +60,15 @@ class _Emission(threading.local):
             self._lack(PROGRAM)
 
     def reoccupy(self) -> None:
-        """Goes on for those that want operators."""
-        if self.users and self.context is None:
+        """Goes on for those that want operators, or ends where it could not before."""
+        if not self.users:
+            self._stop()
+        elif self.context is None:
             self._start()
 
     def check(self) -> None:
         """Notices that somebody took the slot by a way that is not watched."""
-        if self.context is not None and not _is_on():
+        if self.context is not None and not slot.holds("ITT"):
             self.context, slot.emits = None, False
             self._lack("the program ended the recording of operators, or took torch's slot from it")
 
@@ -76,10 +78,10 @@ class _Emission(threading.local):
         if self._came_back():
             self._resume()
             return
-        if session.all_threads:  # torch would end that recording where ours ends
+        if slot.all_threads:  # torch would end that recording where ours ends
             self._lack("another profiler of this process records all threads with kineto")
             return
-        if slot.taken:
+        if not session.free() or slot.taken:
             self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")
             return
         if slot.operator_runs:
@@ -100,19 +102,25 @@ class _Emission(threading.local):
 
     def _came_back(self) -> bool:
         """True if torch has put the emission back that ended inside of an operator, as it does when it leaves the operator."""
-        if self._ended_inside is None or self.context is not None or not _is_on():
+        if self._ended_inside is None or self.context is not None or not slot.holds("ITT"):
             return False
         self.context, self._ended_inside, slot.emits = self._ended_inside, None, True
         return True
 
     def _stop(self) -> None:
+        if self.context is not None and slot.may_end_another:
+            # torch would end that recording. Ours ends when this thread has to do with a profiler again.
+            slot.watch()
+            self._stays.callback(slot.unwatch)
+            return
+        self._stays.close()
         context, self.context, slot.emits = self.context, None, False
         if context is None:
             return
         self._ended_inside = context if in_operator() else None
         try:
             with slot.ours():
-                if _is_on():
+                if slot.holds("ITT"):
                     context.__exit__(None, None, None)
         except RuntimeError as error:
             for user in self.users:
@@ -128,16 +136,6 @@ _emission = _Emission()
 slot.occupants.append(_emission)
 
 
-def _is_on() -> bool:
-    """True if the slot of this thread still has our emission of operators."""
-    return slot.holds("ITT")
-
-
-def emitting() -> bool:
-    """True if operators arrive live on the caller's thread now, which keeps kineto from recording there."""
-    return slot.emits
-
-
 class StreamMode:
     """Switches the operators' events on and off; the recorder has them, so there is nothing to deliver."""
 
@@ -148,14 +146,13 @@ class StreamMode:
         """
         self._torch: Any = import_module("torch")
         check_armed(self._torch)
-        self._recording = self._closed = self._wanted = self._watching = False
+        self._recording = self._closed = self._wanted = False
         self.gaps = Gaps(sink)
         self._operators = self._switched_on = True
         self._thread = get_ident()  # of `open`, which is that of every transition
         self._cost_ns = 0
         self._notes: list[str] = []
         self._linkers: dict[tuple[int, int], ForwardBackwardLinker] = {}
-        self._pids: dict[int, int] = {}
         self._before = _core.itt_statistics()["unbalanced"]
         began = clock.now()
         missing = enable_numbers()
@@ -163,7 +160,8 @@ class StreamMode:
         if missing:
             self.note(f"forward and backward operators are not linked: {missing}")
         slot.watch()
-        self._watching = True
+        self._watching = ExitStack()
+        self._watching.callback(slot.unwatch)
         sink.watermark(_FOREVER)  # events arrive by the recorder, which has a watermark of its own
 
     @property
@@ -220,16 +218,13 @@ class StreamMode:
             _emission.remove(self)
             self.gaps.end(clock.now())
         if self._closed:
-            self._unwatch()
-
-    def _unwatch(self) -> None:
-        if self._watching:
-            self._watching = False
-            slot.unwatch()
+            self._watching.close()
 
     def derive(self, batch: EventBatch) -> Block:
         """Links forward to backward operators; links stay within one window and one process."""
-        key = batch.window, self._process(int(batch.events["track"][0]))
+        # The events of a batch are all of one process, and forked ones count their operators on.
+        track = tracks.get(int(batch.events["track"][0]))
+        key = batch.window, 0 if track is None else track.pid
         linker = self._linkers.get(key)
         if linker is None:
             for old in [old for old in self._linkers if old[0] < batch.window - 1]:
@@ -237,22 +232,12 @@ class StreamMode:
             linker = self._linkers[key] = ForwardBackwardLinker()
         return linker.feed(batch.events)
 
-    def _process(self, track: int) -> int:
-        """The process of a batch, whose events are all of one: processes that were forked count their operators on."""
-        pid = self._pids.get(track)
-        if pid is None:
-            found = tracks.get(track)
-            pid = self._pids[track] = 0 if found is None else found.pid
-            while len(self._pids) > KEPT_TRACKS:
-                del self._pids[next(iter(self._pids))]
-        return pid
-
     async def aclose(self) -> None:
         self._closed = True
         if self._recording:
             self.note("operators are still emitted on the thread that began to: recording was not ended there")
         else:
-            self._unwatch()
+            self._watching.close()
 
     def report(self) -> BackendReport:
         notes = [*self._notes, *self.gaps.notes()]

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
+from stepscope.backends.torch.settings import DEVICES
 from stepscope.compat.frameworks import say_what_to_install
 from stepscope.compat.frameworks.accelerate_run import AccelerateRun, FinishedWindow
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
-from stepscope.compat.torch.activities import DEVICES, choose
+from stepscope.compat.torch.activities import choose
 from stepscope.compat.torch.windows.cycle import Asked
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults
 from stepscope.exporters.base import Exporter

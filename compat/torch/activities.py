@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from stepscope.backends.torch.settings import read_activities
+from stepscope.backends.torch.settings import DEVICES, device_is_there, read_activities
 from stepscope.runtime.display.warning import warn
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import did_you_mean
@@ -38,9 +38,6 @@ KINDS: dict[str, set[str]] = {
 """Kinds of events of each activity, in torch's `torch/csrc/profiler/kineto_shim.cpp`."""
 _KINDS_OF = 2, 13
 """The version of torch that has these."""
-
-DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
-"""Accelerators, the likeliest first."""
 
 
 def has_torch() -> bool:
@@ -73,39 +70,60 @@ def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[lis
         ValueError: if there are none, if one is there twice, is unknown, or none of their devices is there.
     """
     requested = None if activities is None else list(activities)
-    names, _ = read_activities(requested)
-    if requested is not None:
-        _check(requested, names)
+    read_activities(requested)
+    wanted: dict[str, Any] = {} if requested is None else _kinds(requested)
     if use_cuda is not None:
         warn("use_cuda is deprecated; use activities instead", FutureWarning)
-        names, requested = _switch(requested, names or frozenset({"CPU"}), use_cuda)
-    if requested is None:
+        wanted = wanted or {"CPU": None}
+        if use_cuda:
+            wanted.setdefault("CUDA", None)
+        else:
+            wanted.pop("CUDA", None)
+        if not wanted:
+            raise ValueError("use_cuda=False leaves no activity; name ProfilerActivity.CPU in activities")
+    elif requested is None:
         return None, {"CPU", *(name for name in DEVICES if _is_there(name))}
-    absent = sorted(name for name in names if not _is_there(name))
-    if absent and not names - set(absent):
+    absent = sorted(name for name in wanted if not _is_there(name))
+    if len(absent) == len(wanted):
         raise ValueError(f"activities ask for {' and '.join(absent)} only, and torch finds no such device here")
     if absent:
         warn(
             f"activities ask for {' and '.join(absent)}, and torch finds no such device here: nothing of it is recorded"
         )
-    return [found for item in requested for found in _without(item, absent)], set(names - set(absent))
+    found = {name: kinds for name, kinds in wanted.items() if name not in absent}
+    return [_member(name) if kinds is None else {_member(name): kinds} for name, kinds in found.items()], set(found)
 
 
-def _check(activities: list[Any], names: frozenset[str]) -> None:
-    if not activities:
+def members(names: Iterable[str]) -> set[Any]:
+    """The members of torch's `ProfilerActivity` with these names, or of ours where torch is not installed."""
+    return {_member(name) for name in names}
+
+
+def _member(name: str) -> Any:
+    torch = torch_or_none()
+    return getattr(ProfilerActivity if torch is None else torch.profiler.ProfilerActivity, name)
+
+
+def _kinds(activities: list[Any]) -> dict[str, Any]:
+    """By the name of each activity the kinds of events that are wanted of it; `None` for all."""
+    found: dict[str, Any] = {}
+    for item in activities:
+        wanted = cast(Mapping[Any, object], item) if isinstance(item, Mapping) else {item: None}
+        for activity, kinds in wanted.items():
+            name = activity.name
+            if name in found:
+                raise ValueError(f"activities name {name} more than once")
+            if name not in ProfilerActivity.__members__:
+                hint = did_you_mean(name, ProfilerActivity.__members__)
+                raise ValueError(f"activities hold {name!r}, which is no ProfilerActivity{hint}")
+            if isinstance(item, Mapping):
+                _check_kinds(name, kinds)
+            found[name] = kinds
+    if not found:
         raise ValueError(
             "activities must name at least one, such as ProfilerActivity.CPU; leave it out for all there are"
         )
-    for name in names - set(ProfilerActivity.__members__):
-        hint = did_you_mean(name, ProfilerActivity.__members__)
-        raise ValueError(f"activities hold {name!r}, which is no ProfilerActivity{hint}")
-    every = [activity.name for item in activities for activity in members(item)]
-    twice = {name for name in every if every.count(name) > 1}
-    if twice:
-        raise ValueError(f"activities name {min(twice)} more than once")
-    for item in activities:
-        for activity, kinds in cast(Mapping[Any, object], item).items() if isinstance(item, Mapping) else ():
-            _check_kinds(activity.name, kinds)
+    return found
 
 
 def _check_kinds(activity: str, kinds: object) -> None:
@@ -126,32 +144,6 @@ def _is_newer() -> bool:
     return tuple(int(part) for part in version[:2] if part.isdigit()) > _KINDS_OF
 
 
-def members(item: Any) -> list[Any]:
-    """The members of `ProfilerActivity` in one item of `activities`."""
-    return list(cast(Mapping[Any, object], item)) if isinstance(item, Mapping) else [item]
-
-
-def _without(item: Any, absent: list[str]) -> list[Any]:
-    """An item with torch's own members, without some devices."""
-    torch = torch_or_none()
-    enumeration = ProfilerActivity if torch is None else torch.profiler.ProfilerActivity
-    if not isinstance(item, Mapping):
-        return [] if item.name in absent else [getattr(enumeration, item.name)]
-    kinds_of = cast(Mapping[Any, object], item)
-    found = {getattr(enumeration, key.name): kinds for key, kinds in kinds_of.items() if key.name not in absent}
-    return [found] if found else []
-
-
-def _switch(requested: list[Any] | None, names: frozenset[str], on: bool) -> tuple[frozenset[str], list[Any]]:
-    items = [ProfilerActivity.CPU] if requested is None else requested
-    if on:
-        return names | {"CUDA"}, items if "CUDA" in names else [*items, ProfilerActivity.CUDA]
-    names -= {"CUDA"}
-    if not names:
-        raise ValueError("use_cuda=False leaves no activity; name ProfilerActivity.CPU in activities")
-    return names, [found for item in items for found in _without(item, ["CUDA"])]
-
-
 def _is_there(name: str) -> bool:
     if name == "CPU":
         return True
@@ -160,5 +152,4 @@ def _is_there(name: str) -> bool:
         return False
     if name == "PrivateUse1":
         return name in {activity.name for activity in torch.profiler.supported_activities()}
-    module = getattr(torch, name.lower(), None)
-    return module is not None and hasattr(module, "is_available") and bool(module.is_available())
+    return device_is_there(name)

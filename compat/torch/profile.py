@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import Mode, TorchBackend
-from stepscope.backends.torch.stream import emitting
+from stepscope.backends.torch.kineto.slot import slot
+from stepscope.backends.torch.settings import DEVICES
 from stepscope.build import trace
-from stepscope.compat.torch.activities import DEVICES, choose, has_torch, members
+from stepscope.compat.torch.activities import choose, has_torch, members
 from stepscope.compat.torch.results import Results, View, export_facts
 from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.compat.torch.windows.cycle import Asked, Cycle
@@ -122,11 +123,11 @@ class profile(Results):
             if not post_processing_timeout_s >= 0:
                 raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
         flags = {
-            "record_shapes": bool(record_shapes),
-            "profile_memory": bool(profile_memory),
-            "with_stack": bool(with_stack),
-            "with_flops": bool(with_flops),
-            "with_modules": bool(with_modules),
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+            "with_modules": with_modules,
         }
         self._control = Control.of(control)
         device = next((device for device in DEVICES if device in names), None)
@@ -134,8 +135,8 @@ class profile(Results):
         self._kept = KeptResults() if all(flags[need] for need in NEEDS) else None
         if self._kept is not None:
             weakref.finalize(self, self._kept.release)
-        self.activities = {activity for item in wanted or () for activity in members(item)} or names
-        self.record_shapes, self.profile_memory = flags["record_shapes"], flags["profile_memory"]
+        self.activities = members(names)
+        self.record_shapes, self.profile_memory = record_shapes, profile_memory
         self.with_stack, self.with_flops, self.with_modules = with_stack, with_flops, with_modules
         self.experimental_config = experimental_config
         self.execution_trace_observer = execution_trace_observer or observer_of_environment()
@@ -159,8 +160,8 @@ class profile(Results):
             activities=wanted,
             experimental_config=experimental_config,
             keeper=self._kept,
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
             with_stack=with_stack,
             with_flops=with_flops,
             with_modules=with_modules,
@@ -244,8 +245,8 @@ class profile(Results):
         begun = self.record_steps and current.current_action.records
         if self.record_steps and not begun and current.step_num == self._step:
             log.warning(
-                "step() of the profile was never called, and its schedule does not record step %d; call prof.step() at the "
-                "end of each iteration. isinstance(prof, torch.profiler.profile) is false: ask for stepscope.torch.profile",
+                "step() of the profile was never called, and its schedule does not record step %d; call prof.step() at the end "
+                "of each iteration",
                 self._step,
             )
         self._step = self._stopping = current.step_num
@@ -277,7 +278,7 @@ class profile(Results):
     def _look_around(self) -> None:
         """Says what cannot be had inside of a profile that has torch's only slot on this thread."""
         lacks = self._backend.beyond_stream
-        if lacks and emitting():
+        if lacks and slot.emits:
             warn(
                 f"{' and '.join(lacks)} cannot be had here: another profile on this thread records operators live; give that "
                 "one the same arguments, or mode='kineto'"

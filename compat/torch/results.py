@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -38,6 +39,12 @@ class Results(ABC):
 
     def __init__(self) -> None:
         self._built: tuple[Sequence[Cycle], Any] | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """torch's class, where the program has imported it: so `isinstance(prof, torch.profiler.profile)` is true. It is no base
+        class, as torch would have to be imported for that."""
+        return getattr(sys.modules.get("torch.profiler"), "profile", type(self))
 
     @abstractmethod
     def _cycles(self) -> Sequence[Cycle]:

@@ -41,7 +41,7 @@ class KinetoConverter:
         base_ns: int,
         clock: ClockMapping,
         flops: Mapping[int, int],
-        own_threads: frozenset[int] = frozenset(),
+        left_out: frozenset[tuple[int, str]] = frozenset(),
     ) -> None:
         """
         Args:
@@ -49,13 +49,13 @@ class KinetoConverter:
             base_ns: what the events' times count from, in ns of kineto's clock.
             clock: maps kineto's clock to ours.
             flops: floating-point operations by `External id`, for operators that have them.
-            own_threads: threads whose Python functions are left out.
+            left_out: threads, by the system's numbers, and categories of events that are left out of theirs.
         """
         self._tracks = tracks
         self._base_ns = base_ns
         self._clock = clock
         self._flops = flops
-        self._own_threads = own_threads
+        self._left_out = left_out
         self._trace = next(_traces) << 32
         self.markers: list[int] = []
         """When, by our clock, the operators named `MARKER` began."""
@@ -85,7 +85,7 @@ class KinetoConverter:
                 return
             if event.name.startswith("ProfilerStep#") and event.cat in _STEPS:
                 return  # our own steps are marked by the runtime
-            if event.cat == "python_function" and event.tid in self._own_threads:
+            if self._left_out and (event.tid, event.cat) in self._left_out:
                 return
             number = next(_span_ids)
             if self._flops and (flops := self._flops.get(args.get("External id", 0))):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 from stepscope.backends.torch.gaps import Gaps
 from stepscope.backends.torch.kineto.session import session
 from stepscope.backends.torch.kineto.slot import slot
-from stepscope.backends.torch.kineto.worker import FinishedTrace, Keeper, KinetoWorker
+from stepscope.backends.torch.kineto.worker import FinishedTrace, Keeper, KinetoWorker, notes_of
 from stepscope.backends.torch.settings import TorchSettings
 from stepscope.runtime.events import clock
 from stepscope.runtime.schedule.action import ProfilerAction
@@ -27,7 +28,8 @@ class KinetoMode:
         self._since = 0
         self._warm = self._recording = self._closed = self._throws_away = False
         slot.watch()
-        self._watching = True
+        self._watching = ExitStack()
+        self._watching.callback(slot.unwatch)
         self._problems: Counter[str] = Counter()
         self._cost_ns = 0
         self._detail = FULL
@@ -82,7 +84,7 @@ class KinetoMode:
             session.leave(self, clock.now())
             self._gaps.end(clock.now())
         if self._closed:
-            self._unwatch()
+            self._watching.close()
 
     def orphaned(self) -> None:
         """The thread that records has ended. A session that is left to itself crashes torch when the process exits, so it
@@ -93,19 +95,14 @@ class KinetoMode:
             self._gaps.add(self._since, clock.now(), "the thread that recorded it has ended")
             self._done(session.forget(self))
         if self._closed:
-            self._unwatch()
-
-    def _unwatch(self) -> None:
-        if self._watching:
-            self._watching = False
-            slot.unwatch()
+            self._watching.close()
 
     async def aclose(self) -> None:
         self._closed = True
         if self._recording:
             self._gaps.add(self._since, clock.now(), "recording was not ended on the thread that began it")
         else:
-            self._unwatch()
+            self._watching.close()
         await self._worker.aclose()
 
     def report(self) -> BackendReport:
@@ -115,28 +112,33 @@ class KinetoMode:
             clock=f"CLOCK_REALTIME as kineto has it, mapped by two readings per window; {self._worker.clock_error_ns} ns "
             "off at most where it was checked",
             training_thread_ns=self._cost_ns,
-            notes=(*self._gaps.notes(), *(text if n == 1 else f"{text} ({n} times)" for text, n in problems.items())),
+            notes=(*self._gaps.notes(), *notes_of(problems)),
         )
 
-    # Member
+    # what the session calls
 
     @property
     def wants(self) -> TorchSettings:
+        """The settings of torch's profiler now."""
         return self._wants
 
     def take(self, trace: FinishedTrace) -> None:
+        """Gets a stretch of the recording; those of one mode do not overlap."""
         if self._throws_away:
             trace.result.release()
         else:
             self._worker.put(trace)
 
     def lose(self, start: int, end: int, why: str) -> None:
+        """A stretch of the recording is lost, or a part of it."""
         self._gaps.add(start, end, why)
 
     def lack(self, at: int, why: str) -> None:
+        """From this time on nothing is recorded."""
         self._gaps.begin(at, why)
 
     def resume(self, at: int) -> None:
+        """From this time on it is recorded again."""
         self._gaps.end(at)
 
     def _start(self, at: int) -> None:

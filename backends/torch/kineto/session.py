@@ -6,53 +6,30 @@ import os
 import threading
 import time
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.torch.importing import private
 from stepscope.backends.torch.kineto.blocks import MARKER
 from stepscope.backends.torch.kineto.result import SharedResult
 from stepscope.backends.torch.kineto.slot import OPERATOR_RUNS, PROGRAM, slot
 from stepscope.backends.torch.kineto.worker import FinishedTrace
-from stepscope.backends.torch.settings import TorchSettings
+from stepscope.backends.torch.settings import DEVICES, TorchSettings, device_is_there
 from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.loop_threads.own_threads import own_threads
-from stepscope.runtime.threads.background_call import start as start_thread
-from stepscope.runtime.threads.native_threads import RLock, Thread, get_ident
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.native_threads import RLock, get_ident
 
-_DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
+if TYPE_CHECKING:
+    from stepscope.backends.torch.kineto.mode import KinetoMode
+
 ELSEWHERE = "another profiler of this process records with kineto on another thread, and a process has one recording"
 ROBBED = "the program's own torch profiler recorded on another thread, and a process has one recording of kineto"
 TAKEN = "somebody else ended our recording, or took torch's profiler from it"
 _SLACK_NS = 1_000_000
 """By how much the begin of a recording may lie outside of the call that began it: some versions of torch round it."""
-
-
-class Member(Protocol):
-    """A backend that takes part."""
-
-    @property
-    def wants(self) -> TorchSettings:
-        """The settings of torch's profiler now."""
-        ...
-
-    def take(self, trace: FinishedTrace) -> None:
-        """Gets a stretch of the recording; those of one member do not overlap."""
-        ...
-
-    def lose(self, start: int, end: int, why: str) -> None:
-        """A stretch of the recording is lost, or a part of it."""
-        ...
-
-    def lack(self, at: int, why: str) -> None:
-        """From this time on nothing is recorded."""
-        ...
-
-    def resume(self, at: int) -> None:
-        """From this time on it is recorded again."""
-        ...
 
 
 class KinetoSession:
@@ -72,8 +49,8 @@ class KinetoSession:
         self._lock = RLock()
         self._pid = os.getpid()
         self._thread = 0
-        self._warm: list[Member] = []
-        self._members: list[Member] = []
+        self._warm: list[KinetoMode] = []
+        self._members: list[KinetoMode] = []
         self._profile: Any = None
         self._wants = TorchSettings()
         self._recording = False
@@ -83,21 +60,23 @@ class KinetoSession:
         """A profile of ours in torch's slot whose recording is lost, and that could not be ended yet."""
         self._began_ns = (0, 0)
         """Wall time right before and after the recording began."""
-        self._own_threads: frozenset[int] = frozenset()
+        self._left_out: frozenset[tuple[int, str]] = frozenset()
         self._anchor: ClockAnchor | None = None
         self._brackets: list[tuple[int, int]] = []
         self.records_device = False
         """Whether an accelerator is recorded now, on whatever thread."""
         self.all_threads = False
         """Whether torch records every thread (`profile_all_threads`). It is in no thread's slot then, and its own question
-        says that it is off."""
+        says that it is off. Any thread may end it, and begin it again."""
+        self._had_all_threads = False
+        """The same, of the recording that was broken off for a profiler of the program."""
 
     @property
     def here(self) -> bool:
         """True if it records on the caller's thread."""
         return self._recording and self._thread == get_ident()
 
-    def prepare(self, member: Member) -> str:
+    def prepare(self, member: KinetoMode) -> str:
         """Warms up for a member that will enter. Returns what kept it from that, empty for nothing."""
         with self._lock:
             if not self._mine():
@@ -108,7 +87,7 @@ class KinetoSession:
             self._settle()
             return problem
 
-    def enter(self, member: Member) -> str:
+    def enter(self, member: KinetoMode) -> str:
         """Records for a member from now on, or as soon as torch's slot is free. Returns what keeps it from both."""
         with self._lock:
             if not self._mine():
@@ -130,7 +109,7 @@ class KinetoSession:
             self._settle()
             return problem
 
-    def leave(self, member: Member, at: int) -> None:
+    def leave(self, member: KinetoMode, at: int) -> None:
         """Gives a member all up to `at`, and records for it no longer."""
         with self._lock:
             if member not in self._members:
@@ -138,11 +117,12 @@ class KinetoSession:
             if self._recording:
                 self._stretch(at)
             self._members.remove(member)
+            self._had_all_threads = False
             if self._members:
                 self._begin_again()
             self._settle()
 
-    def cool(self, member: Member) -> None:
+    def cool(self, member: KinetoMode) -> None:
         """A member that warmed up will not enter. torch has no way back but to record, and to throw it away."""
         with self._lock:
             if member not in self._warm:
@@ -153,7 +133,7 @@ class KinetoSession:
                     self._end()
             self._settle()
 
-    def forget(self, member: Member) -> str:
+    def forget(self, member: KinetoMode) -> str:
         """The thread that records has ended, with a member that did not leave. From any thread.
 
         Returns:
@@ -166,6 +146,8 @@ class KinetoSession:
             self._members.remove(member)
             if self._members:
                 return ""
+            if self.all_threads:
+                slot.set_all_threads(False)
             self._recording = self.records_device = self._robbed = self.all_threads = False
             self._profile = self._stuck = None
             try:
@@ -184,13 +166,14 @@ class KinetoSession:
         if os.getpid() != self._pid:
             return  # torch's state is the parent's
         with self._lock:
-            if self._thread == get_ident():
+            if self._thread == get_ident() or self.all_threads:
                 if self._recording:
+                    self._had_all_threads = self.all_threads
                     now = clock.now()
                     self._stretch(now)
                     for member in self._members:
                         member.lack(now, PROGRAM)
-                self._free()
+                self.free()
             if kineto:
                 if self._recording:
                     self._robbed = True
@@ -207,7 +190,7 @@ class KinetoSession:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._members and not self._recording and self._thread == get_ident():
+            if self._members and not self._recording and (self._thread == get_ident() or self._had_all_threads):
                 self._begin_again()
 
     def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
@@ -230,16 +213,21 @@ class KinetoSession:
 
     def _occupied(self) -> str:
         """Why torch's slot, or kineto, cannot be had now; empty if it can."""
-        if not self._free() or slot.kineto_taken:
+        if not self.free() or slot.kineto_taken:
             return PROGRAM
+        for occupant in slot.occupants:
+            if slot.emits and occupant is not self:
+                occupant.reoccupy()  # it may have had no way to end
         if slot.emits:
             return "another profile on this thread records operators live, and torch has room for one"
         if slot.taken:
             return PROGRAM
         return OPERATOR_RUNS if slot.operator_runs else ""
 
-    def _free(self) -> bool:
-        """Ends a recording that was lost to another thread, if there is one and that has ended."""
+    def free(self) -> bool:
+        """Ends a recording of this thread that was lost to another one, if there is such and that one's has ended."""
+        if self._thread != get_ident():
+            return True
         if self._stuck is not None and not slot.kineto_taken:
             profile, self._stuck = self._stuck, None
             _hold_kineto()
@@ -261,7 +249,7 @@ class KinetoSession:
         profile = profiler.profile(
             use_kineto=True,
             use_cpu="CPU" in wants.activities if wants.activities else True,
-            use_device=find_device(torch, wants),
+            use_device=_find_device(wants),
             record_shapes=wants.record_shapes,
             profile_memory=wants.profile_memory,
             with_stack=wants.with_stack,
@@ -304,11 +292,18 @@ class KinetoSession:
             self._profile = None
             return problem
         self._began_ns = before, time.time_ns()
-        self._own_threads = leave_out_own_threads() if self._wants.with_stack else frozenset[int]()
+        own = leave_out_own_threads() if self._wants.with_stack else frozenset[int]()
         self._pid = os.getpid()
         self._recording = True
         self._robbed = False
         self.all_threads = not slot.holds("KINETO")
+        if self.all_threads:
+            slot.set_all_threads(True)
+        live = slot.emitting if self.all_threads else ()  # operators that the recorder has as well
+        self._left_out = frozenset(
+            [(thread, "python_function") for thread in own]
+            + [(thread, category) for thread in live for category in ("cpu_op", "user_annotation")]
+        )
         self.records_device = profile.use_device is not None
         self._brackets = []
         self._mark()
@@ -340,19 +335,22 @@ class KinetoSession:
                 if robbed and device:
                     member.lose(since, at, f"{ROBBED}, which has what the device did")
                 flops = member.wants.with_flops
-                member.take(FinishedTrace(shared, at, anchors, brackets, flops, since, self._own_threads))
+                member.take(FinishedTrace(shared, at, anchors, brackets, flops, since, self._left_out))
 
     def _end(self) -> tuple[Any, str]:
         """Stops torch's profiler: what it recorded, or why there is nothing."""
         profile, self._profile = self._profile, None
         robbed, all_threads = self._robbed, self.all_threads
+        if all_threads:
+            slot.set_all_threads(False)
         self._recording = self.records_device = self._robbed = self.all_threads = False
         if not (all_threads or slot.holds("KINETO")):
             return None, TAKEN
         if robbed:
             if slot.kineto_taken:  # ending ours now would end that recording, and crash the program at its end
                 self._stuck = profile
-                _toggle(False, {_cpu()})
+                if not slot.all_threads:  # else that would switch off the other recording
+                    _toggle(False, {_cpu()})
                 return None, ROBBED
             _hold_kineto()
         problem = _refusal("stop", lambda: profile.__exit__(None, None, None))
@@ -385,14 +383,10 @@ session = KinetoSession()
 slot.occupants.append(session)
 
 
-def find_device(torch: Any, wants: TorchSettings) -> str | None:
+def _find_device(wants: TorchSettings) -> str | None:
     """The accelerator that is there and asked for, as torch names it."""
-    for name in _DEVICES:
-        module = getattr(torch, name.lower(), None)
-        asked = not wants.activities or name in wants.activities
-        if asked and module is not None and hasattr(module, "is_available") and module.is_available():
-            return name.lower()
-    return None
+    asked = (name for name in DEVICES if not wants.activities or name in wants.activities)
+    return next((name.lower() for name in asked if device_is_there(name)), None)
 
 
 def first_line(error: BaseException) -> str:
@@ -465,9 +459,7 @@ def _hold_kineto() -> None:
         if not _refusal("start", lambda: private(profile, "_prepare_trace")()):
             _refusal("start", lambda: private(profile, "_start_trace")())
 
-    thread = Thread(target=hold, name="stepscope-kineto-holder", daemon=True)
-    start_thread(thread)
-    thread.join()
+    BackgroundCall(hold, name="stepscope-kineto-holder", elsewhere=True).result()
 
 
 def _toggle(enable: bool, activities: set[Any]) -> bool:

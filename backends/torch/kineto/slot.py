@@ -27,8 +27,8 @@ from typing import Any, Protocol
 from stepscope.backends.torch.importing import private
 from stepscope.runtime import _core
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.background_call import start as start_thread
-from stepscope.runtime.threads.native_threads import Thread, get_ident
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.native_threads import get_ident
 
 log = logging.getLogger("stepscope")
 
@@ -144,6 +144,11 @@ class TorchSlot:
         self._enabled: Callable[[], bool] | None = None
         """The function of torch that `taken` calls; `None` before the first call."""
         self._warned = False
+        self.all_threads = False
+        """Whether a recording of kineto, ours or the program's, has every thread (`profile_all_threads`). It is in no thread's
+        slot, and the first profiler that ends on any thread ends it."""
+        self._emitting: dict[int, int] = {}
+        """Threads that have our emission of operators in their slots, each with the system's number."""
         self._waits = False
         """Whether we could not take the slot because of an operator that still runs."""
 
@@ -170,6 +175,7 @@ class TorchSlot:
             if self._users > 1:
                 return
             self._kineto.clear()
+            self.all_threads = self.all_threads and flags._is_profiler_enabled
             self._changes_at_watch = self._changes.copy()
             if flags._is_profiler_enabled:  # on which thread torch does not say
                 self._kineto.add(get_ident() if self.taken else _SOMEWHERE)
@@ -220,12 +226,35 @@ class TorchSlot:
     @emits.setter
     def emits(self, on: bool) -> None:
         self._calls.emits = on
+        with self._lock:
+            if on:
+                self._emitting[get_ident()] = threading.get_native_id()
+            else:
+                self._emitting.pop(get_ident(), None)
+
+    @property
+    def emitting(self) -> frozenset[int]:
+        """Threads, by the system's numbers, whose operators arrive live."""
+        alive = {thread.ident for thread in threading.enumerate()}
+        with self._lock:
+            return frozenset(number for thread, number in self._emitting.items() if thread in alive)
 
     def change(self) -> None:
         """A recording of kineto begins or has ended on the calling thread."""
         with self._lock:
             self._changes[get_ident()] += 1
         self._calls.in_operator = in_operator()
+
+    def set_all_threads(self, on: bool) -> None:
+        """A recording of every thread begins or has ended."""
+        if on or self.all_threads:
+            self.all_threads = on
+            self._changes[_SOMEWHERE] += 1
+
+    @property
+    def may_end_another(self) -> bool:
+        """True if the end of a profiler here may end a recording of all threads: there is one, or a profiler that began unseen."""
+        return self.all_threads or _SOMEWHERE in self._kineto
 
     @property
     def operator_runs(self) -> bool:
@@ -284,8 +313,8 @@ class TorchSlot:
 
         @functools.wraps(original)
         def begin(region: Any) -> Any:
-            me = get_ident()
-            mark = (me, self._changes[me]) if self.taken and not self.emits else None
+            where = _SOMEWHERE if self.all_threads else get_ident()
+            mark = (where, self._changes[where]) if self.all_threads or (self.taken and not self.emits) else None
             result = original(region)
             self._regions[id(region.record)] = mark
             return result
@@ -296,10 +325,13 @@ class TorchSlot:
         """Ends a region elsewhere if its recording has ended and another profiler is in the slot of this thread."""
 
         def end(record: Any) -> Any:
-            stale = self._is_stale(id(record)) and self.taken
+            stale = self._is_stale(id(record)) and (self.taken or self.all_threads)
             self._regions.pop(id(record), None)
+            if stale and self.all_threads:
+                _never_ended.append(record)  # that recording has every thread
+                return None
             if stale:
-                return _end_elsewhere(record, lambda: original(record))
+                return _end_elsewhere(record, original)
             result = original(record)
             if self._waits and not self.operator_runs and not self.taken:
                 self._waits = False
@@ -316,7 +348,7 @@ class TorchSlot:
         """True if the recording that a region began under may have ended."""
         me = get_ident()
         if region not in self._regions:  # it began before `watch`
-            return self._changes[me] != self._changes_at_watch[me] or self.emits
+            return self.emits or any(self._changes[at] != self._changes_at_watch[at] for at in (me, _SOMEWHERE))
         mark = self._regions[region]
         return mark is not None and self._changes[mark[0]] != mark[1]
 
@@ -348,7 +380,7 @@ class TorchSlot:
         me = get_ident()
         flags: Any = import_module("torch.autograd.profiler")
         if what == "flag":  # torch says in a variable that no profiler is on: ours may be
-            enabled = self.taken
+            enabled = self.taken or self.all_threads
             original(*args, **kwargs)
             flags._set_is_profiler_enabled(enabled)
             return None
@@ -365,6 +397,8 @@ class TorchSlot:
             if what != "prepare":
                 self.change()
             with self._lock:
+                if what == "disable" or (what == "enable" and kineto and not self.taken):
+                    self.set_all_threads(what == "enable")
                 if kineto:
                     self._kineto.add(me)
                 elif what == "disable":
@@ -382,30 +416,18 @@ def in_operator() -> bool:
 
 
 _never_ended: list[Any] = []
-"""Regions that stay open, as the process could start no thread to end them on. torch would end them if they were freed."""
+"""Regions that stay open, as there is no thread to end them on. torch would end them if they were freed."""
 
 
-def _end_elsewhere(record: Any, call: Callable[[], Any]) -> Any:
+def _end_elsewhere(record: Any, end: Callable[[Any], Any]) -> Any:
     """Calls torch's end of a region on a thread that has nothing in torch's slot; raises what the call raises."""
-    result: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = Thread(target=run, name="stepscope-region-end", daemon=True)
+    call = BackgroundCall(end, record, name="stepscope-region-end", elsewhere=True)
     try:
-        start_thread(thread)
+        call.start()
     except RuntimeError:
         _never_ended.append(record)
         return None
-    thread.join()
-    if errors:
-        raise errors[0]
-    return result[0]
+    return call.result()
 
 
 slot = TorchSlot()

@@ -104,6 +104,13 @@ def _address(result: Any) -> int | None:
     return address
 
 
+def _loaded(library: str) -> tuple[Path, ctypes.CDLL]:
+    """One of torch's libraries. Raises `OSError` if it is not loaded."""
+    torch: Any = import_module("torch")
+    path = Path(torch.__file__).parent / "lib" / library
+    return path, ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+
+
 def _function(library: str, name: str, returns: Any, *takes: Any) -> Any:
     """A function of one of torch's libraries, which is loaded already. Calls of it release the GIL.
 
@@ -111,9 +118,7 @@ def _function(library: str, name: str, returns: Any, *takes: Any) -> Any:
         OSError: if the library is not loaded.
         AttributeError: if it does not export the name.
     """
-    torch: Any = import_module("torch")
-    path = Path(torch.__file__).parent / "lib" / library
-    function = getattr(ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY), name)
+    function = getattr(_loaded(library)[1], name)
     function.restype, function.argtypes = returns, takes
     return function
 
@@ -202,13 +207,13 @@ def _thread_variables(library: str) -> tuple[int, Any]:
         OSError: if the library is not loaded, or its file cannot be read.
         BackendError: if it has no such variables.
     """
-    torch: Any = import_module("torch")
-    path = Path(torch.__file__).parent / "lib" / library
-    handle = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)._handle
+    path, loaded = _loaded(library)
     ask = ctypes.CDLL(None).dlinfo
     ask.argtypes = [c_void_p, c_int, c_void_p]
     module, block = c_size_t(), c_void_p()
-    failed = ask(handle, _TLS_MODULE, ctypes.byref(module)) or ask(handle, _TLS_BLOCK, ctypes.byref(block))
+    failed = ask(loaded._handle, _TLS_MODULE, ctypes.byref(module)) or ask(
+        loaded._handle, _TLS_BLOCK, ctypes.byref(block)
+    )
     nbytes = _thread_variables_nbytes(path)
     if failed or not block.value or not nbytes:
         raise BackendError(f"the variables of threads of {library} are not known")

@@ -53,8 +53,10 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     flops: bool
     since: int
     """When it began, in ns of our clock."""
-    own_threads: frozenset[int]
-    """Threads of the runtime, by the system's numbers: what Python functions they ran is no part of the program."""
+    left_out: frozenset[tuple[int, str]]
+    """What is not taken: categories of events of threads, by the system's numbers."""
+    name: str = "torch's recording"
+    """What messages call it."""
 
 
 Keeper = Callable[[FinishedTrace], None]
@@ -72,7 +74,7 @@ class KinetoWorker:
         self._unfinished: deque[FinishedTrace] = deque()
         self._closing = False
         self._abandoned = False
-        self._working: BackgroundCall[None] | None = None
+        self._working: BackgroundCall[None] = BackgroundCall(self._run, name="stepscope-kineto", elsewhere=True)
         self._told = 0.0
         self.problems: Counter[str] = Counter()
         """Failures and their counts."""
@@ -81,11 +83,9 @@ class KinetoWorker:
 
     def put(self, item: FinishedTrace | int) -> None:
         """Takes a trace, or a time to which the watermark may go once the traces before it are delivered."""
-        if self._working is None:
-            if isinstance(item, int):
-                self._sink.watermark(item)
-                return
-            self._working = BackgroundCall(self._run, name="stepscope-kineto", elsewhere=True)
+        if isinstance(item, int) and not self._working.started:
+            self._sink.watermark(item)
+            return
         self._working.start()
         if isinstance(item, FinishedTrace):
             self._unfinished.append(item)
@@ -93,7 +93,7 @@ class KinetoWorker:
 
     async def aclose(self) -> None:
         """Finishes what is waiting. When cancelled it delivers what is converted, and counts what is left as dropped."""
-        if self._working is None or self._closing:
+        if not self._working.started or self._closing:
             return
         self._closing = True
         self._queue.put(None)
@@ -101,7 +101,7 @@ class KinetoWorker:
             await asyncio.to_thread(self._working.result)
         except anyio.get_cancelled_exc_class():
             for trace in list(self._unfinished):
-                self._sink.missing(trace.since, trace.until, f"not all of torch's recording {TOO_LATE}")
+                self._sink.missing(trace.since, trace.until, f"not all of {trace.name} {TOO_LATE}")
             self._abandoned = True
             with anyio.move_on_after(LAST_S, shield=True):
                 await asyncio.to_thread(self._working.wait)
@@ -119,8 +119,8 @@ class KinetoWorker:
                     else:
                         self._finish(item)
                     self._unfinished.popleft()
-                    item = item.until
-                self._sink.watermark(item)
+                else:
+                    self._sink.watermark(item)
             except ClosedError:
                 self.problems["the profiler was closed before a trace was delivered"] += 1
 
@@ -148,8 +148,9 @@ class KinetoWorker:
         except ClosedError:
             raise
         except Exception as error:
-            self.problems[f"a trace was lost: {error}"] += 1
-            self._sink.missing(trace.since, trace.until, f"torch's recording was lost: {error}")
+            why = f"{trace.name} was lost: {error}"
+            self.problems[why] += 1
+            self._sink.missing(trace.since, trace.until, why)
             self._drop(0 if path is None else _events_in(path), "source", trace)
         finally:
             if not released:
@@ -193,7 +194,7 @@ class KinetoWorker:
     def _deliver(self, file: KinetoFile, trace: FinishedTrace, flops: dict[int, int]) -> None:
         if set_by := set_between(trace.anchors[0], trace.anchors[-1]):
             self.problems[
-                f"the wall clock was set by {set_by / 1e9:+,.1f} s while torch recorded: its times may be off"
+                f"the wall clock was set by {set_by / 1e9:+,.1f} s while torch recorded: times may be off"
             ] += 1
         mapping = ClockMapping.fit([(a.wall_ns, a.monotonic_ns, a.error_ns) for a in trace.anchors])
         converter: KinetoConverter | None = None
@@ -204,7 +205,7 @@ class KinetoWorker:
                 self._drop(_events_in(file.path) - read, "closed", trace)
                 break
             if converter is None:
-                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops, trace.own_threads)
+                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops, trace.left_out)
             parts.append(converter.convert(events))
             read += len(events)
             self._advance()
@@ -259,6 +260,11 @@ class KinetoWorker:
         else:
             self.problems["kineto's clock could not be checked"] += 1
         self.clock_error_ns = max(self.clock_error_ns, error)
+
+
+def notes_of(problems: Counter[str]) -> list[str]:
+    """A note for each failure, with how often it came."""
+    return [text if n == 1 else f"{text} ({n} times)" for text, n in problems.items()]
 
 
 def _events_in(path: Path) -> int:

@@ -14,7 +14,7 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag
 
 
-def averages(windows: Iterable[WindowSpans], use_device: str | None = None) -> Any:
+def averages(windows: Iterable[WindowSpans]) -> Any:
     """What `key_averages()` of torch gives, for what ran on the host, without shapes and memory.
 
     Counts and times are added up by arrays: some 0.1 µs for an event, where objects take ten.
@@ -25,11 +25,11 @@ def averages(windows: Iterable[WindowSpans], use_device: str | None = None) -> A
     util: Any = import_module("torch.autograd.profiler_util")
     found: dict[tuple[str, bool], Any] = {}
     for window in windows:
-        _add(window, found, util, use_device)
-    return util.EventList(found.values(), use_device=use_device, profile_memory=False, with_flops=False)
+        _add(window, found, util)
+    return util.EventList(found.values(), use_device=None, profile_memory=False, with_flops=False)
 
 
-def _add(window: WindowSpans, found: dict[tuple[str, bool], Any], util: Any, use_device: str | None) -> None:
+def _add(window: WindowSpans, found: dict[tuple[str, bool], Any], util: Any) -> None:
     block = window.block
     if not len(block):
         return
@@ -47,7 +47,7 @@ def _add(window: WindowSpans, found: dict[tuple[str, bool], Any], util: Any, use
         key = text, bool(distinct[number] & 2)
         average = found.get(key)
         if average is None:
-            average = found[key] = _empty(util, *key, is_async, use_device)
+            average = found[key] = _empty(util, *key, is_async)
             average.cpu_parent = _parent(window, int(span["parent"]), util)
         average.count += int(count[number])
         average.cpu_time_total += total[number].item() / 1000
@@ -62,11 +62,10 @@ def _name(span: Any, util: Any) -> str:
     return shown_name(util, without_overload(text)[0], grouped=True)
 
 
-def _empty(util: Any, key: str, annotation: bool, is_async: bool, use_device: str | None) -> Any:
+def _empty(util: Any, key: str, annotation: bool, is_async: bool) -> Any:
     average = util.FunctionEventAvg()
     average.key, average.node_id, average.is_async = key, -1, is_async
     average.is_user_annotation = annotation
-    average.use_device = use_device
     average.input_shapes = average.overload_name = ""
     average.stack, average.cpu_children = [], []
     average.scope = 7 if annotation else 0

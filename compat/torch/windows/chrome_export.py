@@ -11,12 +11,9 @@ from msgspec.structs import replace
 from stepscope.compat.torch.windows.cycle import Cycle
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.chrome_file import ChromeFile
-from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.export.formats import staged
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
-from stepscope.runtime.journal import segments
-from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
 from stepscope.runtime.session.trace_note import TraceNote
@@ -40,15 +37,7 @@ def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
         OutputError: if the file cannot be written.
     """
     plugin = path.name.removesuffix(".gz").endswith(".pt.trace.json")
-    directory = absolute(path).parent
-
-    async def replay(exporter: ChromeTraceExporter) -> None:
-        with JournalReader(cycle.journal) as reader:
-            run = replace(run_of(reader, directory), metadata=lambda: facts)
-            await replay_into(reader, exporter, run, cycle.window)
-
-    if not segments.exists(cycle.journal):
-        raise ProfilerStateError(f"the events of window {cycle.window.index} were in {cycle.journal}, which is gone")
-    with staged(path) as place:
+    with cycle.reader() as reader, staged(path) as place:
+        run = replace(run_of(reader, absolute(path).parent), metadata=lambda: facts)
         exporter = _TorchTrace(place, form="object", dialect="tensorboard" if plugin else "kineto")
-        run_on_own_loop(lambda: replay(exporter))
+        run_on_own_loop(lambda: replay_into(reader, exporter, run, cycle.window))

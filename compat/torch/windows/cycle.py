@@ -37,18 +37,26 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the step that had begun when the window was over."""
     trace_id: str
 
+    def reader(self) -> JournalReader:
+        """Opens the journal.
+
+        Raises:
+            ProfilerStateError: if it is gone.
+        """
+        try:
+            return JournalReader(self.journal)
+        except FileNotFoundError as error:
+            raise ProfilerStateError(
+                f"the events of window {self.window.index} were in {self.journal}, which is gone"
+            ) from error
+
     def batches(self) -> Iterator[EventBatch]:
         """The window's events.
 
         Raises:
             ProfilerStateError: if the journal is gone.
         """
-        try:
-            with JournalReader(self.journal) as reader:
-                for item in reader.items(self.window.index):
-                    if isinstance(item, EventBatch):
-                        yield item
-        except FileNotFoundError as error:
-            raise ProfilerStateError(
-                f"the events of window {self.window.index} were in {self.journal}, which is gone"
-            ) from error
+        with self.reader() as reader:
+            for item in reader.items(self.window.index):
+                if isinstance(item, EventBatch):
+                    yield item

@@ -74,7 +74,7 @@ async def test_each_run_of_the_device_is_delivered_once(export: dict[str, Any]) 
             brackets=(),
             flops=False,
             since=base,
-            own_threads=frozenset(),
+            left_out=frozenset(),
         )
     )
     await worker.aclose()

@@ -126,9 +126,10 @@ async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: d
             brackets=(),
             flops=False,
             since=0,
-            own_threads=frozenset(),
+            left_out=frozenset(),
         )
     )
+    worker.put(until)
     await worker.aclose()
     assert list(worker.problems) == ["exporting a trace stopped all Python threads for that time"]
     assert sink.passed == until
@@ -328,13 +329,13 @@ async def test_a_trace_that_is_lost_is_told() -> None:
             brackets=(),
             flops=False,
             since=0,
-            own_threads=frozenset(),
+            left_out=frozenset(),
         )
     )
     worker.put(9)
     await worker.aclose()
-    assert worker.problems["a trace was lost: no space left"] == 1
-    assert sink.watermarks == [7, 9]
+    assert worker.problems["torch's recording was lost: no space left"] == 1
+    assert sink.watermarks == [9]
 
 
 async def test_events_of_a_lost_trace_are_counted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +360,7 @@ async def test_events_of_a_lost_trace_are_counted_piece_by_piece(monkeypatch: py
             brackets=(),
             flops=False,
             since=0,
-            own_threads=frozenset(),
+            left_out=frozenset(),
         )
     )
     await worker.aclose()

@@ -55,7 +55,7 @@ def test_a_file_that_is_none_is_a_note(tmp_path: Path) -> None:
         files.add(tmp_path / "no.json")
         with pytest.raises(FileNotFoundError):
             files.add(tmp_path / "missing.json")
-    assert "no.json could not be read" in str(profiler.report())
+    assert "no.json was lost: " in str(profiler.report())
     assert profiler.audit() == ()
 
 

@@ -335,13 +335,27 @@ def test_the_end_of_a_window_waits_for_its_operators() -> None:
 
 
 def test_a_profile_without_steps_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """As where a program asks for torch's class first; one whose schedule records the first step is as it shall be."""
+    """One whose schedule records the first step is as it shall be."""
     for wait in (1, 0):
         caplog.clear()
-        with ours.profile(activities=cpu(), schedule=ours.schedule(wait=wait, warmup=0, active=1)) as prof:
-            if isinstance(prof, torch.profiler.profile):
-                prof.step()
+        with ours.profile(activities=cpu(), schedule=ours.schedule(wait=wait, warmup=0, active=1)):
+            torch.ones(2)
         if wait:
-            said(caplog.records, "step()", "step 0", "stepscope.torch.profile")
+            said(caplog.records, "step()", "step 0", "each iteration")
         else:
             assert not caplog.records
+
+
+def test_programs_that_ask_for_torchs_class() -> None:
+    """A profile and its views are instances of both; a subclass is one of itself."""
+    views: list[Any] = []
+
+    class Mine(ours.profile):
+        pass
+
+    with Mine(activities=cpu(), on_trace_ready=views.append) as prof:
+        torch.ones(2)
+    (view,) = views
+    assert all(isinstance(one, torch.profiler.profile) for one in (prof, view))
+    assert isinstance(prof, Mine) and isinstance(prof, ours.profile) and isinstance(view, ours.View)
+    assert not isinstance(prof, ours.View) and not isinstance(view, ours.profile) and type(prof) is Mine

@@ -245,21 +245,45 @@ def test_python_functions_without_operators() -> None:
     assert [row.key for row in prof.key_averages() if "dumps" in row.key]
 
 
-@pytest.mark.parametrize(("mode", "details"), [("kineto", {"record_shapes": True, "with_stack": True}), ("stream", {})])
+DETAILS = dict.fromkeys(("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"), True)
+
+
+@pytest.mark.parametrize(("mode", "details"), [("kineto", DETAILS), ("stream", {})])
 def test_torchs_validator_finds_nothing(mode: Any, details: dict[str, Any]) -> None:
-    """torch has rules for traces, from problems that people met: order of kernels, numbers of the backward pass and so on."""
+    """torch has rules for traces, from problems that people met: order of kernels, numbers of the backward pass and so on. Other
+    threads train as well, parts are computed again in the backward pass, and regions cross the borders of steps and windows."""
     validate = importlib.import_module("torch.profiler._trace_validator").validate_trace
     network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    schedule = ours.schedule(wait=1, warmup=1, active=3, repeat=1)
-    with ours.profile(activities=cpu(), schedule=schedule, mode=mode, **details) as prof:
-        for _ in range(6):
-            optimizer.zero_grad()
-            network(torch.rand(4, 8)).sum().backward()
-            optimizer.step()
-            prof.step()
-    for name in ("trace.json", "trace.pt.trace.json"):
-        prof.export_chrome_trace(name)
+    again = partial(importlib.import_module("torch.utils.checkpoint").checkpoint, network, use_reentrant=True)
+    ended = threading.Event()
+    files: list[str] = []
+
+    def elsewhere() -> None:
+        with ours.profile(activities=cpu(), mode="stream"):
+            while not ended.wait(0.001):
+                train_once()
+
+    def export(view: Any) -> None:
+        for ending in ("json", "pt.trace.json"):
+            files.append(f"{view.step_num}.{ending}")
+            view.export_chrome_trace(files[-1])
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    schedule = ours.schedule(wait=1, warmup=1, active=2, repeat=2)
+    with ours.profile(activities=cpu(), schedule=schedule, on_trace_ready=export, mode=mode, **details) as prof:
+        for _ in range(9):
+            with ours.record_function("ours"), torch.profiler.record_function("theirs"):
+                optimizer.zero_grad()
+                again(torch.rand(4, 8, requires_grad=True)).sum().backward()
+                optimizer.step()
+                prof.step()
+    ended.set()
+    thread.join()
+    prof.raise_errors()
+    assert len(files) == 4
+    for name in files:
         assert validate(name) == (True, [])
         assert '"Sequence number":' in Path(name).read_text()  # which one of its rules is about
 
