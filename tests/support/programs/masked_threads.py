@@ -17,7 +17,16 @@ from typing import Any
 
 SYNCHRONOUS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
 NEVER = {"SIGKILL", "SIGSTOP"}
-AWAITED = {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGALRM, signal.SIGINT, signal.SIGABRT}
+AWAITED = {
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCHLD,
+    signal.SIGALRM,
+    signal.SIGINT,
+    signal.SIGABRT,
+}
 
 OURS_NOT: set[int] = {os.getpid()}
 """Threads of the program."""
