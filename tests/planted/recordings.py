@@ -49,6 +49,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     thread_cpu: Series
     queues: Series
     pipelines: tuple[DataPipeline, ...] = ()
+    counter_means: dict[str, float] = {}
     demand: Series
     rows: list[Row]
     devices: tuple[DeviceAnswer, ...]
