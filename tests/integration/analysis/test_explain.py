@@ -441,7 +441,7 @@ def test_why_events_were_dropped(tmp_path: Path) -> None:
 
 
 def test_what_a_source_did_not_record_is_in_the_line_on_trust(tmp_path: Path) -> None:
-    """And in what programs read, and on the page; of several processes the sum."""
+    """And in what programs read; of several processes the sum."""
     recording = sc.load(record(tmp_path / "run", lambda _: span("work", 0.001), 3))
     (rank,) = recording.ranks
     assert not rank.missing and not explain(recording).missing

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
+from stepscope.analysis.page.render import report_html
 from stepscope.control import WindowDetail, WindowRequest
 from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support.basics import poll
@@ -87,11 +88,12 @@ class Failing(Closing):
 
 
 def answers(profiler: sc.Profiler, run: Path) -> tuple[str, str, str]:
-    """The report, the line on trust, and the state of the only window."""
+    """The report, the line on trust, which the page has too, and the state of the only window."""
     assert not profiler.audit() and not profiler.statistics().timed_out
     (window,) = json.loads(stepscope("windows", run, "--json", cwd=run).stdout)
     answer = profiler.explain()
     assert set(answer.missing) == ({"failing"} if "missing" in answer.trust else set())
+    assert answer.trust in report_html(run)
     return str(profiler.report()), answer.trust, window["state"]
 
 
@@ -108,7 +110,7 @@ def answers(profiler: sc.Profiler, run: Path) -> tuple[str, str, str]:
 )
 def test_what_one_that_fails_did_not_deliver_is_missing(how: str, error: BaseException, tmp_path: Path) -> None:
     """The report, the answer and the window agree on it."""
-    backend, options = Failing(how, error), sc.Options(close_timeout=1.0 if how == "hang" else 30.0)
+    backend, options = Failing(how, error), sc.Options(close_timeout=0.5 if how == "hang" else 30.0)
     with sc.trace(output_dir=tmp_path, backends=[backend], options=options) as profiler:
         time.sleep(0.1)
         profiler.step()
