@@ -22,7 +22,7 @@ from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
 from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_SAMPLES, FEWEST_STEPS, FINDING
-from stepscope.runtime.display.text_table import human_count, printable, shorten
+from stepscope.runtime.display.text_table import human_count, human_time, printable, shorten
 from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 from stepscope.runtime.windows.step_statistics import statistics_of
@@ -72,7 +72,8 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     fastest = fastest_of([summary.collectives for summary in summaries])
     ranks = tuple(_rank_answer(summary, fastest) for summary in summaries)
     path = str(recording.path)
-    trust = _trust(recording, summaries)
+    missing = sum((Counter(rank.missing) for rank in recording.ranks), Counter[str]())
+    trust = _trust(recording, summaries, missing)
     unknown = _unknown(summaries)
     layout = next((found for rank in recording.ranks if (found := layout_of(rank.metadata))), None)
     steps = max((len(summary.facts) for summary in summaries), default=0)
@@ -87,12 +88,20 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
             unknown=unknown,
             layout=layout,
             trust=trust,
+            missing=dict(missing),
         )
     job = Job(summaries)
     findings = findings_of(job, steps)
     verdict = findings[0].title if findings else _nothing(job.main, steps)
     return Answer(
-        path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, layout=layout, trust=trust
+        path=path,
+        verdict=verdict,
+        findings=findings,
+        ranks=ranks,
+        unknown=unknown,
+        layout=layout,
+        trust=trust,
+        missing=dict(missing),
     )
 
 
@@ -257,11 +266,16 @@ def _refusal(steps: int, summaries: list[RankSummary]) -> str:
     return f"{human_count(steps, 'step')} were recorded; {FEWEST_STEPS} or more are needed: record longer."
 
 
-def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
+def _trust(recording: Recording, summaries: list[RankSummary], missing: Counter[str]) -> str:
     dropped = sum((Counter(rank.dropped) for rank in recording.ranks), Counter[str]())
     events = sum(summary.events for summary in summaries)
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.most_common(2))
     lost = f"{dropped.total():,} dropped ({reasons})" if dropped else "none dropped"
+    if missing:
+        times = " and ".join(f"{human_time(ns)} of {printable(name)}" for name, ns in missing.most_common(2))
+        several = [rank.rank for rank in recording.ranks if rank.missing]
+        where = f" in {processes(several)}" if len(several) > 1 else ""
+        lost += f", {times} missing{where}"
     open_ = [rank for rank in recording.ranks if not rank.ended]
     why = "and was recovered" if all(rank.recovered for rank in open_) else "or still run"
     still = f"; {processes([rank.rank for rank in open_])} did not end in order, {why}" if open_ else ""

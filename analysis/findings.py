@@ -378,6 +378,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """How the job is divided among its ranks, as the first rank knows it; `None` where nobody knows."""
     trust: str = ""
     """One line that says whether all events were recorded and read."""
+    missing: dict[str, int] = {}
+    """By source: ns, over all ranks, for which it has no events, or not all, although it should have recorded."""
 
     def __str__(self) -> str:
         from stepscope.analysis.terminal import text_of

@@ -32,6 +32,7 @@ class _LiveRank(Rank):
         self.counts = Counter[int]()
         self.metadata = {}
         self.dropped = {}
+        self.missing = {}
         self.ended = self.recovered = False
         self.known_steps = facts
         self._facts, self._only = facts, None

@@ -49,6 +49,7 @@ class Rank:
         metadata: of the run.
         counts: events of each window.
         dropped: events that were lost, by reason.
+        missing: ns for which a source has no events, or not all, although it should have recorded; by source.
         ended: whether the run was closed in order.
         recovered: whether this is what `stepscope recover` made of it.
         notes: what could not be read of it, and why; all of it once its events were read.
@@ -79,13 +80,16 @@ class Rank:
             self.counts.update(dict(zip(each.rows["window"].tolist(), each.rows["events"].tolist(), strict=True)))
         self.metadata = found.metadata
         self.dropped: dict[str, int] = {}
+        self.missing: dict[str, int] = {}
         self.paths = [each.path for each in (found, *others)]
         for each in (found, *others):
             read = each.rows["closed"] == 0 if only is not None else np.ones(len(each.rows), np.bool_)
             windows = each.windows(each.rows[read | np.isin(each.rows["window"], [*(only or ())])])
             self.windows |= windows
             ledger = each.ledger or sum_ledgers(window.ledger for window in windows.values())
-            for source in ledger.sources.values():
+            for name, source in ledger.sources.items():
+                if source.missing:
+                    self.missing[name] = self.missing.get(name, 0) + sum(source.missing.values())
                 for reason, count in source.dropped.items():
                     self.dropped[reason] = self.dropped.get(reason, 0) + count
         self.recovered = found.recovered

@@ -184,6 +184,7 @@ class TraceRank(Rank):
         if capacity := _capacity_of(first):
             self.metadata[CAPACITY] = capacity
         self.dropped = {}
+        self.missing = {}
         self.counts = Counter[int]()
         self.ended = True
         self.windows = {number: _window(number, 0, 0, []) for number in range(len(traces))}

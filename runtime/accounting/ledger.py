@@ -35,6 +35,8 @@ class SourceLedger(msgspec.Struct, frozen=True):
     """In the accounts of a run: events that belong to no window, or to another profiler."""
     superseded: int = 0
     """In the accounts of a run: records of spans that had been written as open spans before."""
+    missing: dict[str, int] = {}
+    """By reason: ns for which the source has no events, or not all, although it should record."""
 
     def balanced(self) -> bool:
         """Whether every event is accounted for."""
@@ -116,6 +118,7 @@ def _source(ledgers: list[SourceLedger]) -> SourceLedger:
         dropped=_counts(each.dropped for each in ledgers),
         outside=_sum(each.outside for each in ledgers),
         superseded=_sum(each.superseded for each in ledgers),
+        missing=_counts(each.missing for each in ledgers),
     )
 
 

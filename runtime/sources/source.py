@@ -37,6 +37,8 @@ from stepscope.runtime.threads.user_code import contain, from_signal_handler, is
 
 log = logging.getLogger("stepscope")
 
+LOSING = {"transition", "aclose", "run_soon", "run"}
+"""Calls of a backend that lose events if they fail."""
 LOOP_BLOCKED_S = 0.5
 """Seconds in one call of `derive`, from which on a backend is reported to block the runtime's loop."""
 
@@ -59,6 +61,8 @@ class InboxSink:
     def __init__(self, source: str, inbox: Inbox[Message]) -> None:
         self._source = source
         self._inbox = inbox
+        self.accounted_to = 0
+        """The latest time up to which the backend has delivered its events, or reported them as missing."""
 
     def deliver(
         self,
@@ -86,7 +90,9 @@ class InboxSink:
         return len(accepted)
 
     def watermark(self, at: int) -> None:
-        self._inbox.put(Watermark(self._source, self._time("watermark", at)), later=True)
+        until = self._time("watermark", at)
+        self._inbox.put(Watermark(self._source, until), later=True)
+        self.accounted_to = max(self.accounted_to, until)
 
     def dropped(self, count: int, reason: str, at: int) -> None:
         lost = whole(count, f"what {self._source!r} has dropped", least=0)
@@ -97,7 +103,9 @@ class InboxSink:
     def missing(self, start: int, end: int, why: str) -> None:
         if not isinstance(why, str):
             raise TypeError(f"the reason why events of {self._source!r} are missing must be a str, {got(why)}")
-        self._inbox.put(Missing(self._source, why, self._time("missing", start), self._time("missing", end)))
+        until = self._time("missing", end)
+        self._inbox.put(Missing(self._source, why, self._time("missing", start), until))
+        self.accounted_to = max(self.accounted_to, until)
 
     def advancing(self) -> None:
         self._inbox.put(Advancing(self._source))
@@ -138,6 +146,10 @@ class Source:
         self._inbox = inbox
         self._last_change: tuple[ProfilerAction, int] | None = None
         """The latest change, with its time: the caller repeats a change that a signal handler interrupted."""
+        self._recorded: tuple[int, int | None] = 0, 0
+        """The time of which it may have events to deliver, without end while it records."""
+        self._failed = ""
+        """The call that failed, since when its events are missing."""
         self._sink = InboxSink(backend.name, inbox)
         self._derive: Callable[[EventBatch], Block | None] | None = getattr(backend, "derive", None)
         self._set_detail: Callable[[Detail], None] | None = getattr(backend, "set_detail", None)
@@ -186,8 +198,23 @@ class Source:
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         """Reports a change to the backend, once, if it is open."""
         if self.open and self._last_change != (after, at):
+            self._count_missing(at)
             self._guard("transition", lambda: self.backend.transition(before, after, at))
             self._last_change = after, at
+            since, until = self._recorded
+            if after.records and until is not None:
+                self._recorded = at if self._sink.accounted_to >= until else since, None
+            elif before.records and not after.records:
+                self._recorded = since, at
+
+    def _count_missing(self, now: int) -> None:
+        """After a failure, counts what it recorded up to now and has not delivered."""
+        since, until = self._recorded
+        start, end = max(since, self._sink.accounted_to), now if until is None else until
+        if self._failed and start < end:
+            with contextlib.suppress(ClosedError):  # the profiler has ended, and writes no further accounts
+                self._sink.missing(start, end, f"not all of it, as {self._failed}() failed")
+        self._failed = ""
 
     def set_detail(self, detail: Detail) -> None:
         """Reports a change of detail to the backend, if it follows them."""
@@ -226,7 +253,7 @@ class Source:
         an error. If the backend blocks its thread, the thread is abandoned."""
         if not self.open and self._worker.closed:
             return
-        began = anyio.current_time()
+        began, now = anyio.current_time(), clock.now()
         with anyio.CancelScope(deadline=deadline) as self._closing:
             await self._worker.close(self._close)
         if self._closing.cancelled_caught:
@@ -235,6 +262,7 @@ class Source:
             fate = f"is left to itself, as it blocks its thread in {blocked}" if blocked else "was cancelled"
             late = f"it did not end within {seconds:.1f} s, and {fate}: events that it had yet to deliver are missing; raise"
             self._record_error("aclose", TimeoutError(f"{late} Options.close_timeout"))
+        self._count_missing(now)
 
     async def _close(self) -> None:
         if not self.open:
@@ -254,6 +282,7 @@ class Source:
 
         async def run_work() -> None:
             if not await self._contain(work, "run_soon"):
+                self._count_missing(clock.now())
                 with contextlib.suppress(ClosedError):  # the profiler has ended, and does not wait
                     self._inbox.put(SourceEnded(self.name))
 
@@ -292,6 +321,7 @@ class Source:
         # A delivery to a profiler that has ended is no error.
         if not (isinstance(error, ClosedError) and self._inbox.closed and what != "report"):
             self.raised.record_and_log(what, error, f"backend {self.name!r}")
+            self._failed = what if what in LOSING else self._failed
 
     def record(self, what: str, error: BaseException) -> None:
         """Stores an error without logging it."""

@@ -50,9 +50,7 @@ class OpenWindow:
         """Further diagnostics."""
         self.facts: dict[str, Any] = {}
         """Additions to the run's metadata."""
-        self.late: list[str] = []
-        """Sources that had not delivered everything when it closed."""
-        self._missing: dict[tuple[str, str], int] = {}
+        self._missing: dict[str, Counter[str]] = {}
         self.cut_short = self.needs_last = self.ready = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""
@@ -193,27 +191,29 @@ class OpenWindow:
         first, last = self.interval
         missing = min(end, last) - max(start, first)
         if missing > 0:
-            self._missing[source, why] = self._missing.get((source, why), 0) + missing
+            self._missing.setdefault(source, Counter())[why] += missing
 
     @property
     def sources_incomplete(self) -> bool:
         """Whether some source did not record or deliver a part of the window."""
-        return bool(self._missing or self.late)
+        return bool(self._missing)
 
     def missing_notes(self) -> list[str]:
         """A sentence for each source and reason."""
         return [
             f"incomplete: {source!r} has nothing of {ns / 1e6:,.3f} ms of the window: {why}"
-            for (source, why), ns in self._missing.items()
+            for source, times in self._missing.items()
+            for why, ns in times.items()
         ]
 
     def ledger(self) -> dict[str, SourceLedger]:
         """Accounts per source."""
-        sources = sorted({*self._accepted, *self._dropped})
+        sources = sorted({*self._accepted, *self._dropped, *self._missing})
         ledgers: dict[str, SourceLedger] = {}
         for source in sources:
             accepted, dropped = self._accepted.get(source, 0), dict(self._dropped.get(source, {}))
-            ledgers[source] = SourceLedger(accepted + sum(dropped.values()), accepted, dropped)
+            missing = dict(self._missing.get(source, {}))
+            ledgers[source] = SourceLedger(accepted + sum(dropped.values()), accepted, dropped, missing=missing)
         return ledgers
 
     def steps(self) -> tuple[Step, ...]:

@@ -31,6 +31,8 @@ INTERRUPTED = "a change of the action was interrupted by an exception, as of a s
 CUT = "the run ended before the last step of the window"
 FEW_WINDOWS = 4
 """Up to so many windows, each one filters the block. For more, the block is sorted first."""
+NOT_IN_TIME = "not all of it had come when the window closed"
+"""Why events of some time are missing."""
 MAX_CLOSED = 64
 """Number of closed windows to remember, to recognise late events."""
 
@@ -99,6 +101,8 @@ class WindowRouter:
         self._superseded: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
         self._missing: dict[str, Counter[str]] = {}
+        self._late_to: dict[str, int] = {}
+        """By source: the end of the latest window that closed without all of its events, which is counted as missing."""
         self._progress: dict[str, int] = {}
         self.optimizer_steps = False
         """Whether an optimizer's step() ends the steps, see `StepTotals`."""
@@ -218,9 +222,13 @@ class WindowRouter:
     def source_missing(self, source: str, why: str, interval: Interval) -> None:
         """Counts a time for which a source has no events, although it should record."""
         start, end = interval
-        self._missing.setdefault(source, Counter())[why] += end - start
+        self._count_missing(source, why, max(start, self._late_to.get(source, 0)), end)
         for window in self._open:
             window.count_missing(source, why, start, end)
+
+    def _count_missing(self, source: str, why: str, start: int, end: int) -> None:
+        if start < end:
+            self._missing.setdefault(source, Counter())[why] += end - start
 
     # events
 
@@ -381,7 +389,11 @@ class WindowRouter:
             late = [source for source, at in self._watermarks.items() if at < end]
             if late:
                 self._by_linger += 1
-                window.late = late
+                for source in late:
+                    start = max(window.start, self._watermarks[source], self._late_to.get(source, 0))
+                    self._count_missing(source, NOT_IN_TIME, start, end)
+                    window.count_missing(source, NOT_IN_TIME, start, end)
+                    self._late_to[source] = end
                 waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}; raise Options.linger"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
             batches: list[EventBatch] = []
@@ -426,7 +438,7 @@ class WindowRouter:
     def ledger(self) -> dict[str, SourceLedger]:
         """Accounts of each source over the run."""
         ledgers: dict[str, SourceLedger] = {}
-        for source in sorted({*self._seen, *self._dropped}):
+        for source in sorted({*self._seen, *self._dropped, *self._missing}):
             reasons: dict[str, int] = dict(self._dropped.get(source, Counter()))
             dropped = {reason: count for reason, count in reasons.items() if count}
             ledgers[source] = SourceLedger(
@@ -435,6 +447,7 @@ class WindowRouter:
                 dropped=dropped,
                 outside=self._outside[source],
                 superseded=self._superseded[source],
+                missing=dict(self._missing.get(source, {})),
             )
         return ledgers
 

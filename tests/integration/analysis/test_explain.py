@@ -440,6 +440,19 @@ def test_why_events_were_dropped(tmp_path: Path) -> None:
     assert "91 dropped (overflow 70, inbox 20)" in explain(recording).trust
 
 
+def test_what_a_source_did_not_record_is_in_the_line_on_trust(tmp_path: Path) -> None:
+    """And in what programs read; of several processes the sum."""
+    recording = sc.load(record(tmp_path / "run", lambda _: span("work", 0.001), 3))
+    (rank,) = recording.ranks
+    assert not rank.missing and not explain(recording).missing
+    rank.missing = {"torch": 1_200_000_000, "mine": 4_000_000}
+    answer = explain(recording)
+    assert answer.trust.endswith("none dropped, 1.20s of torch and 4.00ms of mine missing.")
+    assert answer.missing == {"torch": 1_200_000_000, "mine": 4_000_000}
+    recording.ranks.append(rank)
+    assert "2.40s of torch and 8.00ms of mine missing in 2 processes." in explain(recording).trust
+
+
 def test_a_file_that_is_no_journal_is_noted_once(tmp_path: Path) -> None:
     """Nothing is merged here."""
     record(tmp_path / "run", lambda _: span("work", 0.001), 3)

@@ -1,8 +1,10 @@
-"""A backend that does not return costs neither other backends their closing nor other profilers a word."""
+"""A backend that does not return costs neither other backends their closing nor other profilers a word; like one that fails, it
+has what it did not deliver counted as missing."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from pathlib import Path
@@ -10,11 +12,14 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
+from stepscope.analysis.page.render import report_html
 from stepscope.control import WindowDetail, WindowRequest
 from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support.basics import poll
+from tests.support.commands import stepscope
 
 HANGS_S = 60.0
+HUNG = TimeoutError("never raised")
 
 
 class Closing:
@@ -49,6 +54,97 @@ class Closing:
     def report(self) -> sc.backends.BackendReport:
         """Nothing."""
         return sc.backends.BackendReport()
+
+
+class Failing(Closing):
+    """Fails in one of its methods, or hangs in `aclose`. It has delivered everything up to the first stop, if that is `known`."""
+
+    def __init__(self, how: str, error: BaseException, *, known: bool = False) -> None:
+        super().__init__("failing", HANGS_S if how == "hang" else 0.0)
+        self.how, self._error, self._known = how, error, known
+
+    def open(self, sink: sc.backends.Sink) -> None:
+        """Keeps the sink, or has a coroutine run that fails."""
+        self._sink = sink
+        if self.how == "run_soon":
+            sink.run_soon(self._fail)
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        """Fails where recording begins, or where it ends."""
+        if self._known and not after.records:
+            self._sink.watermark(at)
+        if self.how == ("begin" if after.records else "end"):
+            raise self._error
+
+    async def aclose(self) -> None:
+        """Hangs, or fails."""
+        await super().aclose()
+        if self.how == "aclose":
+            raise self._error
+
+    async def _fail(self) -> None:
+        await asyncio.sleep(0.05)  # until it records
+        raise self._error
+
+
+def answers(profiler: sc.Profiler, run: Path) -> tuple[str, str, str]:
+    """The report, the line on trust, which the page has too, and the state of the only window."""
+    assert not profiler.audit() and not profiler.statistics().timed_out
+    (window,) = json.loads(stepscope("windows", run, "--json", cwd=run).stdout)
+    answer = profiler.explain()
+    assert set(answer.missing) == ({"failing"} if "missing" in answer.trust else set())
+    assert answer.trust in report_html(run)
+    return str(profiler.report()), answer.trust, window["state"]
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("hang", HUNG),
+        ("aclose", RuntimeError("mine")),
+        ("aclose", SystemExit(3)),
+        ("begin", ValueError("mine")),
+        ("end", ValueError("mine")),
+        ("run_soon", ValueError("mine")),
+    ],
+)
+def test_what_one_that_fails_did_not_deliver_is_missing(how: str, error: BaseException, tmp_path: Path) -> None:
+    """The report, the answer and the window agree on it."""
+    backend, options = Failing(how, error), sc.Options(close_timeout=0.5 if how == "hang" else 30.0)
+    with sc.trace(output_dir=tmp_path, backends=[backend], options=options) as profiler:
+        time.sleep(0.1)
+        profiler.step()
+    report, trust, state = answers(profiler, tmp_path)
+    call = {"hang": "aclose", "begin": "transition", "end": "transition"}.get(how, how)
+    assert report.count("missing   failing: ") == 1 and f"not all of it, as {call}() failed" in report
+    assert "dropped   nothing\n" not in report and "accounts  balanced\n" not in report
+    assert "none dropped, " in trust and "s of failing missing" in trust
+    assert state == "incomplete"
+
+
+def test_one_that_fails_when_it_has_delivered_everything_lacks_nothing(tmp_path: Path) -> None:
+    """Its watermark is at the end."""
+    with sc.trace(output_dir=tmp_path, backends=[Failing("aclose", OSError("mine"), known=True)]) as profiler:
+        profiler.step()
+    report, trust, state = answers(profiler, tmp_path)
+    assert "OSError: mine" in report and "dropped   nothing\n" in report and "accounts  balanced\n" in report
+    assert trust.endswith("none dropped.") and state == ""
+
+
+def test_the_next_recording_does_not_lack_what_the_first_one_does(tmp_path: Path) -> None:
+    """A failure counts until the next change: a recording that begins well is whole."""
+    memory, backend = sc.exporters.MemoryExporter(), Failing("begin", OSError("mine"), known=True)
+    schedule = sc.schedule(wait=1, warmup=0, active=1, repeat=2)
+    with sc.trace(output_dir=tmp_path, schedule=schedule, backends=[backend], exporters=[memory]) as profiler:
+        for step in range(4):
+            with sc.span("work"):
+                time.sleep(0.001)
+            if step == 1:
+                backend.how = ""
+            profiler.step()
+    first, second = memory.windows
+    assert not first.complete and first.ledger.sources["failing"].missing
+    assert second.complete and "failing" not in second.ledger.sources, second
 
 
 class Blocking(Closing):

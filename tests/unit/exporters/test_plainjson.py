@@ -71,7 +71,7 @@ class Hostile:
         (np.float32(0.5), 0.5),
         (
             Ledger(sources={"a": SourceLedger(1, 1)}).sources,
-            {"a": {"produced": 1, "accepted": 1, "dropped": {}, "outside": 0, "superseded": 0}},
+            {"a": {"produced": 1, "accepted": 1, "dropped": {}, "outside": 0, "superseded": 0, "missing": {}}},
         ),
         ({3}, [3]),
         (2**64, "0x10000000000000000"),

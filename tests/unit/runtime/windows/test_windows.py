@@ -112,6 +112,23 @@ def test_linger_closes_a_window_that_a_source_holds_up() -> None:
     assert stats.closed_by_linger == 1
 
 
+def test_what_had_not_come_when_a_window_closed_is_missing_once() -> None:
+    """From the source's watermark on; what the source says of the same time later is not added."""
+    state = windows(linger=50)
+    state.add_source("device")
+    state.open(StepMark(0, 0, 1))
+    state.watermark("device", 30)
+    close(state, 100, now=1000)
+    finish(state, 500, now=1049)
+    state.watermark(RECORDER, 500)
+    ((window, _),) = finished(state, NONE, 1050)
+    assert window.sources_incomplete
+    assert sum(window.ledger()["device"].missing.values()) == 70
+    state.source_missing("device", "it was lost", (0, 110))
+    (late, lost) = state.ledger()["device"].missing.values()
+    assert (late, lost) == (70, 10)
+
+
 def test_a_source_that_is_gone_is_not_waited_for() -> None:
     """A backend that failed to open must not hold windows up."""
     state = windows()
