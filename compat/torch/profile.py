@@ -27,6 +27,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.display.warning import warn
 from stepscope.runtime.errors import ExporterError, ProfilerStateError
 from stepscope.runtime.events import clock
@@ -461,6 +462,9 @@ class profile(Results):
             trace_id=self._trace_id(window),
         )
         self._done = (*self._done, cycle) if self.acc_events else (cycle,)
+        for source in window.ledger.sources.values():
+            for why, ns in source.missing.items():
+                log.warning("the profile lacks operators of %s: %s", human_time(ns), why)
         if self.on_trace_ready is not None:
             self._callbacks.put(View(self, self._done, self._action_at(step)))
 

@@ -110,6 +110,17 @@ def test_metadata_before_the_window_and_in_each_cycle(mode: Any, tmp_path: Path)
         other.add_metadata("number", 3)
 
 
+def test_a_profiler_of_the_programs_own_inside(caplog: pytest.LogCaptureFixture) -> None:
+    """It has torch's slot meanwhile, so the log says for how long the outer profile has no operators."""
+    with ours.profile(activities=cpu()) as outer:
+        torch.ones(2).exp()
+        with torch.profiler.profile(activities=cpu()):
+            torch.ones(2).exp()
+    (row,) = [row for row in outer.key_averages() if row.key == "aten::exp"]
+    assert row.count == 1
+    assert "the profile lacks operators of" in caplog.text and "own torch profiler" in caplog.text
+
+
 def test_metadata_that_is_no_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is kept as text and said; the trace stays one that can be read."""
     with ours.profile(activities=cpu()) as prof:
