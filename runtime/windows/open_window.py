@@ -234,7 +234,7 @@ class OpenWindow:
         Spans that begin in the last step do not matter, as the window's end cuts them.
         """
         spans = self.marks.new_spans(fallback_track, self.steps_end if last else None)
-        if not last and not self.gaps:
+        if not len(spans) or not (last or self.gaps):
             return spans
         outer = spans["parent"]
         moved = (outer != 0) & touching_any(spans, self._pauses)
