@@ -461,7 +461,7 @@ class _Recovering:
         added = window.added
         self.from_rings += added
         self.dropped += window.dropped
-        spans = window.add_unsaved(unsaved.open_spans(last), b"")
+        spans = window.add_unsaved(unsaved.open_spans(last + 1), b"")  # as long as the last window
         writer.write_batch(spans)
         writer.write_batch(window.step_spans(self._run.pid))
         self.open_spans += len(spans)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stepscope.runtime.accounting.ledger import Ledger, SourceLedger, losses
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.intervals import FOREVER, Mask, ends
-from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, distinct, empty_block, join_blocks
 from stepscope.runtime.events.survey import survey
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import WindowSoFar
@@ -204,7 +204,8 @@ class UnfinishedWindow:
         spans = events[events["kind"] == int(Kind.SPAN)]
         if batch.source == STEPS and len(spans):
             self._step_spans.append(spans["step"])
-            self._step_track = int(spans["track"][0])
+            rows = [track for track in map(tracks.get, distinct(spans["track"])) if track is not None]
+            self._step_track = next((row.id for row in rows if row.tid == tracks.STEPS_TID), self._step_track)
         self._seen.append(unsaved.among(events))
 
     def begin(self, marks: Block, end: int) -> None:
@@ -233,7 +234,7 @@ class UnfinishedWindow:
 
     def step_spans(self, pid: int) -> EventBatch:
         """Spans of steps that the journal lacks; the last step is flagged as open."""
-        track = self._step_track or tracks.read(tracks.TrackKind.THREAD, pid, 1 << 30, "steps")
+        track = self._step_track or tracks.read(tracks.TrackKind.THREAD, pid, tracks.STEPS_TID, "steps")
         spans = self.window.step_spans(track, last=True)
         if len(spans):
             spans["flags"][-1] |= int(Flag.OPEN)

@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.runtime.accounting.ledger import SourceLedger, losses
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.intervals import FOREVER, Interval, clip, touching, without
+from stepscope.runtime.events.intervals import FOREVER, Interval, clip, ends, touching, touching_any, without
 from stepscope.runtime.events.nesting import Rows
 from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.events.survey import Survey, survey
@@ -63,6 +63,8 @@ class OpenWindow:
         self.gaps: deque[tuple[int, int | None]] = deque(maxlen=MAX_GAPS)
         self.superseded: set[int] = set()
         """Ids of spans that were written as open when the window closed. Their later records are ignored."""
+        self._reaching: set[int] = set()
+        """Ids of spans that reach the window's end."""
         self.events = 0
         """Accepted events and gaps, without spans of steps and quiet events."""
         self.gap_events = 0
@@ -80,9 +82,11 @@ class OpenWindow:
     @property
     def recorded(self) -> list[Interval]:
         """The window without its pauses."""
-        if not self.gaps:
-            return [self.interval]
-        return without(self.interval, [(start, FOREVER if end is None else end) for start, end in self.gaps])
+        return without(self.interval, self._pauses) if self.gaps else [self.interval]
+
+    @property
+    def _pauses(self) -> list[Interval]:
+        return [(start, FOREVER if end is None else end) for start, end in self.gaps]
 
     def add_marks(self, events: Block) -> None:
         """Adds step marks, in order. Marks before the latest one and beyond the window's end are ignored."""
@@ -97,6 +101,9 @@ class OpenWindow:
         if not (start < end and start <= found.first_ns and found.end_ns < end):
             events = clip(events, intervals)
             found = survey(events)
+            if source == RECORDER and self.end is not None:
+                last = (events["kind"] == int(Kind.SPAN)) & (ends(events) == self.end)
+                self._reaching.update(events["id"][last].tolist())
         return self._count(source, events, found)
 
     def accept_launched(self, source: str, events: Block, before: int) -> Block:
@@ -221,8 +228,20 @@ class OpenWindow:
         return self.marks.steps(self.steps_end)
 
     def step_spans(self, fallback_track: int, *, last: bool = False) -> Block:
-        """A span for each step that ended since the last call; with `last`, also for the last step of the window."""
-        return self.marks.new_spans(fallback_track, self.steps_end if last else None)
+        """A span for each step that ended since the last call; with `last`, also for the last step of the window.
+
+        A step is also on `fallback_track` if a pause cuts the span around it, or if the span around the last step ends before it.
+        Spans that begin in the last step do not matter, as the window's end cuts them.
+        """
+        spans = self.marks.new_spans(fallback_track, self.steps_end if last else None)
+        if not len(spans) or not (last or self.gaps):
+            return spans
+        outer = spans["parent"]
+        moved = (outer != 0) & touching_any(spans, self._pauses)
+        if last and self.marks.last_ns < self.steps_end:
+            moved[-1] |= outer[-1] != 0 and int(outer[-1]) not in self._reaching
+        spans["track"][moved], spans["parent"][moved] = fallback_track, 0
+        return spans
 
     def accept_steps(self, fallback_track: int, *, last: bool = False) -> Block:
         """Counts and returns the `step_spans`. A pause does not split them: viewers count steps."""

@@ -149,11 +149,11 @@ class StepMarks:
         return tuple([step for step in steps if step.end_ns > step.start_ns])
 
     def nested(self, end: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
-        """Tracks, begins and ends of the steps that nest on the track of the training loop; the last one ends at `end`."""
+        """Tracks, begins and ends of the steps that may nest on the track of the training loop; the last one ends at `end`."""
         marks, following = self._columns.part(0, self._count), self._columns.part(1, self._count)
         ends, track, parent = following.ts, following.track, following.parent
         if end > int(marks.ts[-1]):
-            # The span that is open at the end of the last step is not known; most likely it is that of its begin.
+            # Whether the last step nests is known when the window closes. Until then, events keep clear of it.
             ends = np.append(ends, end)
             track, parent = np.append(track, marks.track[-1]), np.append(parent, marks.parent[-1])
         marks = marks.part(0, len(ends))
@@ -163,8 +163,8 @@ class StepMarks:
     def new_spans(self, fallback_track: int, end: int | None = None) -> Block:
         """A span for each step that ended since the last call; `end`, if any, ends the last one.
 
-        A span is on the track of the training loop if it nests there, that is, if the same span is open at its begin and its
-        end. Otherwise it is on `fallback_track`.
+        A span is on the track of the training loop if the same span is open at its begin and its end, which is assumed of the last
+        one. Otherwise it is on `fallback_track`.
         """
         ts, parent, number, track = self._columns.part(self._spans, self._count)
         spans = _core.step_spans(ts, parent, number, track, _NEVER if end is None else end, fallback_track, *_STEP)

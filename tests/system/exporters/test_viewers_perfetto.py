@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import stepscope as sc
+from stepscope.cli.main import main
+from stepscope.control import WindowRequest
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.chrome_file import Dialect, base_of
 from stepscope.runtime.events.record import EventBatch, Flag, Kind
@@ -25,6 +28,10 @@ select a.name as source, b.name as target from flow f join slice a on f.slice_ou
 
 ARGUMENTS = """
 select s.name, a.key, a.int_value, a.real_value, a.string_value from slice s join args a using (arg_set_id)"""
+
+
+OVERLAPS = "select value from stats where name = 'slice_drop_overlapping_complete_event'"
+STEPS = "select name from slice where name like 'ProfilerStep#%' order by ts"
 
 
 def made(directory: Path) -> EventBatch:
@@ -140,3 +147,37 @@ def test_gzip_of_a_whole_trace(tmp_path: Path) -> None:
     write(tmp_path / "a.json", batch)
     write(tmp_path / "a.json.gz", batch)
     assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()
+
+
+def train_epochs(profiler: sc.Profiler, output_dir: Path) -> Path:
+    """Runs two epochs of five steps, and returns the trace."""
+    with profiler:
+        for _ in range(2):
+            with sc.span("epoch"):
+                for _ in range(5):
+                    with sc.span("train"):
+                        pass
+                    profiler.step()
+    profiler.raise_errors()
+    return output_dir / "trace.json"
+
+
+def test_every_step_of_a_loop_with_epochs(tmp_path: Path) -> None:
+    """A window's last step, which begins in one epoch and ends in the next, is drawn as well: of a schedule and of an armed window,
+    in a trace, a converted journal and TensorBoard's file."""
+    scheduled, armed = tmp_path / "scheduled", tmp_path / "armed"
+    profiler = sc.trace(
+        schedule=sc.schedule(wait=1, warmup=1, active=4, repeat=1),
+        output_dir=scheduled,
+        exporters=[ChromeTraceExporter(scheduled / "trace.json"), sc.tensorboard_trace_handler(scheduled / "tb")],
+    )
+    paths = [train_epochs(profiler, scheduled), *(scheduled / "tb").iterdir(), scheduled / "converted.json"]
+    assert main(["convert", str(scheduled), str(paths[-1])]) == 0
+    exporter = ChromeTraceExporter(armed / "trace.json")
+    profiler = sc.trace(output_dir=armed, exporters=[exporter], control=sc.Control())
+    profiler.arm(WindowRequest(start_step=2, steps=4))
+    paths.append(train_epochs(profiler, armed))
+    for path in paths:
+        problems, overlaps, steps = perfetto.query(path, PROBLEMS, OVERLAPS, STEPS)
+        assert problems == [] and overlaps == [{"value": 0}]
+        assert [row["name"] for row in steps] == [f"ProfilerStep#{number}" for number in range(2, 6)]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.cli.main import main
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events import strings, tracks
@@ -28,6 +29,7 @@ from tests.support.crashes import BODY, MIDWAY, START, Crash, batches, names, op
 from tests.support.journals import described
 from tests.support.launch import launched
 from tests.support.messages import refused
+from tests.support.nesting import chrome_problems
 
 
 @pytest.fixture
@@ -389,6 +391,35 @@ async def test_the_result_converts_to_valid_json(crash: Crash) -> None:
     assert any(event["name"] == "innermost" for event in events)
     assert replayed.windows == 1
     assert replayed.unfinished == 0
+
+
+EPOCHS = """
+with sc.span("setup"):
+    profiler.start()
+    sc.instant("begin")
+    profiler.step()
+    profiler.flush()
+    with sc.span("epoch"):
+        profiler.step()
+        profiler.step()
+    with sc.span("epoch"):
+        {next_epoch}
+        die()
+"""
+
+
+@pytest.mark.parametrize(("next_epoch", "last_is_apart"), [("profiler.step()", False), ("sc.instant('x')", True)])
+def test_the_rows_of_steps(crash: Crash, next_epoch: str, last_is_apart: bool) -> None:
+    """A step that overlaps an epoch in part is not on its row; one that was cut off within an epoch is."""
+    recovery = crash.of(EPOCHS.format(next_epoch=next_epoch)).recover()
+    trace = crash.run / "trace.json"
+    assert main(["convert", str(recovery.journal), str(trace)]) == 0
+    assert chrome_problems(trace) == []
+    apart = {
+        event["name"]: event["tid"] == tracks.STEPS_TID for event in json.loads(trace.read_text()) if "tid" in event
+    }
+    last = 3 if last_is_apart else 4
+    assert [apart[f"ProfilerStep#{number}"] for number in (0, 1, 2, last)] == [False, True, False, last_is_apart]
 
 
 @pytest.mark.parametrize(

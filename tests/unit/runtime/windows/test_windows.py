@@ -205,6 +205,52 @@ def test_step_spans_tile_the_window() -> None:
     assert [(int(s["ts"]), int(s["dur"]), int(s["step"])) for s in steps] == [(0, 30, 5), (30, 40, 6), (70, 30, 7)]
 
 
+@pytest.mark.parametrize(
+    ("region", "still_open", "pause", "track"),
+    [
+        ((5, 60), False, None, 99),  # ends in the step
+        ((5, 100), False, None, 1),  # ends with the window
+        ((5, 130), False, None, 1),  # is cut with the window
+        ((5, 130), True, None, 1),
+        ((5, 130), False, (60, 70), 99),  # is cut by a pause
+        ((5, 130), True, (60, 70), 99),
+        (None, False, (60, 70), 1),
+    ],
+)
+def test_the_row_of_the_last_step(
+    region: tuple[int, int] | None, still_open: bool, pause: tuple[int, int] | None, track: int
+) -> None:
+    """It is on the training loop's track unless the region in which it began is cut in it."""
+    state = windows()
+    state.open(StepMark(0, 0, 1))
+    marks = mark_block(SERIAL, (30, 1))
+    marks["parent"] = 5 if region else 0
+    batches = state.route(RECORDER, marks, b"")
+    if pause:
+        state.pause(pause[0])
+        state.resume(pause[1])
+    close(state, 100)
+    regions = span_block(region, first_id=5) if region else NONE
+    # Regions that begin in the step are cut with the window.
+    batches += state.route(RECORDER, join_blocks([NONE if still_open else regions, span_block((40, 120))]), b"")
+    ((_, last),) = finish(state, 200, regions if still_open else NONE)
+    step = events_of([*batches, *last], STEPS)[-1]
+    assert (int(step["ts"]), int(step["dur"]), int(step["track"])) == (30, 70, track)
+    assert int(step["parent"]) == (5 if region and track == 1 else 0)
+
+
+def test_a_step_with_a_pause_in_it() -> None:
+    """The pause cuts the region around it, so the step is on a row of its own; the next one is not."""
+    state = windows()
+    state.open(StepMark(0, 0, 1, parent=5))
+    state.pause(10)
+    state.resume(20)
+    marks = mark_block(SERIAL, (30, 1), (40, 2))
+    marks["parent"] = 5
+    batches = state.route(RECORDER, marks, b"") + state.route(RECORDER, instant_block(50), b"")
+    assert events_of(batches, STEPS)["track"].tolist() == [99, 1]
+
+
 def test_marks_may_be_told_ahead_and_out_of_order() -> None:
     """Events of a drain are divided only when all of its steps are known, whichever ring they were in."""
     state = windows()
