@@ -234,13 +234,13 @@ class OpenWindow:
         Spans that begin in the last step do not matter, as the window's end cuts them.
         """
         spans = self.marks.new_spans(fallback_track, self.steps_end if last else None)
-        if not len(spans) or not (last or self.gaps):
-            return spans
-        outer = spans["parent"]
-        moved = (outer != 0) & touching_any(spans, self._pauses)
-        if last and self.marks.last_ns < self.steps_end:
-            moved[-1] |= outer[-1] != 0 and int(outer[-1]) not in self._reaching
-        spans["track"][moved], spans["parent"][moved] = fallback_track, 0
+        if self.gaps and len(spans):
+            cut = (spans["parent"] != 0) & touching_any(spans, self._pauses)
+            spans["track"][cut], spans["parent"][cut] = fallback_track, 0
+        if last and len(spans) and self.marks.last_ns < self.steps_end:
+            outer = int(spans["parent"][-1])
+            if outer and outer not in self._reaching:
+                spans["track"][-1], spans["parent"][-1] = fallback_track, 0
         return spans
 
     def accept_steps(self, fallback_track: int, *, last: bool = False) -> Block:
