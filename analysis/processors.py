@@ -7,6 +7,9 @@ from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.thresholds import BUSY_THREAD
 from stepscope.runtime.observers import processor_demand
 
+MOST_PERCENT = 105.0
+"""More is not explained by rounding: a control group limits the rank to fewer processors than those that were measured."""
+
 
 def demand(job: Job) -> tuple[float, float, float]:
     """How many processors the ranks on the main rank's host would use, how many their child processes, and how many there are;
@@ -34,11 +37,16 @@ def others_use(job: Job) -> float:
 
 
 def machine_use(rank: RankSummary) -> float | None:
-    """Percent of the processors that a rank may use that were busy, with any process; `None` if that is not known."""
+    """Percent of the time for which processors were busy; `None` if that is not known.
+
+    Of the processors that the rank's control group may use, with the group's work; else of the machine's, with any process; else of those
+    that the rank may use, with any process, where no control group limits it to fewer.
+    """
     sampled = rank.counter_means.get("cgroup cpu %", rank.counter_means.get("host cpu %"))
     processors, in_use = (rank.demand.get(name, []) for name in (processor_demand.PROCESSORS, processor_demand.IN_USE))
     if sampled is None and len(in_use) > 1 and processors and processors[-1][1] > 0:
-        return 100 * growth_per_ns(in_use) / processors[-1][1]
+        share = 100 * growth_per_ns(in_use) / processors[-1][1]
+        return share if share <= MOST_PERCENT else None
     return sampled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib import import_module
@@ -35,8 +36,8 @@ class _Emission(threading.local):
         self._ended_inside: Any = None
         """The one that ended inside of an operator last."""
         self.users: list[StreamMode] = []
-        self._stays = ExitStack()
-        """Entered while it could not end."""
+        self._watches: weakref.finalize[Any, Any] | None = None
+        """Ends the watch of the slot that began when it could not end; the thread's end does so, too."""
 
     def add(self, user: StreamMode) -> None:
         """A mode wants operators from now on."""
@@ -55,8 +56,7 @@ class _Emission(threading.local):
 
     def vacate(self, kineto: bool) -> None:
         """Ends the emission for a profiler of the program."""
-        if self.context is not None or self._came_back():
-            self._stop()
+        if (self.context is not None or self._came_back()) and self._stop():
             self._lack(PROGRAM)
 
     def reoccupy(self) -> None:
@@ -107,16 +107,21 @@ class _Emission(threading.local):
         self.context, self._ended_inside, slot.emits = self._ended_inside, None, True
         return True
 
-    def _stop(self) -> None:
+    def _stop(self) -> bool:
+        """Returns whether nothing is emitted any more."""
         if self.context is not None and slot.may_end_another:
             # torch would end that recording. Ours ends when this thread has to do with a profiler again.
-            slot.watch()
-            self._stays.callback(slot.unwatch)
-            return
-        self._stays.close()
+            if self._watches is None:
+                slot.watch()
+                self._watches = weakref.finalize(threading.current_thread(), slot.unwatch)
+                self._watches.atexit = False
+            return False
+        watches, self._watches = self._watches, None
+        if watches is not None:
+            watches()
         context, self.context, slot.emits = self.context, None, False
         if context is None:
-            return
+            return True
         self._ended_inside = context if in_operator() else None
         try:
             with slot.ours():
@@ -125,6 +130,7 @@ class _Emission(threading.local):
         except RuntimeError as error:
             for user in self.users:
                 user.note(f"torch did not end the emission of operators: {error}".partition("\n")[0])
+        return True
 
     def _lack(self, why: str) -> None:
         at = clock.now()

@@ -44,8 +44,8 @@ class CreateTask:
         self.replaced: Callable[..., asyncio.Future[Any]] | None = _replacement(loop)
         """A replacement of other code that was set before; `None` for the method of the loop's class."""
         self._loop = weakref.ref(loop)  # the loop refers to this
-        self.ident, self.track = get_ident(), _core.thread_track()
-        """The thread that runs the loop."""
+        self.ident, self.track = get_ident(), 0
+        """The thread that runs the loop, and its track once a task of it has recorded something."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, Any], /, **options: Any) -> asyncio.Future[Any]:
         watched: Any = coroutine
@@ -74,7 +74,7 @@ def _replacement(loop: asyncio.AbstractEventLoop) -> Callable[..., asyncio.Futur
     """
     kind: Any = type(loop)
     method: Any = loop.create_task
-    own = kind.create_task
+    own = getattr(kind, "create_task", None)
     bound = own.__get__(loop, kind) if hasattr(own, "__get__") else own
     return None if method == bound else method
 
@@ -108,14 +108,23 @@ def watch() -> None:
             _unwatched_tasks.add(task)
 
 
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _wrap(owner: Any, name: str) -> Callable[[], None]:
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def run(runs: Any, *args: Any, **kwargs: Any) -> Any:
-        loop = runs.get_loop() if isinstance(runs, asyncio.Runner) else runs
-        if _restore and not is_lasting(loop):
-            _watch_loop(loop)
+        if _restore and not _in_loop():  # else the original refuses
+            loop = runs.get_loop() if isinstance(runs, asyncio.Runner) else runs
+            if not is_lasting(loop):
+                _watch_loop(loop)
         return original(runs, *args, **kwargs)
 
     def restore() -> None:
@@ -181,6 +190,9 @@ def running() -> tuple[str, int, _core.Coroutine | None] | None:
     except RuntimeError:
         return None
     _watch_loop(loop)
+    create_task = _loops.get(loop)  # `None`: the last profiler was closed meanwhile
+    if create_task is not None and not create_task.track:
+        create_task.ident, create_task.track = get_ident(), _core.thread_track()
     task = asyncio.current_task(loop)
     if task is None:
         return None

@@ -11,9 +11,9 @@ from stepscope.runtime.threads.user_code import from_signal_handler
 
 
 def watch() -> None:
-    """Watches thread pools, and the tasks of the loop that runs in this thread.
+    """Watches thread pools, and tasks that are made from now on. Tasks of trio that exist are watched as well.
 
-    Tasks of other loops are watched as soon as one of them records.
+    Loops that asyncio does not run, such as uvloop's own `run_until_complete`, are watched as soon as a task of them records.
     """
     executors.watch()
     asyncio_tasks.watch()

@@ -16,10 +16,10 @@
 static _Thread_local int programs_code;  /* calls of the program's code that this thread is inside of */
 static atomic_ullong seen; /* the main thread's mask when that called us last: bit N-1 for signal N */
 
-/* All but those that an instruction of the thread causes: blocked, these end the process at once, whatever handler it has. glibc's abort()
- * unblocks SIGABRT itself. */
+/* All but those that a thread raises itself. Blocked, those of an instruction would end the process at once, and abort() would
+ * not reach a handler of SIGABRT where the C library raises that before it unblocks it, as musl does. */
 void mask_asynchronous(sigset_t *set) {
-    static const int synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    static const int synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
     sigfillset(set);
     for (size_t i = 0; i < sizeof synchronous / sizeof *synchronous; i++) sigdelset(set, synchronous[i]);
 }

@@ -405,7 +405,7 @@ class TorchSlot:
                     self._kineto -= {me, _SOMEWHERE}
             return result
         finally:
-            if not self.taken:
+            if self.emits or not self.taken:
                 for occupant in self.occupants:
                     occupant.reoccupy()
 

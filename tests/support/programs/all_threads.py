@@ -76,12 +76,12 @@ def run(case: str, threads: dict[str, ThreadPoolExecutor]) -> dict[str, Any]:
             (kind,) = kinds
             del active[kind]
             on(profiles[kind].__exit__, None, None, None).result(60)
-    told: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     for kind, profile in profiles.items():
         if kind == "l":
             continue
         found = counts(profile)
-        told[kind] = {
+        outcome[kind] = {
             "lost": [name for name in wanted[kind] if name not in found],
             "twice": [name for name in wanted[kind] if found.get(name, 0) > 1],
             "notes": " ".join(profile.run.report().backends["torch"].notes) if kind in "LKG" else "",
@@ -89,11 +89,12 @@ def run(case: str, threads: dict[str, ThreadPoolExecutor]) -> dict[str, Any]:
         if kind in "LKG":
             profile.raise_errors()
             assert profile.run.audit() == ()
-    return told
+    return outcome
 
 
 def check_afterwards() -> None:
-    """On the calling thread every kind of profile records, so nothing is left of those before."""
+    """On the calling thread nothing is left of the profiles before, and every kind of profile records."""
+    assert not torch.autograd._profiler_enabled()
     for kind in "LKk":
         profile = start(kind)
         operate("sign")

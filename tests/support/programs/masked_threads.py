@@ -15,18 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-SYNCHRONOUS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
+SYNCHRONOUS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT", "SIGSYS"}
 NEVER = {"SIGKILL", "SIGSTOP"}
-AWAITED = {
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCHLD,
-    signal.SIGALRM,
-    signal.SIGINT,
-    signal.SIGABRT,
-}
+AWAITED = {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGALRM, signal.SIGINT}
 
 OURS_NOT: set[int] = {os.getpid()}
 """Threads of the program."""

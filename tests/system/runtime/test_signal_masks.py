@@ -24,6 +24,7 @@ SYNCHRONOUS = {
     signal.SIGFPE,
     signal.SIGILL,
     signal.SIGTRAP,
+    signal.SIGABRT,
     signal.SIGSYS,
 }
 ALL = set(signal.valid_signals()) - SYNCHRONOUS - {signal.SIGKILL, signal.SIGSTOP}

@@ -113,7 +113,19 @@ def run_on_a_loop_of_its_own(main: Coroutine[Any, Any, None]) -> None:
     loop.close()
 
 
-@pytest.mark.parametrize("run", [asyncio.run, run_on_a_loop_of_its_own])
+def run_for_ever(main: Coroutine[Any, Any, None]) -> None:
+    """As services do that make their tasks in callbacks."""
+    loop = asyncio.SelectorEventLoop()
+
+    def begin() -> None:
+        loop.create_task(main).add_done_callback(lambda _: loop.stop())
+
+    loop.call_soon(begin)
+    loop.run_forever()
+    loop.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, run_on_a_loop_of_its_own, run_for_ever])
 def test_a_loop_that_begins_after_the_profiler(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     """All of its tasks are watched, the first one included."""
 
