@@ -28,10 +28,13 @@ class ChromeFilesBackend:
         self._worker: KinetoWorker | None = None
         self._open = False
         self._anchor = ClockAnchor(0, 0, 0)
+        self._since = 0
+        """When the latest file came, or when it was opened."""
         self._files = 0
 
     def open(self, sink: Sink) -> None:
         self._worker, self._anchor, self._open = KinetoWorker(sink), ClockAnchor.read(), True
+        self._since = self._anchor.monotonic_ns
 
     def add(self, path: Path) -> None:
         """Takes a file; it may be deleted afterwards. Any thread; before `open` and after `aclose` it is left out.
@@ -42,7 +45,8 @@ class ChromeFilesBackend:
         worker = self._worker
         if worker is None or not self._open:
             return
-        file, now, since = _File(path), ClockAnchor.read(), self._anchor.monotonic_ns
+        file, now = _File(path), ClockAnchor.read()
+        since, self._since = self._since, now.monotonic_ns
         self._files += 1
         worker.put(
             FinishedTrace(file, now.monotonic_ns, (self._anchor, now), (), False, since, frozenset(), Path(path).name)

@@ -66,11 +66,17 @@ class Progress:
         from rich import progress
         from rich.console import Console
 
+        class NoCursorChange(Console):
+            """Leaves the cursor as it is: a signal that ends the process would leave it hidden."""
+
+            def show_cursor(self, show: bool = True) -> bool:
+                return False
+
         bars = progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(20),
             progress.TimeElapsedColumn(),
-            console=Console(file=self._stream),
+            console=NoCursorChange(file=self._stream),
             auto_refresh=False,
             transient=True,
             redirect_stdout=False,

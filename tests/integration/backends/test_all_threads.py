@@ -35,8 +35,8 @@ BROKEN = {
 
 
 @cache
-def told() -> dict[str, Any]:
-    """What the program tells of all cases, which it runs in a process of its own, as torch may crash."""
+def outcomes() -> dict[str, Any]:
+    """What the program found in all cases, which it runs in a process of its own, as torch may crash."""
     cases = [*WHOLE.values(), *(case for case, _ in BROKEN.values())]
     with tempfile.TemporaryDirectory() as directory:
         where = environment(PYTHONPATH=str(ROOT))
@@ -49,7 +49,7 @@ def told() -> dict[str, Any]:
 @pytest.mark.parametrize("case", WHOLE.values(), ids=list(WHOLE))
 def test_each_has_all_that_is_its_own(case: str) -> None:
     """Once, whoever ends first."""
-    for kind, found in told()[case].items():
+    for kind, found in outcomes()[case].items():
         broken = kind == "G" and "+k" in case
         assert bool(found["lost"]) is broken and ("missing" in found["notes"]) is broken, kind
         assert found["twice"] == [], kind
@@ -58,6 +58,6 @@ def test_each_has_all_that_is_its_own(case: str) -> None:
 @pytest.mark.parametrize(("case", "lost"), BROKEN.values(), ids=list(BROKEN))
 def test_the_programs_own_profilers_go_first(case: str, lost: list[str]) -> None:
     """They are whole; ours has what was before and after, or says for how long it has nothing."""
-    for kind, found in told()[case].items():
+    for kind, found in outcomes()[case].items():
         assert found["lost"] == (lost if kind in "GK" else []) and found["twice"] == [], kind
         assert ("missing" in found["notes"]) is (kind in "GK"), kind

@@ -93,13 +93,20 @@ def run(case: str, threads: dict[str, ThreadPoolExecutor]) -> dict[str, Any]:
 
 
 def check_afterwards() -> None:
-    """On the calling thread nothing is left of the profiles before, and every kind of profile records."""
-    assert not torch.autograd._profiler_enabled()
+    """On the calling thread every kind of profile records, so nothing is left of those before."""
     for kind in "LKk":
         profile = start(kind)
         operate("sign")
         profile.__exit__(None, None, None)
         assert counts(profile)["aten::sign"] == 1, kind
+    assert not torch.autograd._profiler_enabled()
+
+
+def outlive() -> None:
+    """A live profile inside of the program's recording of all threads stops to emit operators when that ends."""
+    with torch.profiler.profile(activities=CPU, experimental_config=all_threads()):
+        with MAKE["L"]():
+            operate("sign")
     assert not torch.autograd._profiler_enabled()
 
 
@@ -130,6 +137,7 @@ def cross_borders() -> None:
 
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
+    outlive()
     cross_borders()
     for case in sys.argv[2:]:
         threads = {name: ThreadPoolExecutor(1) for name in "ABC"}

@@ -450,8 +450,8 @@ def test_progress_on_a_terminal(tmp_path: Path) -> None:
         command = refused_delivery(Path("run"), server.getsockname()[1])
         lines = on_terminal(*command, width=120, cwd=tmp_path, stream="stderr", status=1)
     bars, erased, after = "\n".join(lines).rpartition("\x1b[2K")
-    assert "delivering run/journal" in bars and "0:00:0" in bars and "\x1b[?25l" in bars
-    assert erased and "does not take the journal" in after and "delivering" not in after and "\x1b[?25l" not in after
+    assert "delivering run/journal" in bars and "0:00:0" in bars
+    assert erased and "does not take the journal" in after and "delivering" not in after
 
 
 def test_no_progress_in_a_pipe(tmp_path: Path) -> None:
@@ -479,8 +479,4 @@ def test_progress_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         with contextlib.suppress(OSError):  # nobody has the terminal open any more
             while piece := terminal.read(4096):
                 output += piece
-    assert (
-        "━".encode() in output
-        and output.endswith(b"\x1b[2K")
-        and output.rfind(b"\x1b[?25h") > output.rfind(b"\x1b[?25l")
-    )
+    assert "━".encode() in output and output.endswith(b"\x1b[2K") and b"\x1b[?25l" not in output
