@@ -129,8 +129,8 @@ static PySendResult pass_on(Coroutine *c, PyObject **result) {
 
 static PySendResult coroutine_am_send(PyObject *self, PyObject *value, PyObject **result) {
     Coroutine *c = (Coroutine *)Py_NewRef(self), *outer = enter(c);
-    bool told = !record_tasks || c->run.id || c->steps > 1 || begin_run(c);
-    PySendResult sent = told ? PyIter_Send(c->inner, value, result) : pass_on(c, result);
+    bool begun = !record_tasks || c->run.id || c->steps > 1 || begin_run(c);
+    PySendResult sent = begun ? PyIter_Send(c->inner, value, result) : pass_on(c, result);
     leave(c, outer, sent != PYGEN_NEXT);
     Py_DECREF(self);
     return sent;

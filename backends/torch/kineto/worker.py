@@ -31,7 +31,7 @@ BLOCK = 1 << 15
 """Events delivered at a time, about."""
 LAST_S = 0.15
 """How long closing that was cancelled waits for what is converted to be delivered."""
-TELL_S = 0.1
+PROGRESS_INTERVAL_S = 0.1
 """Between two statements that the work advances."""
 TOO_LATE = "had been converted when the profiler was closed; raise Options.close_timeout"
 NOT_BEGUN = "was not looked into when the profiler was closed, so that nobody knows how many events it had"
@@ -75,7 +75,7 @@ class KinetoWorker:
         self._closing = False
         self._abandoned = False
         self._working: BackgroundCall[None] = BackgroundCall(self._run, name="stepscope-kineto", elsewhere=True)
-        self._told = 0.0
+        self._advanced_at = 0.0
         self.problems: Counter[str] = Counter()
         """Failures and their counts."""
         self.clock_error_ns = 0
@@ -127,8 +127,8 @@ class KinetoWorker:
     def _advance(self) -> None:
         """The work goes on: windows that wait for it, and closing, wait on."""
         now = time.monotonic()
-        if now - self._told > TELL_S:
-            self._told = now
+        if now - self._advanced_at > PROGRESS_INTERVAL_S:
+            self._advanced_at = now
             with suppress(ClosedError):
                 self._sink.advancing()
 
@@ -174,7 +174,7 @@ class KinetoWorker:
         written = -1
         while not saving.finished:
             with suppress(TimeoutError):
-                saving.result(TELL_S)
+                saving.result(PROGRESS_INTERVAL_S)
             size = sum(file.stat().st_size for file in (path, Path(f"{path}.tmp")) if file.exists())
             if size != written:
                 written = size
