@@ -81,6 +81,7 @@ def summary_of(kept: Stored) -> RankSummary:
             rank=kept.rank,
             name=kept.name,
             dropped={},
+            missing={},
             ended=True,
             foreign=False,
             startup_ns=0,
