@@ -74,7 +74,7 @@ def _replacement(loop: asyncio.AbstractEventLoop) -> Callable[..., asyncio.Futur
     """
     kind: Any = type(loop)
     method: Any = loop.create_task
-    own = getattr(kind, "create_task", None)
+    own: Any = getattr(kind, "create_task", None)
     bound = own.__get__(loop, kind) if hasattr(own, "__get__") else own
     return None if method == bound else method
 
