@@ -71,36 +71,27 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     """Does what `explain` does with ranks that were read already: one summary for each rank of the recording."""
     fastest = fastest_of([summary.collectives for summary in summaries])
     ranks = tuple(_rank_answer(summary, fastest) for summary in summaries)
-    path = str(recording.path)
     missing = sum((Counter(rank.missing) for rank in recording.ranks), Counter[str]())
-    trust = _trust(recording, summaries, missing)
-    unknown = _unknown(summaries)
-    layout = next((found for rank in recording.ranks if (found := layout_of(rank.metadata))), None)
     steps = max((len(summary.facts) for summary in summaries), default=0)
     tasks = sum(len(summary.tasks) + len(summary.callbacks) for summary in summaries)
+    findings: tuple[Finding, ...] = ()
+    refused = ""
     if steps < FEWEST_STEPS and not tasks:
-        why = _refusal(steps, summaries)
-        return Answer(
-            path=path,
-            verdict=_of_devices(ranks) or NOT_ENOUGH,
-            refused=why,
-            ranks=ranks,
-            unknown=unknown,
-            layout=layout,
-            trust=trust,
-            missing=dict(missing),
-        )
-    job = Job(summaries)
-    findings = findings_of(job, steps)
-    verdict = findings[0].title if findings else _nothing(job.main, steps)
+        refused = _refusal(steps, summaries)
+        verdict = _of_devices(ranks) or NOT_ENOUGH
+    else:
+        job = Job(summaries)
+        findings = findings_of(job, steps)
+        verdict = findings[0].title if findings else _nothing(job.main, steps)
     return Answer(
-        path=path,
+        path=str(recording.path),
         verdict=verdict,
+        refused=refused,
         findings=findings,
         ranks=ranks,
-        unknown=unknown,
-        layout=layout,
-        trust=trust,
+        unknown=_unknown(summaries),
+        layout=next((found for rank in recording.ranks if (found := layout_of(rank.metadata))), None),
+        trust=_trust(recording, summaries, missing),
         missing=dict(missing),
     )
 

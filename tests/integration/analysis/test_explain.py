@@ -140,7 +140,7 @@ def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ns_a_step", "known"), [(10, True), (10**9, False)])
-def test_processors_beside_a_pipeline(ns_a_step: int, known: bool, tmp_path: Path) -> None:
+def test_use_of_processors_with_a_pipeline(ns_a_step: int, known: bool, tmp_path: Path) -> None:
     """Without counters of the host, the signals say how busy the processors are. More than all of them is not said."""
 
     def step(number: int) -> None:
