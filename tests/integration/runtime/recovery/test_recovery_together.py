@@ -13,15 +13,21 @@ from stepscope.runtime.session.note import notes_in, replace_note
 from tests.support.crashes import Crash, names
 
 BOTH = """
+import pathlib, time
 profiler.start()
 other = sc.trace(output_dir=OTHER, name="other")
 other.start()
+def begun():
+    journals = {path for place in (sys.argv[1], OTHER) for path in pathlib.Path(place).glob("journal*")}
+    return sum(path.stat().st_size > 100 for path in journals)
+while begun() < 2:
+    time.sleep(0.01)
 for number in range(100):
     with sc.span("both"):
         pass
 die()
 """
-"""Nothing is drained: all that they have is in the session."""
+"""Both journals have begun; nothing is drained: all events are in the session."""
 
 
 def killed(tmp_path: Path, other: Path) -> Crash:
@@ -42,6 +48,20 @@ def test_runs_in_two_directories(order: tuple[str, str], tmp_path: Path) -> None
     assert not last.notes and not last.missing and not session.exists()
     assert names(first.journal)["both"] == names(last.journal)["both"] == 100
     assert not (tmp_path / "run" / "session").exists() and not (tmp_path / "other" / "session").exists()
+
+
+def test_a_journal_that_was_created_and_not_written(tmp_path: Path) -> None:
+    """A run that is killed before its note names the journal leaves an empty file, which needs no recovery."""
+    killed(tmp_path, tmp_path / "other")
+    other = tmp_path / "other"
+    for journal in other.glob("journal*"):
+        journal.unlink()
+    (other / "journal").touch()
+    ((path, note),) = notes_in(other, [])
+    replace_note(path, msgspec.structs.replace(note, outputs=()))
+    result = recover(other)
+    assert not result.notes and not result.missing
+    assert names(result.journal)["both"] == 100
 
 
 def test_what_was_recovered_before_there_was_more_is_needed_still(tmp_path: Path) -> None:
