@@ -34,6 +34,8 @@ class Found:
         """Spans of each lane that had not ended when the last window did."""
         self.gaps = 0
         """Events that gaps count."""
+        self.last_gap_ns = 0
+        """When the last gap ended, clipped to its window."""
         self.end_ns = 0
         """When the last window ended."""
         self.windows: list[Window] = []
@@ -94,6 +96,7 @@ class Found:
         events = batch.events
         gaps = events[events["kind"] == int(Kind.GAP)]
         self._gaps += gaps["id"].tolist()
+        self.last_gap_ns = max(self.last_gap_ns, int(ends(gaps).max(initial=0)))
         self._marks.update(events["step"][events["kind"] == int(Kind.STEP)].tolist())
         opened = events["flags"] & int(Flag.OPEN) != 0
         waits = events[(events["name"] == strings.intern("suspended")) & ~opened]

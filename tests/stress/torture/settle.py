@@ -39,7 +39,7 @@ def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False,
         end = _least_end(found, diary) if recovered else found.end_ns
     if closed and not recovered and end < max(diary.ending_ns, int(diary.lane(MAIN)[1].max(initial=0))):
         problems.append("the last window ended before the program's main thread was about to")
-    produced = exported = waited = 0
+    produced = exported = waited = after = 0
     for lane in range(LANES):
         entered, left = diary.lane(lane)
         before = (left > 0) & (left < end)
@@ -54,6 +54,7 @@ def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False,
         )
         if more > 1:
             problems.append(f"lane {lane}: {more} spans came back that had not ended")
+        after += int((left > end).sum()) + int((entered > end).sum())
         produced += int(before.sum()) + len(ended) - int(before[known].sum())
         exported += len(ended)
         still_open = ~before & (entered < end)
@@ -70,12 +71,13 @@ def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False,
     begun = diary.steps + int(not bare or found.marks > diary.steps)
     others = (waited - found.waits(end)) + (begun - found.marks)
     dropped = found.gaps - others
-    surplus = (
-        exported + dropped - produced
-    )  # dropped in the very moment of the end, without a note that they had returned
-    if 0 < surplus <= UNDER_WAY:
+    surplus = exported + dropped - produced
+    # Events may be dropped in the very moment of the end, without a note that they had returned. A gap that reaches the end
+    # of the last window counts those after it as well.
+    uncertain = UNDER_WAY + (after if found.last_gap_ns >= found.end_ns else 0)
+    if 0 < surplus <= uncertain:
         produced += surplus
-    if not closed and -found.cut_short <= surplus < 0:
+    if -found.cut_short <= surplus < 0:
         exported -= surplus
     return Outcome(
         produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
