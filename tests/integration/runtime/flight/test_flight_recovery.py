@@ -120,7 +120,8 @@ def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
         """
         step(20)
         profiler.save("first")
-        while not os.path.exists(sys.argv[1] + "/windows/000000.journal.part"):
+        part = sys.argv[1] + "/windows/000000.journal.part"
+        while not os.path.exists(part) or os.path.getsize(part) < 100:
             step(1)
             time.sleep(0.05)
         step(2)
