@@ -21,7 +21,7 @@ def message(text: str) -> None:
     discard_unwritten(sys.stderr)
 
 
-def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+def add_json(parser: argparse._ActionsContainer, what: str) -> None:
     """Declares `--json`.
 
     Args:

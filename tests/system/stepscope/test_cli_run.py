@@ -310,6 +310,25 @@ def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
     assert complete(tmp_path / "run" / "trace-0.json", "work")
 
 
+def test_the_answer_is_json(tmp_path: Path) -> None:
+    """That of `stepscope explain`, below what the program prints; the rest is on standard error."""
+    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): print('of the program')")
+    done = stepscope("run", "--json", "--out", "run", "p.py", cwd=tmp_path)
+    first, _, rest = done.stdout.partition("\n")
+    assert (done.returncode, first) == (0, "of the program"), done.stderr
+    explained = stepscope("explain", "run", "--json", cwd=tmp_path)
+    assert {**json.loads(rest), "path": "run"} == json.loads(explained.stdout)
+    assert "run/trace.json" in done.stderr and "Trust" not in done.stderr
+
+
+def test_an_answer_that_nobody_takes_changes_no_exit_code(tmp_path: Path) -> None:
+    """The program has closed standard output."""
+    (tmp_path / "p.py").write_text("import sys\nsys.stdout.close()\nsys.exit(3)")
+    done = stepscope("run", "--json", "--out", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 3
+    said(done.stderr.splitlines()[-1], "standard output")
+
+
 def test_exporters_are_chosen(tmp_path: Path) -> None:
     """Several at once; the journal is kept in any case."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
