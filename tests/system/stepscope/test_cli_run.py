@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.recording import load
+from stepscope.backends.torch.arm import VARIABLE
 from stepscope.cli.programs.optimizer_steps import OptimizerSteps
 from stepscope.cli.programs.short_answer import MOST_LINES
 from stepscope.runtime.events import strings
@@ -405,6 +406,17 @@ def test_steps_of_the_optimizer_are_steps(mode: str, tmp_path: Path) -> None:
     inside = zip(sorted(steps.values()), complete(trace, "Optimizer.step#SGD.step"), strict=True)
     assert all(begin <= first and last <= end for (begin, end), (first, last) in inside)
     assert len(complete(trace, "aten::addmm")) == 4
+
+
+def test_torch_may_be_imported_before_the_program(tmp_path: Path) -> None:
+    """As the environment's `sitecustomize` may do it: torch's own engine records the same, and the log says it once."""
+    require("torch")
+    (tmp_path / "sitecustomize.py").write_text("import torch")
+    (tmp_path / "p.py").write_text(TRAINING)
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), VARIABLE: ""})
+    assert (done.returncode, done.stderr.count("torch was imported before stepscope")) == (0, 1), done.stderr
+    assert "No answer" not in done.stderr
+    assert len(complete(tmp_path / "run" / "trace.json", "aten::addmm")) == 12
 
 
 def test_a_whole_program_is_one_window(tmp_path: Path) -> None:
