@@ -188,15 +188,15 @@ class TracedProgram(msgspec.Struct, frozen=True):
             return
         notes = (*self._problems(), *self._untraced(), *(() if failure else self._empty()))
         failed = _failure_text(failure) if failure is not None and not self.profiler.statistics().steps else ""
-        with Progress("looking for what is slow"):
-            ending = self._ending(notes, failed)
-            if as_json:
-                answer, said = ending.answer()
-            else:
-                text = ending.text()
+        ending = self._ending(notes, failed)
+        progress = Progress("looking for what is slow")
         if not as_json:
+            with progress:
+                text = ending.text()
             message(text)
             return
+        with progress:
+            answer, said = ending.answer()
         _tell_lines(said)
         try:
             print_json(answer)
