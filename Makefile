@@ -17,6 +17,7 @@
 # make endurance 100 million spans and 10,000 starts, about sixteen minutes, for docs/reliability.md
 # make docs      docs/settings.md, commands.md and messages.md, of what settings, commands and code say, the table of releases, the types of the live page, and tests/checklist.json
 # make site      the documentation as a site, build/site/index.html
+# make links     are the outside pages there to which the documentation links? Needs the network; not part of make check
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
 
@@ -61,7 +62,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-all test-newest test-lowest coverage slow-tests messages planted nightly check lint types bench torture chance endurance docs site wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all test-newest test-lowest coverage slow-tests messages planted nightly check lint types bench torture chance endurance docs site links wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -208,6 +209,9 @@ docs: install
 site: install
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
+
+links: install
+	@$(BIN)/python -m tools.check_links
 
 # Through the source distribution, which shows that it is complete; for each Python at hand. auditwheel gives them the manylinux tag.
 wheel: install

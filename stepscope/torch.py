@@ -1,7 +1,7 @@
 """stepscope for users of torch.profiler: `from stepscope.torch import profile, record_function, schedule, ...`.
 
-Everything has torch's names, parameters and methods; docs/torch.md says what differs. Import it before torch where
-operators are to arrive live (`mode="stream"`); otherwise torch's own engine records, and all works as well.
+Everything has torch's names, parameters and methods; docs/torch.md says what differs. Imports may stand in any order;
+if torch was imported first, its own engine records, and a window's end costs more.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -21,11 +20,11 @@ def message(text: str) -> None:
     discard_unwritten(sys.stderr)
 
 
-def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+def add_json(parser: Any, what: str) -> None:
     """Declares `--json`.
 
     Args:
-        parser: of the command.
+        parser: of the command, or a group of its options.
         what: the thing that is printed, in words.
     """
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")

@@ -7,13 +7,14 @@ import datetime
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.torch.backend import Mode, TorchBackend
 from stepscope.build import trace
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import message
+from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.programs.ending import Ending, width
 from stepscope.exporters.chrome import ChromeTraceExporter
@@ -35,6 +36,7 @@ EPILOG = """\
 examples:
   stepscope demo
   stepscope demo --mode both --report --out runs/look
+  stepscope demo --json | jq '.answers[].verdict'
 
 DIR then has tensorboard/, with a run for each mode, and a directory with journal and trace.json for each mode.
 
@@ -73,6 +75,7 @@ def add(commands: Any) -> None:
         help="how operators are recorded: both means in turn (default: stream)",
     )
     parser.add_argument("--report", action="store_true", help="print also the table of spans and the trust report")
+    add_json(parser, "the accuracy, and the answer on each mode,")
     parser.set_defaults(function=demo, command="demo", parser=parser)
 
 
@@ -91,14 +94,20 @@ def demo(arguments: argparse.Namespace) -> int:
     directory = _directory(arguments.out)
     # Kineto reports each start and stop of itself on standard error otherwise.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    say = message if arguments.json else _say
     training: Training = _program("digits").Training()
     epochs: int = arguments.epochs
-    _say(f"A convolutional network learns {len(training.loader.dataset):,} handwritten digits.")  # type: ignore[arg-type]
+    say(f"A convolutional network learns {len(training.loader.dataset):,} handwritten digits.")  # type: ignore[arg-type]
     modes = list(MODES) if arguments.mode == "both" else [arguments.mode]
-    profilers = [_train(training, mode, epochs, directory, report=arguments.report) for mode in modes]
+    profilers = [_train(training, mode, epochs, directory, say, report=arguments.report) for mode in modes]
     accuracy = training.accuracy()
-    _say(f"\nThe network recognises {accuracy:.1%} of {len(training.tested)} digits that it has not seen.\n")
-    _tell(directory, profilers[0])
+    say(f"\nThe network recognises {accuracy:.1%} of {len(training.tested)} digits that it has not seen.\n")
+    _tell_files(directory, profilers[0], say)
+    if arguments.json:
+        answers = [Ending(path=str(profiler.output.path)).answer()[0] for profiler in profilers]
+        print_json({"accuracy": accuracy, "answers": answers})
+    else:
+        _tell_answer(profilers[0])
     for profiler in profilers:
         profiler.raise_errors()
     return 0 if accuracy > EXPECTED else 1
@@ -138,12 +147,14 @@ def _directory(chosen: Path | None) -> Path:
     return directory
 
 
-def _train(training: Training, name: str, epochs: int, directory: Path, *, report: bool) -> Profiler:
+def _train(
+    training: Training, name: str, epochs: int, directory: Path, say: Callable[[str], None], *, report: bool
+) -> Profiler:
     """Trains some epochs under a profiler."""
     mode, what = MODES[name]
     details = mode == "kineto"
     total = epochs * training.steps
-    _say(f"\n{name} mode: {what}\n{SCHEDULE.plan(total)}")
+    say(f"\n{name} mode: {what}\n{SCHEDULE.plan(total)}")
     profiler = trace(
         schedule=SCHEDULE,
         backends=[TorchBackend(mode, record_shapes=details, profile_memory=details)],
@@ -163,17 +174,22 @@ def _train(training: Training, name: str, epochs: int, directory: Path, *, repor
             progress.show(f"epoch {iteration.epoch + 1}/{epochs}, step {done}/{total}, loss {loss:.3f}")
     message(f"{epochs} epochs, {total} steps, loss {loss:.3f}, accuracy {training.accuracy():.1%}")
     if report:
-        _say(f"\n{profiler.summary(top=12)}\n{profiler.report()}")
+        say(f"\n{profiler.summary(top=12)}\n{profiler.report()}")
     return profiler
 
 
-def _tell(directory: Path, profiler: Profiler) -> None:
-    """Says what opens the result, what is slow, and which commands come next."""
+def _tell_files(directory: Path, profiler: Profiler, say: Callable[[str], None]) -> None:
+    """Says what opens the result."""
     run = profiler.output.path
-    _say(f"The result is in {opening.shown(directory)}. To see it:")
-    _say(f"  TensorBoard  {opening.tensorboard(directory / 'tensorboard')}")
-    _say(f"  Perfetto     {opening.perfetto(run / 'trace.json')}")
-    _say(f"  other forms  {opening.convert(run, 'trace.json.gz')}")
+    say(f"The result is in {opening.shown(directory)}. To see it:")
+    say(f"  TensorBoard  {opening.tensorboard(directory / 'tensorboard')}")
+    say(f"  Perfetto     {opening.perfetto(run / 'trace.json')}")
+    say(f"  other forms  {opening.convert(run, 'trace.json.gz')}")
+
+
+def _tell_answer(profiler: Profiler) -> None:
+    """Says what is slow, and which commands come next."""
+    run = profiler.output.path
     _say("\nWhat is slow, as `stepscope run` ends, too:")
     _say(Ending(path=str(run), width=width(), colour=sys.stdout.isatty(), says_more=False).text())
     _say("\nThat fault was planted. Next: all there is as a page, and the same of a training of yours.")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from posix import posix_spawn  # gevent replaces that of `os` by one that only the main thread can call
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +23,9 @@ from stepscope.cli.common import opening
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import notes_in
 from stepscope.runtime.session.system import is_running
+
+if TYPE_CHECKING:
+    from stepscope.analysis.findings import Answer
 
 # By name: gevent and eventlet replace the functions in their modules.
 _select, _read, _waitpid = select.select, os.read, os.waitpid
@@ -60,12 +64,26 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         """The answer in few lines, or why there is none: an error here must not hide how the program itself ended."""
         try:
             notes = [*self._awaited(), *self.notes]
-            return _answer(self, notes)
+            return self._shown(self._judged(), notes)
         except KeyboardInterrupt:
             why = "interrupted"
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         return "\n".join([f"  No answer  {why}", *(f"  {label}  {text}" for label, text in self.notes)])
+
+    def answer(self) -> tuple[Answer, Sequence[tuple[str, str]]]:
+        """The same for programs: the answer, `refused` where there is none, and the notes."""
+        from stepscope.analysis.explain import refused
+
+        notes = self.notes
+        try:
+            notes = (*self._awaited(), *notes)
+            return self._judged(), notes
+        except KeyboardInterrupt:
+            why = "interrupted"
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        return refused(self.path, why), notes
 
     def text_of_other_process(self) -> str:
         """The same text, made by another process; empty if that takes too long."""
@@ -100,6 +118,29 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         os.close(out)
         _waitpid(child, 0)
         return said.decode(errors="replace")
+
+    def _judged(self) -> Answer:
+        from stepscope.analysis.explain import judge
+        from stepscope.analysis.rank_summary import RankSummary
+        from stepscope.analysis.recording import load
+
+        recording = load(self.path)
+        if self.ranks:  # an earlier job with more ranks may have written here
+            recording.ranks = [rank for rank in recording.ranks if rank.rank is None or rank.rank < self.ranks]
+        answer = judge(recording, [RankSummary(rank) for rank in recording.ranks])
+        if self.failed and answer.refused:
+            answer = msgspec.structs.replace(answer, verdict=FAILED, refused=self.failed)
+        return answer
+
+    def _shown(self, answer: Answer, notes: Sequence[tuple[str, str]]) -> str:
+        from rich.console import Console
+
+        from stepscope.cli.programs.short_answer import show_short
+
+        text = StringIO()
+        console = Console(file=text, force_terminal=self.colour, highlight=False, width=self.width)
+        show_short(answer, console, notes, opening.report(Path(self.path)) if self.says_more else "")
+        return text.getvalue().rstrip()
 
     def _awaited(self) -> list[tuple[str, str]]:
         """Waits a short time for the other ranks on this machine. Returns a note on those that have not ended or are not there."""
@@ -160,31 +201,6 @@ def _ranks(numbers: Sequence[int]) -> str:
     if len(numbers) > 6:
         return f"{len(numbers):,} ranks ({numbers[0]} to {numbers[-1]})"
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-def _answer(asked: Ending, notes: Sequence[tuple[str, str]]) -> str:
-    from rich.console import Console
-
-    from stepscope.analysis.explain import judge
-    from stepscope.analysis.rank_summary import RankSummary
-    from stepscope.analysis.recording import load
-    from stepscope.cli.programs.short_answer import show_short
-
-    text = StringIO()
-    console = Console(file=text, force_terminal=asked.colour, highlight=False, width=asked.width)
-    recording = load(asked.path)
-    if asked.ranks:  # an earlier job with more ranks may have written here
-        recording.ranks = [rank for rank in recording.ranks if rank.rank is None or rank.rank < asked.ranks]
-    answer = judge(recording, [RankSummary(rank) for rank in recording.ranks])
-    if asked.failed and answer.refused:
-        answer = msgspec.structs.replace(answer, verdict=FAILED, refused=asked.failed)
-    show_short(
-        answer,
-        console,
-        notes,
-        opening.report(Path(asked.path)) if asked.says_more else "",
-    )
-    return text.getvalue().rstrip()
 
 
 def width() -> int:

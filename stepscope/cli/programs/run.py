@@ -35,6 +35,8 @@ examples:
 
 Options come before the program; what follows it is the program's.
 At the end it says what is slow, above the traceback of a program that fails; `stepscope explain DIR` says more.
+--json prints what `stepscope explain --json` prints, after the output of the program; nothing if a signal ends the
+program.
 One process is traced, and the workers of its DataLoaders. Each of a launcher's processes (ranks) needs the command, as in
 the last example; rank 0 answers for all. Other processes that the program starts add their spans to its trace if they
 import stepscope and STEPSCOPE_JOIN=1 is set.
@@ -104,6 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             if arguments.report:
                 traced.tell_report()
-            traced.tell_end(failure)
+            traced.tell_end(failure, as_json=arguments.json)
     outcome.tell()
     return outcome.code

@@ -13,6 +13,7 @@ from stepscope.backends.counters.perf import PerfBackend
 from stepscope.backends.counters.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch.backend import TorchBackend
+from stepscope.cli.common.messages import add_json
 from stepscope.cli.common.values import one_of, seconds
 from stepscope.cli.programs.late_torch import LateTorch
 from stepscope.exporters.base import Exporter
@@ -108,7 +109,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--collector", metavar="URL", help="also send it to `stepscope collect`, such as ws://127.0.0.1:7788"
     )
-    output.add_argument("--quiet", action="store_true", help="at the end print where the trace is, and nothing else")
+    ending = output.add_mutually_exclusive_group()
+    ending.add_argument("--quiet", action="store_true", help="at the end print where the trace is, and nothing else")
+    add_json(ending, "the answer at the end, to standard output,")
     output.add_argument(
         "--report", action="store_true", help="at the end print also the table of spans and the trust report"
     )

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from _thread import interrupt_main
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
 from pathlib import Path
 from select import select
@@ -20,7 +20,7 @@ from stepscope.backends.torch import loader as torch_loader
 from stepscope.backends.torch.importing import TorchImport
 from stepscope.build import trace
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import message
+from stepscope.cli.common.messages import discard_unwritten, message, print_json
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.programs.child_processes import ChildProcesses, command_for_ranks
 from stepscope.cli.programs.ending import Ending
@@ -177,25 +177,39 @@ class TracedProgram(msgspec.Struct, frozen=True):
         """Prints the table and the trust report."""
         message("\n".join([self.profiler.summary(top=15), self.profiler.report().text(verbose=True), ""]))
 
-    def tell_end(self, failure: BaseException | None) -> None:
+    def tell_end(self, failure: BaseException | None, *, as_json: bool) -> None:
         """Prints what is slow, why, what to try, and where the files are. Of the ranks of a job the first speaks for all.
 
         Args:
             failure: of the program, which says enough of what it did not record.
+            as_json: the answer as JSON on standard output.
         """
         if not self.speaks:
             return
         notes = (*self._problems(), *self._untraced(), *(() if failure else self._empty()))
         failed = _failure_text(failure) if failure is not None and not self.profiler.statistics().steps else ""
-        with Progress("looking for what is slow"):
-            said = self._ending(notes, failed).text()
-        message(said)
+        ending = self._ending(notes, failed)
+        progress = Progress("looking for what is slow")
+        if not as_json:
+            with progress:
+                text = ending.text()
+            message(text)
+            return
+        with progress:
+            answer, said = ending.answer()
+        _tell_lines(said)
+        try:
+            print_json(answer)
+        except (OSError, ValueError) as error:  # the program has closed standard output, or its reader has gone
+            message(f"stepscope run: the answer could not be written to standard output: {error}")
+            discard_unwritten(sys.stdout)
 
     def tell_traces(self) -> None:
         """Prints where the traces are, whether a launcher was traced instead of what it started, and no more."""
-        said = [("see it", how) for how in self._opening()] + (self._untraced() if self.children.ranks else [])
-        if self.speaks and said:
-            message("\n".join(f"{label.lower():10} {text}" for label, text in said))
+        if self.speaks:
+            _tell_lines(
+                [("See it", how) for how in self._opening()] + (self._untraced() if self.children.ranks else [])
+            )
 
     def _ending(self, notes: tuple[tuple[str, str], ...] = (), failed: str = "") -> Ending:
         """The last lines, with the paths of the files."""
@@ -270,6 +284,11 @@ class TracedProgram(msgspec.Struct, frozen=True):
             elif exporter == "tensorboard" and path.exists():
                 say.append(opening.tensorboard(path))
         return say
+
+
+def _tell_lines(said: Sequence[tuple[str, str]]) -> None:
+    if said:
+        message("\n".join(f"{label.lower():10} {text}" for label, text in said))
 
 
 def _failure_text(failure: BaseException) -> str:

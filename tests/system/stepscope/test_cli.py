@@ -23,7 +23,20 @@ from stepscope.cli.main import NAMES, main
 from tests.support.commands import on_terminal, python, stepscope
 from tests.support.messages import refused, said
 
-REPORT = ("doctor", "explain", "windows", "arm", "recover", "convert", "analyse", "deliver", "upload", "merge")
+REPORT = (
+    "doctor",
+    "demo",
+    "run",
+    "explain",
+    "windows",
+    "arm",
+    "recover",
+    "convert",
+    "analyse",
+    "deliver",
+    "upload",
+    "merge",
+)
 """Commands that say something which programs may want to read."""
 WRITE = ("demo", "run", "report", "recover", "convert", "collect", "merge")
 """Commands that write to a place of the user's choice."""

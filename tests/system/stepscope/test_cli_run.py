@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.recording import load
+from stepscope.backends.torch.arm import VARIABLE
 from stepscope.cli.programs.optimizer_steps import OptimizerSteps
 from stepscope.cli.programs.short_answer import MOST_LINES
 from stepscope.runtime.events import strings
@@ -310,6 +311,25 @@ def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
     assert complete(tmp_path / "run" / "trace-0.json", "work")
 
 
+def test_the_answer_is_json(tmp_path: Path) -> None:
+    """That of `stepscope explain`, below what the program prints; the rest is on standard error."""
+    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): print('of the program')")
+    done = stepscope("run", "--json", "--out", "run", "p.py", cwd=tmp_path)
+    first, _, rest = done.stdout.partition("\n")
+    assert (done.returncode, first) == (0, "of the program"), done.stderr
+    explained = stepscope("explain", "run", "--json", cwd=tmp_path)
+    assert {**json.loads(rest), "path": "run"} == json.loads(explained.stdout)
+    assert "run/trace.json" in done.stderr and "Trust" not in done.stderr
+
+
+def test_an_answer_that_nobody_takes_changes_no_exit_code(tmp_path: Path) -> None:
+    """The program has closed standard output."""
+    (tmp_path / "p.py").write_text("import sys\nsys.stdout.close()\nsys.exit(3)")
+    done = stepscope("run", "--json", "--out", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 3
+    said(done.stderr.splitlines()[-1], "standard output")
+
+
 def test_exporters_are_chosen(tmp_path: Path) -> None:
     """Several at once; the journal is kept in any case."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
@@ -386,6 +406,17 @@ def test_steps_of_the_optimizer_are_steps(mode: str, tmp_path: Path) -> None:
     inside = zip(sorted(steps.values()), complete(trace, "Optimizer.step#SGD.step"), strict=True)
     assert all(begin <= first and last <= end for (begin, end), (first, last) in inside)
     assert len(complete(trace, "aten::addmm")) == 4
+
+
+def test_torch_may_be_imported_before_the_program(tmp_path: Path) -> None:
+    """As the environment's `sitecustomize` may do it: torch's own engine records the same, and the log says it once."""
+    require("torch")
+    (tmp_path / "sitecustomize.py").write_text("import torch")
+    (tmp_path / "p.py").write_text(TRAINING)
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), VARIABLE: ""})
+    assert (done.returncode, done.stderr.count("torch was imported before stepscope")) == (0, 1), done.stderr
+    assert "No answer" not in done.stderr
+    assert len(complete(tmp_path / "run" / "trace.json", "aten::addmm")) == 12
 
 
 def test_a_whole_program_is_one_window(tmp_path: Path) -> None:

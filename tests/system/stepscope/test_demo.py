@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -96,6 +97,17 @@ def test_it_ends_with_the_planted_fault(demo: Demo) -> None:
     place = demo.directory.parent.parent.parent
     assert subprocess.run(shlex.split(page), cwd=place, capture_output=True, timeout=100).returncode == 0
     assert "Input-bound" in (place / "report.html").read_text()
+
+
+def test_the_answer_is_json(tmp_path: Path) -> None:
+    """Nothing else is on standard output."""
+    require("torch")
+    require("sklearn")
+    done = stepscope("demo", "--json", "--epochs", "1", cwd=tmp_path)
+    result = json.loads(done.stdout)
+    (answer,) = result["answers"]
+    assert 0 < result["accuracy"] < 0.9 and done.returncode == 1, done.stderr
+    assert Path(answer["path"]).name == "stream" and answer["verdict"]
 
 
 def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
