@@ -22,7 +22,7 @@ from stepscope.errors import ControlError
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
-from stepscope.runtime.windows.window import ARMED
+from tests.support.armed_loop import facts as said
 from tests.support.basics import ROOT, missing, require
 from tests.support.launch import launched
 from tests.support.messages import refused
@@ -66,13 +66,6 @@ def say(path: Path, **fields: Any) -> None:
 def status(path: Path) -> dict[str, Any]:
     """What the status file says."""
     found: dict[str, Any] = json.loads(path.with_name(f"{path.name}.status.json").read_text())
-    return found
-
-
-def said(window: Window) -> Any:
-    """What a window says of its request."""
-    found = window.metadata.get(ARMED)
-    assert found is not None
     return found
 
 

@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,7 @@ from tests.support import mindspore_output as output
 from tests.support.basics import ROOT, children, missing
 from tests.support.launch import launched
 from tests.support.messages import refused, said
-from tests.support.monitors import Context, Job, has_answered, jobs, wait
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """A job of one rank."""
-    with jobs(tmp_path, monkeypatch) as made:
-        yield made
+from tests.support.monitors import Context, Job, has_answered, wait
 
 
 @pytest.mark.checklist("A15", "A18", "B18")
