@@ -17,6 +17,7 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Kind
+from tests.support.arming import say_in_environment
 from tests.support.basics import Deferred
 from tests.support.callback_cases import Training, accelerated, accelerator
 from tests.support.frameworks import Runs, check_well, fill
@@ -182,6 +183,24 @@ def loop(run: Any, steps: int) -> None:
     for _ in range(steps):
         torch.ones(2).tanh()
         run.step()
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the program's schedule, in a directory where it says."""
+    say_in_environment(
+        monkeypatch,
+        schedule={"wait": 2, "active": 2, "repeat": 1},
+        output_dir=str(tmp_path / "said"),
+        options={"journal": False},
+    )
+    runs = Runs()
+    handler = ours.StepscopeProfileKwargs(settings={"exporters": [runs], "output_dir": str(tmp_path / "programs")})
+    with accelerator(handler).profile() as run:
+        loop(run, 8)
+    check_well(run)
+    assert runs.steps("profile") == [(2, 3)] and counts(run)["aten::tanh"] == 2
+    assert (tmp_path / "said" / "profile" / "journal").is_file() and not (tmp_path / "programs").exists()
 
 
 def counts(results: Any) -> dict[str, int]:
