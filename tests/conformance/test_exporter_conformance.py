@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ def parquet_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
     return names
 
 
+def closed(directory: Path, form: Any, name: str) -> Exporter:
+    """An exporter whose files are complete after every piece."""
+    return ChromeTraceExporter(directory / name, form=form, closed=True)
+
+
 CASES: dict[str, tuple[Factory, ReadBack | None, bool]] = {
     "memory": (lambda directory: MemoryExporter(), memory_spans, False),
     "console": (lambda directory: ConsoleExporter(io.StringIO(), interval=0), None, False),
@@ -90,6 +96,11 @@ CASES: dict[str, tuple[Factory, ReadBack | None, bool]] = {
         True,
     ),
     "chrome-windows": (lambda directory: ChromeTraceExporter(directory / "w{window}.json"), json_spans, True),
+    **{
+        f"chrome-closed-{form}-{name}": (partial(closed, form=form, name=name), json_spans, True)
+        for form in ("array", "object")
+        for name in ("trace.json", "trace.json.gz")
+    },
     "perfetto": (lambda directory: PerfettoExporter(directory / "trace.pftrace"), packet_spans, True),
     "perfetto-zipped": (lambda directory: PerfettoExporter(directory / "trace.pftrace.gz"), packet_spans, True),
     "perfetto-windows": (lambda directory: PerfettoExporter(directory / "w{window}.pftrace"), packet_spans, True),

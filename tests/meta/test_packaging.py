@@ -171,6 +171,7 @@ def test_import_loads_little(module: str) -> None:
         "torch",
         "tensorboard",
         "sklearn",
+        "pandas",
         "viztracer",
         "aiohttp",
         "opentelemetry",

@@ -23,7 +23,7 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import poll
-from tests.support.launch import start
+from tests.support.launch import run_to_end, start
 from tests.support.streams import STREAM, frames, frames_header
 
 COMMAND = (sys.executable, "-c", "import sys; from stepscope.cli.main import main; sys.exit(main())")
@@ -142,3 +142,16 @@ def spans(path: Path, *, ended: bool = True) -> Counter[str]:
         assert not reader.damage, reader.damage
         assert (reader.end is not None) == ended
     return found
+
+
+def spans_whole(path: Path) -> bool:
+    """Whether a journal of one span `x` is there up to its end."""
+    try:
+        return spans(path) == {"x": 1}
+    except (AssertionError, ValueError):
+        return False
+
+
+def deliver(place: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs `stepscope deliver`."""
+    return run_to_end([*COMMAND, "deliver", str(place), "--url", url, *options], timeout=60, server="command")

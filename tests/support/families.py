@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
 from tests.support.crashes import batches
@@ -103,3 +105,9 @@ class Family:
             for event in events
             if event["ph"] == "X" and not event["name"].startswith("ProfilerStep")
         )
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Family:
+    """A program with children."""
+    return Family(tmp_path)

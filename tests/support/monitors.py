@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,14 +101,12 @@ def wait(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-@contextmanager
-def jobs(directory: Path, patch: pytest.MonkeyPatch) -> Generator[Job]:
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Job]:
     """A job in an environment that says nothing of ranks; its monitors are closed at the end."""
     for name in RANKS:
-        patch.delenv(name, raising=False)
-    made = Job(directory)
-    try:
-        yield made
-    finally:
-        for monitor in made.monitors:
-            monitor.close()
+        monkeypatch.delenv(name, raising=False)
+    made = Job(tmp_path)
+    yield made
+    for monitor in made.monitors:
+        monitor.close()

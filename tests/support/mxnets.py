@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +45,14 @@ def statistics(**arguments: Any) -> dict[str, Any]:
     return decoded
 
 
-@contextmanager
-def alone(directory: Path) -> Generator[Path]:
-    """A directory to record in, with everything as when the module was imported; and so it is left."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        try:
-            yield directory
-        finally:
-            mxnet.close()
-            mxnet.set_config()
-            mxnet.set_kvstore_handle(None)
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    """An empty directory to record in, with everything as when the module was imported; and so it is left."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    mxnet.close()
+    mxnet.set_config()
+    mxnet.set_kvstore_handle(None)
 
 
 def begin(**settings: Any) -> None:

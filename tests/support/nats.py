@@ -7,9 +7,12 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import pytest
 
 from tests.support.basics import missing
 
@@ -76,3 +79,10 @@ class NatsServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Generator[NatsServer]:
+    """A server that has started."""
+    with NatsServer(tmp_path / "jetstream") as started:
+        yield started

@@ -192,19 +192,13 @@ def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
         ("limit=0", "limit is '0': Expected `int` >= 1"),
         ("limit=many", "limit is 'many': Expected `int`, got `str`"),
         ("limt=1", "unknown field 'limt'; did you mean 'limit'?"),
+        ("limit=1&limit=2", "limit is there twice"),
     ],
 )
 def test_wrong_parameters(finished: CollectorProcess, query: str, said: str) -> None:
     """They are named with their value."""
-    told: str = ask(f"{finished.url}/v1/windows?{query}").json()["detail"]
-    assert told.startswith(f"a parameter is wrong: {said}")
-
-
-def test_a_window_that_is_not_there_cannot_be_downloaded(finished: CollectorProcess) -> None:
-    """What goes wrong before the first byte is told, not hidden in a file."""
-    stream = finished.ranks()[0]["stream"]
-    answer = ask(f"{finished.url}/v1/streams/{stream}/windows/99/chrome")
-    assert answer.status == 404 and "window 99" in answer.json()["detail"]
+    answer = ask(f"{finished.url}/v1/windows?{query}")
+    assert answer.status == 400 and f"a parameter is wrong: {said}" in answer.json()["detail"]
 
 
 def test_other_methods_are_refused(finished: CollectorProcess) -> None:

@@ -125,13 +125,6 @@ def test_long_addresses_are_refused(tmp_path: Path) -> None:
         assert ask(f"{collector.url}/healthz?x{'&x' * (MOST_PARAMETERS - 1)}").status == 200
 
 
-def test_a_parameter_comes_once(tmp_path: Path) -> None:
-    """Which of two is meant is not guessed."""
-    with collecting(tmp_path) as collector:
-        answer = ask(f"{collector.url}/v1/windows?limit=1&limit=2")
-        assert answer.status == 400 and "limit is there twice" in answer.json()["detail"]
-
-
 def test_tickets_are_bounded() -> None:
     """Who asks for many gets many, but only the newest hold."""
     tickets = Tickets()

@@ -29,6 +29,7 @@ from stepscope.runtime.journal.records import WindowRecord
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected
 from tests.support.streams import STREAM, SYNC, frames_header, hello
+from tests.support.windowed import encoded
 from tests.unit.collector.test_collector_live import SECOND, START, events_frame, record_frame, run_of, steps, sync
 
 Frame = tuple[int, int, bytes]
@@ -45,15 +46,6 @@ def many() -> list[Frame]:
         for n in range(2)
     ]
     return [step, trips[0], step, trips[1]] * (MANY // 4)
-
-
-def encoded(frames: list[Frame], first: int = 0) -> bytes:
-    """As they are sent."""
-    return b"".join(
-        bytes(part)
-        for number, (kind, flags, payload) in enumerate(frames, first)
-        for part in fmt.encode_frame(SYNC, kind, number, [payload], flags)
-    )
 
 
 def message(frames: list[Frame], first: int = 0) -> bytes:

@@ -22,9 +22,8 @@ from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.session import file_lock
 from tests.support.basics import ROOT, missing
-from tests.support.collectors import COMMAND, collecting, free_port, journals
+from tests.support.collectors import collecting, deliver, free_port, journals
 from tests.support.collectors import spans as spans_of
-from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 PROGRAM = textwrap.dedent(
@@ -84,12 +83,6 @@ def go_on(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
-
-
-def deliver(place: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command."""
-    command = [*COMMAND, "deliver", str(place), "--url", url, *options]
-    return run_to_end(command, timeout=60, server="command")
 
 
 @pytest.mark.parametrize("journal", JOURNALS)

@@ -422,14 +422,6 @@ async def test_metrics_that_are_too_large_go_in_parts(tmp_path: Path) -> None:
         assert len([got for got in server.received if got.path == "/v1/metrics" and got.size > 900]) >= 1
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"first_delay": 0.0}, {"longest_delay": 601.0}, {"closing_seconds": -1.0}, {"first_dely": 1.0}]
-)
-def test_settings_of_trying_again_are_checked(wrong: dict[str, float]) -> None:
-    with refused((ValueError, TypeError), next(iter(wrong))):
-        OtlpOptions(**wrong)  # type: ignore[arg-type]
-
-
 def test_training_goes_on_while_a_receiver_is_away(tmp_path: Path) -> None:
     """A queue that is full drops for this exporter alone."""
     with ReceiverThread() as server:

@@ -22,7 +22,7 @@ from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require
 from tests.support.collecting import until
 from tests.support.collectors import Process, collecting, free_port, journals
-from tests.support.collectors import spans as spans_of
+from tests.support.collectors import spans_whole as whole
 from tests.support.messages import refused
 from tests.support.nats import NatsServer
 from tests.support.nkeys import Operator
@@ -117,14 +117,6 @@ async def test_secrets_for_nats(way: str, logged: pytest.LogCaptureFixture, tmp_
     written = log.read_text()
     assert "begins" in written and "has ended" in written
     assert not [secret for secret in secrets if secret in told(logged) or secret in written]
-
-
-def whole(path: Path) -> bool:
-    """Whether a journal is there up to its end."""
-    try:
-        return spans_of(path) == {"x": 1}
-    except (AssertionError, ValueError):
-        return False
 
 
 async def test_headers_of_otlp(logged: pytest.LogCaptureFixture, tmp_path: Path) -> None:

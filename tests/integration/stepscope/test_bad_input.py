@@ -174,25 +174,6 @@ def test_any_argument_is_kept_or_named(argument: object, output_dir: Path) -> No
     assert len(repr(kept["value"])) < 5000
 
 
-def test_wrong_options_name_the_field() -> None:
-    """Unknown fields are refused where they are given."""
-    with refused(TypeError, "unknown_field", "block_seconds", "worker_ring_bytes"):
-        sc.Options(unknown_field=1)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("ring_bytes", -1), ("ring_slots", 7), ("drain_interval", 0), ("drain_interval", "x"), ("overflow", "x"), ("block_seconds", 0),
-        ("queue_bytes", 0), ("close_timeout", -1), ("linger", math.nan), ("journal", "yes"),
-    ],
-)  # fmt: skip
-def test_options_out_of_range_are_named(field: str, value: object) -> None:
-    """At construction, with the field and the value."""
-    with refused(ValueError, f"Options.{field}"):
-        sc.Options(**{field: value})  # type: ignore[arg-type]
-
-
 WRONG = {
     "schedule=5": (lambda: sc.trace(schedule=5), "schedule=stepscope.schedule(wait=..., warmup=..., active=...)"),  # type: ignore[arg-type]
     "schedule not called": (lambda: sc.trace(schedule=sc.schedule), "schedule=stepscope.schedule("),  # type: ignore[arg-type]

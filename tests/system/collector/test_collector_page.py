@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,34 @@ def cell(page: Page, rank: int, column: str) -> str:
     at = next(number for number, title in enumerate(titles) if title.startswith(column))
     row = page.locator("#rank-table tbody tr", has=page.get_by_role("button", name=f"rank {rank}", exact=True))
     return row.locator("th, td").nth(at).inner_text()
+
+
+def zoom(page: Page) -> None:
+    """Drags over a part of the chart, of which the page was opened with `PLOTS`."""
+    until(lambda: page.evaluate("plots.length > 0 && plots.at(-1).data[0].length > 6"))
+    box = page.locator("#plot .u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 50, steps=5)
+    page.mouse.up()
+
+
+def sign_in(page: Page, token: str) -> None:
+    """Gives the page the token that it asks for."""
+    page.get_by_role("textbox", name="Token").fill(token)
+    page.keyboard.press("Enter")
+
+
+def look_at(make: Callable[[], Collector], look: Callable[[str, Collector], None]) -> None:
+    """Looks at the page of a collector of this process, on a thread."""
+
+    async def serve() -> None:
+        collector = make()
+        async with collector.serving() as url:
+            await asyncio.to_thread(look, url, collector)
+
+    asyncio.run(serve())
 
 
 def violations(page: Page) -> str:
@@ -141,11 +170,9 @@ def test_windows_tables_and_downloads_with_a_token(tmp_path: Path) -> None:
         page.on("request", lambda request: addresses.append(request.url))
         trained(collector.url, 0, token=TOKEN)
         visit(page, collector.url)
-        page.get_by_role("textbox", name="Token").fill("wrong")
-        page.keyboard.press("Enter")
+        sign_in(page, "wrong")
         page.get_by_text("That is not the token.").wait_for()
-        page.get_by_role("textbox", name="Token").fill(TOKEN)
-        page.keyboard.press("Enter")
+        sign_in(page, TOKEN)
         page.get_by_role("button", name="Ranks of window 1").press("Enter")
         dialog = page.get_by_role("dialog")
         with page.expect_download() as downloading:
@@ -181,25 +208,26 @@ def test_a_token_that_may_not_read_is_asked_for_again(tmp_path: Path) -> None:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.method))
         visit(page, collector.url)
-        page.get_by_role("textbox", name="Token").fill(f"{TOKEN}-ingest")
-        page.keyboard.press("Enter")
+        sign_in(page, f"{TOKEN}-ingest")
         page.get_by_text("it lacks the scope 'read' (--read-token-file)").wait_for()
-        page.get_by_role("textbox", name="Token").fill(f"{TOKEN}-read")
-        page.keyboard.press("Enter")
+        sign_in(page, f"{TOKEN}-read")
         page.get_by_text("live", exact=True).wait_for()
         assert set(asked) == {"GET"}
         files["--read-token-file"].write_text(f"{TOKEN}-next")
         page.get_by_text("That is not the token.").wait_for()
-        page.get_by_role("textbox", name="Token").fill(f"{TOKEN}-next")
-        page.keyboard.press("Enter")
+        sign_in(page, f"{TOKEN}-next")
         page.get_by_text("live", exact=True).wait_for()
 
 
 def test_insecure_is_shown(tmp_path: Path) -> None:
-    """Whoever looks sees that others can, too."""
+    """Whoever looks sees that others can, too, and such a collector takes no orders: the page offers none."""
     with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector, quiet_page() as page:
-        page.goto(collector.url.replace("0.0.0.0", "127.0.0.1"))
+        url = collector.url.replace("0.0.0.0", "127.0.0.1")
+        trained(url, 0)
+        page.goto(url)
         page.get_by_role("note").get_by_text("--insecure").wait_for()
+        page.get_by_role("button", name="rank 0", exact=True).wait_for()
+        assert not page.get_by_role("button", name="Record steps …").is_visible()
     with collecting(tmp_path) as collector, quiet_page() as page:
         page.goto(collector.url)
         page.get_by_text("live", exact=True).wait_for()
@@ -245,11 +273,9 @@ def test_accessibility(tmp_path: Path, scheme: Any) -> None:
         page.get_by_text("1 of 2").wait_for()
 
 
-async def test_a_thousand_ranks_and_names_that_are_code(tmp_path: Path) -> None:
-    """Rows that are seen are there and follow, where the focus is they stay; what comes from the network is text."""
-    import asyncio
-
-    collector = Collector(CollectorSettings(directory=tmp_path, port=0))
+def a_thousand(directory: Path) -> Collector:
+    """A collector of as many ranks, of which one is slow, on a host whose name is code."""
+    collector = Collector(CollectorSettings(directory=directory, port=0))
     host = "<img src=x onerror=alert(1)>"
     window = WindowRecord(
         index=0, start_ns=START, end_ns=START + SECOND, steps=b"\0" * 48, complete=True, ledger=Ledger()
@@ -260,8 +286,12 @@ async def test_a_thousand_ranks_and_names_that_are_code(tmp_path: Path) -> None:
         stream.steps.add_events(steps([SECOND // 100 * (3 if number == 7 else 1)] * 64), 0, START, START + 100 * SECOND)
         stream.took([record_frame(FrameType.WINDOW_CLOSED, window)], 0, 1)
         collector.streams.add(stream)
-    async with collector.serving() as url:
-        await asyncio.to_thread(_look_at_a_thousand, url, collector)
+    return collector
+
+
+def test_a_thousand_ranks_and_names_that_are_code(tmp_path: Path) -> None:
+    """Rows that are seen are there and follow, where the focus is they stay; what comes from the network is text."""
+    look_at(lambda: a_thousand(tmp_path), _look_at_a_thousand)
 
 
 def _look_at_a_thousand(url: str, collector: Collector) -> None:
@@ -320,18 +350,12 @@ def test_a_zoom_of_the_chart_stays(tmp_path: Path) -> None:
         until(lambda: len(collector.get("/v1/steps")["times"]) > 6)
         page.add_init_script(PLOTS)
         page.goto(collector.url)
-        until(lambda: page.evaluate("plots.length > 0 && plots.at(-1).data[0].length > 6"))
-        box = page.locator("#plot .u-over").bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 50)
-        page.mouse.down()
-        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 50, steps=5)
-        page.mouse.up()
+        zoom(page)
         scale = "({min: plots.at(-1).scales.x.min, max: plots.at(-1).scales.x.max, last: plots.at(-1).data[0].at(-1)})"
         zoomed = page.evaluate(scale)
         assert zoomed["max"] < zoomed["last"]
         until(lambda: page.evaluate(scale)["last"] > zoomed["last"] + 1)
         now = page.evaluate(scale)
         assert (now["min"], now["max"]) == (zoomed["min"], zoomed["max"])
-        page.mouse.dblclick(box["x"] + box["width"] * 0.5, box["y"] + 50)
+        page.locator("#plot .u-over").dblclick()
         until(lambda: page.evaluate(scale)["max"] > zoomed["last"])

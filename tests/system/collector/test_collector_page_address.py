@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from tests.support.collecting import CollectorProcess, collecting, trained, training, until
-from tests.system.collector.test_collector_page import PLOTS, quiet_page, visit
+from tests.system.collector.test_collector_page import PLOTS, quiet_page, visit, zoom
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -24,17 +24,6 @@ def parameters(page: Page) -> dict[str, str]:
 def has_times(collector: CollectorProcess, job: str) -> bool:
     """Whether there is enough of a job to zoom."""
     return len(collector.get(f"/v1/steps?job={job}")["times"]) > 6
-
-
-def zoom(page: Page) -> None:
-    """Drags over a part of the chart."""
-    until(lambda: page.evaluate("plots.length > 0 && plots.at(-1).data[0].length > 6"))
-    box = page.locator("#plot .u-over").bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 50)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 50, steps=5)
-    page.mouse.up()
 
 
 def test_an_address_shows_the_same_to_others(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.stream.step_summary import summary_of
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNALS, Phase
 from tests.support.collecting import collecting, training, until
-from tests.system.collector.test_collector_page import cell, quiet_page, violations
+from tests.system.collector.test_collector_page import cell, look_at, quiet_page, violations
 from tests.unit.collector.test_collector_live import START, run_of
 
 STEPS = 640
@@ -47,13 +46,14 @@ COSTLY = msgspec.structs.replace(
 )
 
 
-def shown(tmp_path: Path, findings: list[LiveFinding], look: Callable[[str, list[LiveFinding]], None]) -> None:
-    """Looks at the page of a collector with two ranks and these findings, which may change, on a thread."""
-    asyncio.run(_serve(tmp_path, findings, look))
+def shown(tmp_path: Path, findings: list[LiveFinding], look: Callable[[str], None]) -> None:
+    """Looks at the page of a collector with two ranks and these findings."""
+    look_at(lambda: two_ranks(tmp_path, findings), lambda url, _: look(url))
 
 
-async def _serve(tmp_path: Path, findings: list[LiveFinding], look: Callable[[str, list[LiveFinding]], None]) -> None:
-    collector = Collector(CollectorSettings(directory=tmp_path, port=0), lambda _: findings)
+def two_ranks(directory: Path, findings: list[LiveFinding]) -> Collector:
+    """A collector with these findings, one of whose ranks waits for its data."""
+    collector = Collector(CollectorSettings(directory=directory, port=0), lambda _: findings)
     for rank in (0, 1):
         facts: Any = np.zeros(STEPS, FACTS_DTYPE)
         facts["step"] = np.arange(STEPS)
@@ -65,14 +65,13 @@ async def _serve(tmp_path: Path, findings: list[LiveFinding], look: Callable[[st
         stream = Stream(f"{rank:032x}", run_of(rank))
         stream.summarized(summary_of(facts, events=0, lost=0))
         collector.streams.add(stream)
-    async with collector.serving() as url:
-        await asyncio.to_thread(look, url, findings)
+    return collector
 
 
 def test_the_most_costly_finding_comes_first(tmp_path: Path) -> None:
     """With what to try; its evidence stays open while snapshots come; its ranks are chosen by buttons."""
 
-    def look(url: str, _: list[LiveFinding]) -> None:
+    def look(url: str) -> None:
         with quiet_page() as page:
             page.goto(url)
             found = page.get_by_role("list", name="Findings")
@@ -97,7 +96,7 @@ def test_the_most_costly_finding_comes_first(tmp_path: Path) -> None:
 def test_nothing_is_found(tmp_path: Path) -> None:
     """Then the page says in how many steps."""
 
-    def look(url: str, _: list[LiveFinding]) -> None:
+    def look(url: str) -> None:
         with quiet_page() as page:
             page.goto(url)
             page.get_by_text("No rank is slower than by chance. Nothing stands out in up to").wait_for()
@@ -108,7 +107,7 @@ def test_nothing_is_found(tmp_path: Path) -> None:
 def test_counters_are_columns_where_there_are_some(tmp_path: Path) -> None:
     """The table can be sorted by them; one that no rank has is left out."""
 
-    def look(url: str, _: list[LiveFinding]) -> None:
+    def look(url: str) -> None:
         with quiet_page() as page:
             page.goto(url)
             page.get_by_role("button", name="Input", exact=True).press("Enter")

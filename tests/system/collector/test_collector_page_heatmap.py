@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.stream.step_summary import summary_of
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Phase
 from tests.support.collecting import until
-from tests.system.collector.test_collector_page import quiet_page, violations, visit
+from tests.system.collector.test_collector_page import look_at, quiet_page, violations, visit
 from tests.unit.collector.test_collector_live import START, run_of
 
 if TYPE_CHECKING:
@@ -45,16 +44,15 @@ def life(rank: int) -> Stream:
 
 
 def shown(tmp_path: Path, look: Callable[[str], None], ranks: int = RANKS) -> None:
-    """Looks at the page of a collector with some ranks, on a thread."""
-    asyncio.run(_serve(tmp_path, look, ranks))
+    """Looks at the page of a collector with some ranks."""
 
+    def make() -> Collector:
+        collector = Collector(CollectorSettings(directory=tmp_path, port=0))
+        for rank in range(ranks):
+            collector.streams.add(life(rank))
+        return collector
 
-async def _serve(tmp_path: Path, look: Callable[[str], None], ranks: int) -> None:
-    collector = Collector(CollectorSettings(directory=tmp_path, port=0))
-    for rank in range(ranks):
-        collector.streams.add(life(rank))
-    async with collector.serving() as url:
-        await asyncio.to_thread(look, url)
+    look_at(make, lambda url, _: look(url))
 
 
 def asked_of(page: Page) -> list[dict[str, str]]:

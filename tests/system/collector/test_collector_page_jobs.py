@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 from tests.support.collecting import collecting, trained, training, until
-from tests.system.collector.test_collector_page import TOKEN, quiet_page, violations, visit
+from tests.system.collector.test_collector_page import TOKEN, quiet_page, sign_in, violations, visit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -49,8 +49,7 @@ def test_a_job_is_chosen(tmp_path: Path) -> None:
         for rank in (0, 1):
             trained(collector.url, rank, token=TOKEN, name="large", world=2, steps=20)
         visit(page, collector.url)
-        page.get_by_role("textbox", name="Token").fill(TOKEN)
-        page.keyboard.press("Enter")
+        sign_in(page, TOKEN)
         is_shown(page, ["rank 0", "rank 1"], 2)
         jobs = page.get_by_role("combobox", name="Job")
         assert not jobs.is_visible(), "there is nothing to choose"

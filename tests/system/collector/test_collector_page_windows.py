@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.support.basics import require
 from tests.support.collecting import collecting, trained, until
 from tests.support.pftrace import Trace
-from tests.system.collector.test_collector_page import TOKEN, quiet_page
+from tests.system.collector.test_collector_page import TOKEN, quiet_page, sign_in
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -34,8 +34,7 @@ def test_windows_of_several_jobs_and_starts(tmp_path: Path) -> None:
             trained(collector.url, 0, token=TOKEN, steps=20)
         trained(collector.url, 0, token=TOKEN, name="a job ~ of * all", world=2, steps=10)
         page.goto(collector.url)
-        page.get_by_role("textbox", name="Token").fill(TOKEN)
-        page.keyboard.press("Enter")
+        sign_in(page, TOKEN)
         table = page.locator("#window-table tbody tr")
         until(lambda: table.count() == 3)
         page.get_by_role("button", name="rank 0 of job", exact=True).wait_for()

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ from tests.support.nats_sources import LEASE_SECONDS, Source, ingesting
 from tests.support.ranks.streams import no_room
 
 QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Generator[NatsServer]:
-    with NatsServer(tmp_path / "jetstream") as started:
-        yield started
 
 
 def partitions(*sources: Source) -> list[int]:

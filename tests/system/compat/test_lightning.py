@@ -108,20 +108,6 @@ def test_validation_in_a_training_is_a_span_of_its_step(kind: Any, tmp_path: Pat
         assert spans.count("validate") == 2
 
 
-def test_a_resumed_training_goes_on_counting(kind: Any, tmp_path: Path) -> None:
-    """Steps have the numbers of the training, not of the process."""
-    first = trainer(tmp_path, max_steps=4)
-    first.fit(models.Tiny(), data(10))
-    first.save_checkpoint(tmp_path / "four.ckpt")
-    runs = Runs()
-    traced = kind(exporters=[runs], schedule=sc.schedule(wait=0, warmup=1, active=2, repeat=1, skip_first=5))
-    given_to(tmp_path, traced, max_steps=10, max_epochs=3).fit(
-        models.Tiny(), data(10), ckpt_path=tmp_path / "four.ckpt"
-    )
-    check_well(traced)
-    assert runs.steps("fit") == [(6, 7)]
-
-
 def test_an_exception_in_a_test_does_the_same(kind: Any, tmp_path: Path) -> None:
     """Where Lightning has no epoch around the batches."""
     runs = Runs()

@@ -15,8 +15,7 @@ from stepscope.cli.main import main
 from stepscope.runtime.session.note import BUFFER_DIRECTORY
 from tests.support.basics import ROOT, missing
 from tests.support.collecting import collecting
-from tests.support.collectors import COMMAND, free_port
-from tests.support.launch import run_to_end
+from tests.support.collectors import deliver, free_port
 from tests.support.messages import said
 
 PROGRAM = """
@@ -69,12 +68,6 @@ def kill(
             missing("the right to make a process namespace", "Run the tests as root on Linux.")
         command = [*unshare, "sh", "-c", '"$@"; true', "sh", *command]
     subprocess.run(command, cwd=ROOT, timeout=60, check=False, stderr=subprocess.DEVNULL)
-
-
-def deliver(place: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command."""
-    command = [*COMMAND, "deliver", str(place), "--url", url, *options]
-    return run_to_end(command, timeout=60, server="command")
 
 
 def merged(directory: Path, out: Path) -> Counter[str]:

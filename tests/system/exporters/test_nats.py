@@ -40,12 +40,6 @@ Start = Callable[[Path], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Generator[NatsServer]:
-    with NatsServer(tmp_path / "jetstream") as started:
-        yield started
-
-
-@pytest.fixture
 def collect(server: NatsServer) -> Generator[Start]:
     """Starts collectors, and ends them."""
     started: list[subprocess.Popen[bytes]] = []

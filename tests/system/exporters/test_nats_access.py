@@ -21,8 +21,7 @@ from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import missing, poll, require
 from tests.support.collecting import collecting, until
-from tests.support.collectors import COMMAND, journals
-from tests.support.collectors import spans as spans_of
+from tests.support.collectors import COMMAND, journals, spans_whole
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.nats import NatsServer
@@ -108,14 +107,6 @@ def taken(directory: Path, url: str, *options: str) -> None:
     with collecting(directory, "--from", url, *options) as collector:
         until(lambda: any(spans_whole(path) for path in journals(directory)))
         assert collector.get("/v1/job")["nats"]["connected"]
-
-
-def spans_whole(path: Path) -> bool:
-    """Whether a journal is there up to its end."""
-    try:
-        return spans_of(path) == {"x": 1}
-    except (AssertionError, ValueError):
-        return False
 
 
 @pytest.mark.parametrize("way", ["token", "password", "credentials"])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
 from tests.support.collecting import CollectorProcess, collecting, until
-from tests.support.collectors import COMMAND, free_port, journals, spans
+from tests.support.collectors import deliver, free_port, journals, spans
 from tests.support.jetstreams import NAMES, jetstream
 from tests.support.launch import run_to_end
 from tests.support.nats import NatsServer
@@ -57,12 +56,6 @@ PROGRAM = textwrap.dedent(
 SPANS = {f"span {number}": 1 for number in range(300)}
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Generator[NatsServer]:
-    with NatsServer(tmp_path / "jetstream") as started:
-        yield started
-
-
 def run(
     directory: Path, url: str, *, end: str = "closed", journal: str = "journal", large: int = 0, wait: str = ""
 ) -> subprocess.CompletedProcess[str]:
@@ -83,12 +76,6 @@ def run(
 def nowhere() -> str:
     """The URL of a server that is not there."""
     return f"nats://127.0.0.1:{free_port()}"
-
-
-def deliver(place: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command."""
-    command = [*COMMAND, "deliver", str(place), "--url", url, *options]
-    return run_to_end(command, timeout=60, server="command")
 
 
 def collected(collector: CollectorProcess, streams: int = 1) -> list[Path]:

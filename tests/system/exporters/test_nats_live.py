@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,6 @@ from tests.support.streams import RUN, SYNC
 
 QUICK = LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.1)
 STATUS = Command(command="status")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Generator[NatsServer]:
-    with NatsServer(tmp_path / "jetstream") as started:
-        yield started
 
 
 async def test_a_process_answers_any_collector(server: NatsServer, tmp_path: Path) -> None:

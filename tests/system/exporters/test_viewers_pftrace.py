@@ -200,20 +200,6 @@ def test_files_that_were_cut(tmp_path: Path) -> None:
         assert {one for one in decoded if one[2] >= 0} <= {(row["name"], row["ts"], row["dur"]) for row in slices}
 
 
-def test_every_byte_may_be_the_last(tmp_path: Path) -> None:
-    """Wherever a file ends, the packets before are read."""
-    run = make_run(tmp_path)
-    scene = Scene(run)
-    everything(scene)
-    left = asyncio.run(write(tmp_path / "trace.pftrace", run, scene.batch()))
-    before = 0
-    for cut in range(0, len(left) + 1, 7):
-        packets = pftrace.Trace(left[:cut]).packets
-        assert packets >= before
-        before = packets
-    assert before > 200
-
-
 def test_files_of_several_processes(tmp_path: Path) -> None:
     """Files of two ranks, one behind the other, are one trace: rows, counters, flows and tasks of both, apart."""
     joined = b""

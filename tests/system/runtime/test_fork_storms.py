@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tests.support.families import Family
-
-
-@pytest.fixture
-def family(tmp_path: Path) -> Family:
-    """A program with children."""
-    return Family(tmp_path)
 
 
 def test_forks_from_another_thread_beside_threads_that_record(family: Family) -> None:

@@ -9,10 +9,8 @@ import msgspec
 import pytest
 
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.conformance import check_exporter
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import EventBatch
-from tests.conformance.test_exporter_conformance import json_spans
 from tests.support.viewers.scene import make_run, make_window
 from tests.unit.exporters.test_chrome_exporter import many, read, spans
 
@@ -59,16 +57,6 @@ async def test_valid_after_every_piece(tmp_path: Path, form: Form, name: str) ->
     await other.close_window(make_window())
     await other.aclose()
     assert [event["name"] for event in closed] == [event["name"] for event in events_of(tmp_path / "other" / name)]
-
-
-@pytest.mark.parametrize(("form", "name"), FORMS)
-async def test_the_contract(tmp_path: Path, form: Form, name: str) -> None:
-    """The suite for exporters finds nothing."""
-    await check_exporter(
-        lambda directory: ChromeTraceExporter(directory / name, form=form, closed=True),
-        tmp_path,
-        read_back=json_spans,
-    )
 
 
 @pytest.mark.parametrize("form", ["array", "object"])

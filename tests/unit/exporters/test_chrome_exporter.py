@@ -248,16 +248,6 @@ async def test_refusal_that_nobody_heard(small_disk: Path) -> None:
     assert (small_disk / "t").read_bytes() == b"whole\n"
 
 
-async def test_directory_that_cannot_be_used(tmp_path: Path) -> None:
-    """A path below a file is refused at `open`, by name, with and without windows."""
-    (tmp_path / "file").write_text("")
-    for name in ("t.json", "t{window}.json"):
-        exporter = ChromeTraceExporter(tmp_path / "file" / name)
-        with refused(OutputError, "Not a directory", "file"):
-            await exporter.open(make_run(tmp_path))
-        await exporter.aclose()
-
-
 async def test_life(tmp_path: Path) -> None:
     """It is an exporter; before `open` and after `aclose` it takes nothing, and closing twice is nothing."""
     exporter = ChromeTraceExporter(tmp_path / "t.json")

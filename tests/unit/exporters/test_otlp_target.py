@@ -135,16 +135,6 @@ def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.timeout, found.gzip, found.certificate) == (1.0, True, "/mine")
 
 
-def test_options_name_what_is_wrong() -> None:
-    """Field, value and what it should be."""
-    with refused(ValueError, "OtlpOptions.batch_spans", "0", "1"):
-        OtlpOptions(batch_spans=0)
-    with refused(ValueError, "OtlpOptions.compression", "zstd"):
-        OtlpOptions(compression="zstd")  # type: ignore[arg-type]
-    with refused(TypeError, "OtlpOptions", "colour"):
-        OtlpOptions(colour=1)  # type: ignore[call-arg]
-
-
 def test_the_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sends: options go before variables, these before what is known anyway."""
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab,service.name=from%20list,broken")

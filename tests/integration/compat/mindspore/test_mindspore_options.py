@@ -67,12 +67,6 @@ def test_unknown_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     said(caplog.records, "'profile_memry'", "'profile_memory'")
 
 
-@pytest.mark.checklist("A3")
-def test_values_of_metrics() -> None:
-    """They are MindSpore's, also of the one for none."""
-    assert AicoreMetrics("None") is AicoreMetrics.AiCoreNone and read(aicore_metrics="none") == read()
-
-
 @pytest.mark.checklist("B9", "C4", "C5", "C12", "C13", "C14")
 @pytest.mark.parametrize("name", NEED_OP_TIME)
 def test_what_needs_op_time(name: str) -> None:
@@ -119,6 +113,7 @@ def test_metrics_by_name_and_number() -> None:
     assert dynamic.aicore_metrics is AicoreMetrics.MemoryUB
     for name in ("MemoryUB", "memoryub", AicoreMetrics.MemoryUB):
         assert read(aicore_metrics=name) == read(aic_metrics=name) == read(aicore_metrics=5)
+    assert AicoreMetrics("None") is AicoreMetrics.AiCoreNone and read(aicore_metrics="none") == read()
     assert set(PROFILER_METRICS) == set(DYNAMIC_METRICS) == set(range(-1, 7))
     with refused(ValueError, "aicore_metrics", "7", "-1 (AiCoreNone)", "6 (L2Cache)"):
         read(aicore_metrics=7)

@@ -429,13 +429,3 @@ def test_what_cannot_be_called(make: Callable[[], object]) -> None:
     """A schedule or handler that is no function is refused when it is given."""
     with refused(TypeError):
         make()
-
-
-def test_schedule_of_the_old_class(tmp_path: Path) -> None:
-    """The old class takes a schedule as well."""
-    handler = tensorboard_trace_handler(tmp_path)
-    plan = schedule(wait=1, active=2, repeat=1)
-    profiler = Profiler(schedule=plan, on_trace_ready=handler)
-    output.loop(5, lambda _: None, lambda _: profiler.step())
-    profiler.stop()
-    assert [output.steps_of(directory) for directory in profiler.directories] == [[1, 2]]

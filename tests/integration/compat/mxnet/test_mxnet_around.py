@@ -7,7 +7,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,7 @@ from tests.support import nvml, nvtx_receiver
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import require
 from tests.support.messages import refused, said
-from tests.support.mxnets import alone, begin, load, run, slices, statistics
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path) -> Iterator[Path]:
-    """Each test records in an empty directory."""
-    with alone(tmp_path) as directory:
-        yield directory
+from tests.support.mxnets import begin, load, run, slices, statistics
 
 
 class Server:
@@ -135,19 +128,16 @@ def test_the_table_of_allocations(here: Path) -> None:
 def test_it_starts_by_the_environment(here: Path) -> None:
     """As MXNet does; the file is complete when the program ends. The mode says what is asked for."""
     program = "from stepscope import mxnet\nwith mxnet.Event('auto'): pass\nprint(mxnet.capabilities()[-1].recorded)"
-    assert run(program, here, MXNET_PROFILER_AUTOSTART="1", MXNET_PROFILER_MODE="8") == "True\n"
-    assert slices(load("profile.json"), "auto")
-    Path("profile.json").unlink()
-    assert run(program, here, MXNET_PROFILER_AUTOSTART="1", MXNET_PROFILER_MODE="5") == "False\n"
-    assert slices(load("profile.json"), "auto")
-    Path("profile.json").unlink()
-    run(program, here, MXNET_PROFILER_AUTOSTART="0")
-    assert not Path("profile.json").exists()
+    for mode, memory in (("8", "True\n"), ("5", "False\n")):
+        assert run(program, here, MXNET_PROFILER_AUTOSTART="1", MXNET_PROFILER_MODE=mode) == memory
+        assert slices(load("profile.json"), "auto")
+        Path("profile.json").unlink()
 
 
 @pytest.mark.parametrize(
     ("variables", "said", "recorded"),
     [
+        ({"AUTOSTART": "0"}, "", False),
         ({"AUTOSTART": "yes"}, "AUTOSTART is 'yes': Expected `bool`, got `str`; 0 is taken", False),
         ({"AUTOSTART": "2"}, "AUTOSTART is '2': Expected `bool`, got `str`; 0 is taken", False),
         ({"AUTOSTART": "true"}, "", True),
@@ -332,7 +322,7 @@ def test_what_cannot_be_recorded_is_said(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_operators_come_from_backends() -> None:
-    """With torch's, `dumps` has the operators of torch."""
+    """With torch's, `dumps` has the operators of torch, and the trace each of them once."""
     torch = require("torch")
     begin(backends=[stepscope.TorchBackend()])
     assert {one.kind: one.recorded for one in mxnet.capabilities()}["imperative"]
@@ -340,6 +330,7 @@ def test_operators_come_from_backends() -> None:
     assert float(total.sum()) == 8
     mxnet.dump()
     assert "aten::add" in mxnet.dumps()
+    assert len(slices(load("profile.json"), "aten::add")) == 1
 
 
 def train(steps: int, order_at: int | None = None) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from stepscope import mxnet
 from stepscope.cli.main import main
 from tests.support.collectors import Process, free_port
 from tests.support.messages import refused, said
-from tests.support.mxnets import alone, slices
 from tests.support.mxnets import load as load_trace
+from tests.support.mxnets import slices
 
 SERVER = """
 import sys, threading, time
@@ -49,13 +49,6 @@ while "end" not in words:
 mxnet.dump()
 mxnet.close()
 """
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path) -> Iterator[Path]:
-    """Each test records in an empty directory."""
-    with alone(tmp_path) as directory:
-        yield directory
 
 
 class Server:

@@ -1,4 +1,4 @@
-"""What mxnet.profiler 1.9.1 was measured to do wrong, done right, one test for each."""
+"""What mxnet.profiler 1.9.1 was measured to do wrong, done right; what else it did wrong is in the tests of its functions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,43 +21,7 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime.events.record import Kind
 from tests.support.basics import require
 from tests.support.launch import run_to_end
-from tests.support.mxnets import alone, begin, durations, load, slices, statistics
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path) -> Iterator[Path]:
-    """Each test records in an empty directory."""
-    with alone(tmp_path) as directory:
-        yield directory
-
-
-@pytest.mark.checklist("E5")
-def test_1_reading_statistics_changes_nothing() -> None:
-    """It goes on to record, and to be dumped, as if they had not been read."""
-    begin(continuous_dump=False)
-    for number in range(3):
-        with mxnet.Event("event"):
-            pass
-        assert statistics()["Time"]["event"]["event"]["Count"] == number + 1
-        mxnet.dump(finished=False)
-        assert len(slices(load("profile.json"), "event")) == number + 1
-
-
-@pytest.mark.checklist("E4")
-def test_2_the_second_dump_is_a_whole_file() -> None:
-    """With the names of its processes, and everything that was in the first."""
-    begin(continuous_dump=False)
-    with mxnet.Event("first"):
-        pass
-    mxnet.dump(finished=False)
-    mxnet.dump()
-    mxnet.set_state("run")
-    with mxnet.Event("second"):
-        pass
-    mxnet.dump()
-    events = load("profile.json")
-    assert slices(events, "first") and slices(events, "second")
-    assert any(event["name"] == "process_name" for event in events)
+from tests.support.mxnets import begin, load, slices, statistics
 
 
 @pytest.mark.checklist("E6")
@@ -160,33 +123,6 @@ def test_6_long_names_stay_different() -> None:
     assert len(names) == 10 and {"x" * 128 + "a", "x" * 128 + "b"} <= names
 
 
-@pytest.mark.checklist("E11", "E5")
-def test_7_statistics_of_counters_are_right() -> None:
-    """The mean of 10, 15, 12, 14, 13 and 100 is 27.33; they are no times, and the total is their sum."""
-    begin()
-    counter = mxnet.Domain("d").new_counter("c", 10)
-    for value in (15, 12, 14, 13, 100):
-        counter.set_value(value)
-    row = statistics()["Counter"]["d"]["c"]
-    assert row == {"Count": 6, "Total": 164, "Min": 10, "Max": 100, "Avg": pytest.approx(27.3333, abs=1e-4)}
-    assert "d" not in statistics()["Time"]
-    (line,) = [line.split() for line in mxnet.dumps().splitlines() if line.startswith("c ")]
-    assert line == ["c", "6", "164.0000", "10.0000", "100.0000", "27.3333"]
-
-
-@pytest.mark.checklist("E11")
-def test_8_counters_have_a_sign_any_size_and_fractions() -> None:
-    """Below zero, beyond 32 bits, and between whole numbers."""
-    begin()
-    counter = mxnet.Domain("d").new_counter("c", 0)
-    counter.decrement(3)
-    counter.increment(10**12)
-    counter.set_value(0.25)
-    mxnet.dump()
-    values = [event["args"]["c"] for event in load("profile.json") if event["name"] == "c"]
-    assert values == [0, -3, 10**12 - 3, 0.25]
-
-
 @pytest.mark.checklist("E8")
 def test_9_a_stop_without_a_start_does_nothing() -> None:
     """To the object, to its next pass, or to the statistics."""
@@ -201,35 +137,6 @@ def test_9_a_stop_without_a_start_does_nothing() -> None:
     assert [
         rows[name]["Count"] for rows, name in ((found["d"], "t"), (found["d,frame"], "f"), (found["event"], "e"))
     ] == [1] * 3
-
-
-def test_a_stop_in_a_pause_ends_the_start_of_its_own_thread() -> None:
-    """A task that another thread starts in the same pause goes on."""
-    begin()
-    task = mxnet.Domain("d").new_task("shared")
-    started, paused, stopped = threading.Event(), threading.Event(), threading.Event()
-
-    def work() -> None:
-        task.start()
-        started.set()
-        paused.wait()
-        task.stop()
-        stopped.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    started.wait()
-    mxnet.pause()
-    task.start()
-    paused.set()
-    stopped.wait()
-    mxnet.resume()
-    time.sleep(0.1)
-    task.stop()
-    thread.join()
-    mxnet.dump()
-    first, second = durations(load("profile.json"), "shared")
-    assert first > 0 and second >= 100
 
 
 @pytest.mark.checklist("F19", "E8")
@@ -255,16 +162,12 @@ def test_10_one_task_in_several_threads() -> None:
     time.sleep(0.01)
     task.stop()
     mxnet.dump()
-    measured = sorted(durations(load("profile.json"), "shared"))
-    twice = [dur for dur in measured if 2 <= dur]
-    assert len(measured) == len(twice) == 11
-    events = slices(load("profile.json"), "shared")
     by_thread: dict[int, list[float]] = {}
-    for event in events:
+    for event in slices(load("profile.json"), "shared"):
         by_thread.setdefault(event["tid"], []).append(event["dur"] / 1000)
-    sizes: Any = sorted((min(found), len(found)) for found in by_thread.values() if len(found) == 3)
-    assert len(sizes) == 3 and sizes[0][0] >= 2 and sizes[1][0] >= 20 and sizes[2][0] >= 50
-    (own,) = (sorted(found) for found in by_thread.values() if len(found) == 2)
+    own, *others = sorted((sorted(found) for found in by_thread.values()), key=len)
+    assert [len(found) for found in (own, *others)] == [2, 3, 3, 3]
+    assert all(found[0] >= least for found, least in zip(sorted(others), (2, 20, 50), strict=True))
     assert own[0] >= 2 and own[1] >= own[0] + 10
 
 
@@ -292,37 +195,10 @@ def test_11_what_overlaps_is_drawn_apart() -> None:
     assert {event["name"] for event in events} == {"a", "b", "c", "d"}
 
 
-@pytest.mark.checklist("F16")
-def test_12_a_pause_is_never_in_a_duration() -> None:
-    """Whether the span begins or ends in it, or both are outside."""
-    begin()
-    domain = mxnet.Domain("d")
-    ends_in, begins_in, across = domain.new_task("ends in"), domain.new_task("begins in"), domain.new_task("across")
-    began = time.perf_counter()
-    across.start()
-    ends_in.start()
-    mxnet.pause()
-    paused = time.perf_counter()
-    time.sleep(0.05)
-    begins_in.start()
-    ends_in.stop()
-    time.sleep(0.05)
-    resumed = time.perf_counter()
-    mxnet.resume()
-    begins_in.stop()
-    across.stop()
-    ended = time.perf_counter()
-    longest = {"ends in": paused - began, "begins in": ended - resumed, "across": ended - began - (resumed - paused)}
-    found = statistics()["Time"]["d"]
-    assert {name: row["Count"] for name, row in found.items()} == dict.fromkeys(longest, 1)
-    assert all(row["Total"] <= longest[name] * 1000 for name, row in found.items())
-
-
-@pytest.mark.checklist("E3")
+@pytest.mark.checklist("E3", "E10")
 def test_13_pauses_nest() -> None:
-    """Two pauses need two resumes; a stop ends them all."""
+    """Two pauses need two resumes, and a third does nothing; a stop ends them all. Events have no domain."""
     begin()
-    recorded: list[str] = []
     steps = [mxnet.pause, mxnet.pause, mxnet.resume, mxnet.resume, mxnet.resume]
     for number, act in enumerate(steps):
         act()
@@ -333,8 +209,8 @@ def test_13_pauses_nest() -> None:
     mxnet.set_state("run")
     with mxnet.Event("after the stop"):
         pass
-    recorded += statistics()["Time"]["event"]
-    assert sorted(recorded) == ["after 3", "after 4", "after the stop"]
+    (recorded,) = statistics()["Time"].items()
+    assert (recorded[0], sorted(recorded[1])) == ("event", ["after 3", "after 4", "after the stop"])
 
 
 @pytest.mark.checklist("E8")
@@ -362,17 +238,6 @@ def test_15_statistics_that_were_not_asked_for_are_empty() -> None:
     with mxnet.Event("e"):
         pass
     assert mxnet.dumps(reset=True) == mxnet.dumps() == ""
-
-
-@pytest.mark.checklist("E7")
-def test_16_a_domain_without_a_name() -> None:
-    """It is a category like any other."""
-    begin()
-    domain = mxnet.Domain("")
-    with domain.new_task("t"), domain.new_frame("f"):
-        domain.new_marker("m").mark()
-    found = statistics()
-    assert found["Time"][""]["t"]["Count"] == found["Time"][",frame"]["f"]["Count"] == 1
 
 
 FORKS = """
@@ -442,34 +307,19 @@ def test_18_arguments_steps_schedules_parents_and_ranks(monkeypatch: pytest.Monk
 
 
 @pytest.mark.checklist("E13")
-def test_19_a_scope_is_left_by_an_exception() -> None:
-    """And when the generator that holds it is closed elsewhere."""
+def test_19_a_scope_is_left_where_its_generator_is_closed() -> None:
+    """In another thread, too."""
 
     def holds() -> Generator[str]:
         with mxnet.scope("held") as name:
             yield name
 
-    with pytest.raises(ValueError, match="body"), mxnet.scope("x"):
-        raise ValueError("body")
-    assert mxnet.current_scope() == "<unk>:"
     generator = holds()
     assert next(generator) == "held:"
     closing = threading.Thread(target=generator.close)
     closing.start()
     closing.join()
     assert mxnet.current_scope() == "<unk>:"
-    with mxnet.scope("y", append_mode=False) as name:
-        assert name == "y:"
-
-
-def test_20_operators_are_drawn_once() -> None:
-    """By whichever backend records them."""
-    torch = require("torch")
-    begin(backends=[stepscope.TorchBackend()])
-    with mxnet.Event("around"):
-        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
-    mxnet.dump()
-    assert len(slices(load("profile.json"), "aten::mm")) == 1
 
 
 def test_21_events_take_little_room_and_do_not_wait_in_memory(here: Path) -> None:

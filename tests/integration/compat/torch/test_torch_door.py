@@ -24,12 +24,6 @@ from tests.support.viewers.tensorboard import load_run, operators
 Program = Callable[[Any, Path], Any]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals go where the test ends."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
     """What torch does once only is done."""

@@ -22,12 +22,6 @@ ONCE = {"wait": 1, "warmup": 1, "active": 1, "repeat": 2}
 MODES = pytest.mark.parametrize("mode", ["stream", "kineto"])
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals go where the test ends."""
-    monkeypatch.chdir(tmp_path)
-
-
 def counts(results: Any) -> dict[str, int]:
     """Calls by name."""
     return {row.key: row.count for row in results.key_averages()}

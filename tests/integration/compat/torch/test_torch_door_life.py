@@ -27,12 +27,6 @@ WORK = -1
 MODES = pytest.mark.parametrize("mode", ["stream", "kineto"])
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals go where the test ends."""
-    monkeypatch.chdir(tmp_path)
-
-
 def tanh(results: Any) -> int:
     """How often the operator is in the table."""
     return sum(row.count for row in results.key_averages() if row.key == "aten::tanh")

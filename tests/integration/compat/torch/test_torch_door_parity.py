@@ -27,12 +27,6 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals go where the test ends."""
-    monkeypatch.chdir(tmp_path)
-
-
 def recorded(p: Any, asked: dict[str, Any]) -> Any:
     """Two training steps, the first of which warms up what torch does once only."""
     model, pictures = network(), torch.randn(4, 1, 8, 8)

@@ -27,12 +27,6 @@ RECORDED = ROOT / "tests" / "support" / "data" / "h200_gpt_two_streams.json.xz"
 """One window of torch 2.11 on an H200."""
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals go where the test ends."""
-    monkeypatch.chdir(tmp_path)
-
-
 def theirs(**arguments: Any) -> Any:
     """torch's own profile."""
     with warnings.catch_warnings():

@@ -20,10 +20,9 @@ import stepscope
 from stepscope import Control, Options, Profiler, Window
 from stepscope.errors import ControlError
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
-from stepscope.runtime.control.settings import Control as Settings
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
-from stepscope.runtime.windows.window import ARMED
+from tests.support.armed_loop import facts as said
 from tests.support.basics import ROOT, missing, require
 from tests.support.launch import launched
 from tests.support.messages import refused
@@ -67,13 +66,6 @@ def say(path: Path, **fields: Any) -> None:
 def status(path: Path) -> dict[str, Any]:
     """What the status file says."""
     found: dict[str, Any] = json.loads(path.with_name(f"{path.name}.status.json").read_text())
-    return found
-
-
-def said(window: Window) -> Any:
-    """What a window says of its request."""
-    found = window.metadata.get(ARMED)
-    assert found is not None
     return found
 
 
@@ -238,14 +230,7 @@ def test_the_rank_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.checklist("A16", "A17")
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
-    """The message has the field and the value."""
-    for field, value in (("poll", 0), ("poll", "2"), ("path", ""), ("path", 3), ("signal_steps", 0), ("job", "a b")):
-        wrong: Any = {field: value}
-        with refused(ValueError, f"Control.{field}", repr(value)):
-            Settings(**wrong)
-    unknown: Any = {"pol": 2}
-    with refused(TypeError, "'pol'", "'poll'"):
-        Settings(**unknown)
+    """The message has the argument and the value."""
     nothing: Any = 5
     with refused(TypeError, "control", "stepscope.Control", "5"):
         stepscope.trace(control=nothing, output_dir=tmp_path)

@@ -378,25 +378,31 @@ def test_silence_means_no() -> None:
     assert gate(7) == "rank 3 cannot"
 
 
+def of_a_collector(output_dir: Path, windows: list[Any]) -> stepscope.Profiler:
+    """A profiler of rank 1 that takes orders of its collector."""
+    control = Control(collector=True)
+    return stepscope.trace(control=control, output_dir=output_dir, options=QUICK, on_trace_ready=windows.append, rank=1)
+
+
+async def asked(profiler: stepscope.Profiler, **fields: Any) -> Any:
+    """The answer to an order of the collector."""
+    assert profiler.control is not None and profiler.control.from_collector is not None
+    return await asyncio.wrap_future(profiler.control.from_collector(Command(**fields)))
+
+
+def loop(profiler: stepscope.Profiler, count: int) -> None:
+    """So many steps."""
+    for _ in range(count):
+        with stepscope.span("work"):
+            pass
+        profiler.step()
+
+
 async def test_an_end_that_is_proposed_and_decided(output_dir: Path) -> None:
     """It is so if that is decided in time; silence, and a decision against it, leave the window as it is."""
     windows: list[Any] = []
-    with stepscope.trace(
-        control=Control(collector=True), output_dir=output_dir, options=QUICK, on_trace_ready=windows.append
-    ) as profiler:
-        assert profiler.control is not None
-        obey = profiler.control.from_collector
-        assert obey is not None
-
-        async def ask(**fields: Any) -> Any:
-            return await asyncio.wrap_future(obey(Command(**fields)))
-
-        def steps(count: int) -> None:
-            for _ in range(count):
-                with stepscope.span("work"):
-                    pass
-                profiler.step()
-
+    with of_a_collector(output_dir, windows) as profiler:
+        ask, steps = partial(asked, profiler), partial(loop, profiler)
         assert "lacks" in (await ask(command="propose", proposal="nothing")).error
         profiler.arm(WindowRequest(start_step=2, stop_step=5, run_id="w"))
         steps(3)
@@ -421,22 +427,8 @@ async def test_an_end_that_is_proposed_and_decided(output_dir: Path) -> None:
 async def test_proposals_and_decisions(output_dir: Path) -> None:
     """A proposal is recorded if it is decided so in time, and not otherwise."""
     windows: list[Any] = []
-    with stepscope.trace(
-        control=Control(collector=True), output_dir=output_dir, options=QUICK, on_trace_ready=windows.append, rank=1
-    ) as profiler:
-        assert profiler.control is not None
-        obey = profiler.control.from_collector
-        assert obey is not None
-
-        async def ask(**fields: Any) -> Any:
-            return await asyncio.wrap_future(obey(Command(**fields)))
-
-        def steps(count: int) -> None:
-            for _ in range(count):
-                with stepscope.span("work"):
-                    pass
-                profiler.step()
-
+    with of_a_collector(output_dir, windows) as profiler:
+        ask, steps = partial(asked, profiler), partial(loop, profiler)
         for number, (proposal, committed) in enumerate([("yes", True), ("no", False), ("silence", None)]):
             request = WindowRequest(start_step=10 * number + 5, steps=2, run_id=proposal)
             answer = await ask(command="propose", proposal=proposal, request=request)

@@ -217,16 +217,6 @@ def test_a_trigger_that_raises_costs_nothing_else(output_dir: Path) -> None:
     assert raised.group_contains(TriggerError, match="bad trigger")
 
 
-def test_triggers_in_consecutive_steps(output_dir: Path) -> None:
-    """Every step is saved once: the windows follow one another."""
-    profile = Profile(output_dir, triggers=(When(*range(5, 10)),))
-    with profile.profiler:
-        profile.steps(15)
-        assert profile.windows == [[3, 4, 5], [6], [7], [8], [9]]
-    assert profile.memory.names(kind=Kind.SPAN).count("work") == 7
-    profile.check_accounts()
-
-
 def test_a_trigger_while_steps_follow(output_dir: Path) -> None:
     """One during `after` is another reason of the window that is open."""
     profile = Profile(output_dir, triggers=(When(5, 6),), after=3)
@@ -236,14 +226,6 @@ def test_a_trigger_while_steps_follow(output_dir: Path) -> None:
     assert [cause["value"] for cause in profile.facts()["also"]] == [6]
     assert sum(note.startswith("saved: ") for note in profile.memory.windows[0].diagnostics) == 2
     assert profile.flight.triggers.joined == {"when": 1}
-
-
-def test_first_step(output_dir: Path) -> None:
-    """There is no more to save than there is."""
-    profile = Profile(output_dir, triggers=(When(0),))
-    with profile.profiler:
-        profile.steps(5)
-        assert profile.windows == [[0]]
 
 
 def test_closing_with_a_trigger_pending(output_dir: Path) -> None:

@@ -7,19 +7,12 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope import Options, Profiler, Window
+from stepscope import Options, Window
 from stepscope.control import WindowRequest
 from stepscope.runtime.schedule.schedule import never
+from tests.support.armed_loop import work
 from tests.support.arming import say_in_environment
 from tests.support.messages import refused
-
-
-def work(profiler: Profiler, steps: int) -> None:
-    """Steps with something in them."""
-    for _ in range(steps):
-        with stepscope.span("work"):
-            pass
-        profiler.step()
 
 
 @pytest.mark.checklist("B6")

@@ -222,18 +222,6 @@ with sc.trace(output_dir="parent"):
     assert "child" not in names
 
 
-def test_importing_needs_neither_torch_nor_a_terminal(tmp_path: Path) -> None:
-    """`import stepscope` works, and imports none of the optional packages."""
-    script = """
-import sys
-sys.modules["torch"] = None
-import stepscope
-heavy = {"tensorboard", "sklearn", "pandas", "opentelemetry"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    run(script, tmp_path)
-
-
 def test_without_uvloop_the_loop_is_asyncios(tmp_path: Path) -> None:
     """The faster loop is used where it can be imported, and not needed."""
     script = """

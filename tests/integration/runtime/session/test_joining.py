@@ -15,13 +15,6 @@ from stepscope.runtime.session.system import is_running, parent_of, process_iden
 from tests.support.families import Family
 from tests.support.messages import refused
 
-
-@pytest.fixture
-def family(tmp_path: Path) -> Family:
-    """A program with children."""
-    return Family(tmp_path)
-
-
 ORPHANED = """
 import logging
 def orphaned(work):

@@ -14,12 +14,6 @@ from stepscope.runtime.session.directory import remove_session
 from tests.support.families import Family
 
 
-@pytest.fixture
-def family(tmp_path: Path) -> Family:
-    """A program with children."""
-    return Family(tmp_path)
-
-
 def test_a_second_profiler(family: Family) -> None:
     """It has the processes that took part in its time, with what they did then; the first one's accounts stay."""
     family.of("""

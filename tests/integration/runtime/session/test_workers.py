@@ -11,12 +11,6 @@ from tests.support.basics import require
 from tests.support.families import Family
 
 
-@pytest.fixture
-def family(tmp_path: Path) -> Family:
-    """A program with children."""
-    return Family(tmp_path)
-
-
 def check(family: Family, expected: dict[tuple[str, str], int]) -> None:
     """Journal and Chrome file have exactly these spans."""
     assert family.spans() == Counter(expected)

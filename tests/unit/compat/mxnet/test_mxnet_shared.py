@@ -6,22 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Generator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stepscope import mxnet
 from stepscope.compat.mxnet.memory.counters import MemoryBackend
 from stepscope.runtime.threads.native_threads import Event
-from tests.support.mxnets import alone, begin, durations, load, statistics
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path) -> Generator[Path]:
-    """A recording of its own."""
-    with alone(tmp_path) as directory:
-        yield directory
+from tests.support.mxnets import begin, durations, load, statistics
 
 
 class Worker:
@@ -135,34 +126,6 @@ async def test_tasks_of_one_thread_end_their_own_starts() -> None:
         resumed.set()
     mxnet.dump()
     assert len(durations(load("profile.json"), "crosswise")) == 2
-
-
-class Told:
-    """A tool that numbers ranges by the thread that begins them."""
-
-    def __init__(self) -> None:
-        self.ended: list[tuple[str, str]] = []
-
-    def start(self, name: str, category: str) -> object:
-        return threading.current_thread().name
-
-    def stop(self, started: Any) -> None:
-        self.ended.append((started, threading.current_thread().name))
-
-    def mark(self, name: str, category: str) -> None: ...
-
-
-def test_forwarded_ranges_are_ended_by_who_began_them(other: Worker) -> None:
-    """NVTX draws the ranges of one thread as another's else."""
-    told = Told()
-    begin(forward=told)
-    shared = mxnet.Domain("d").new_task("shared")
-    shared.start()
-    other.do(shared.start)
-    shared.stop()
-    other.do(shared.stop)
-    assert len(told.ended) == 2
-    assert all(began == ended for began, ended in told.ended)
 
 
 def test_memory_is_not_looked_at_while_nothing_records(monkeypatch: pytest.MonkeyPatch) -> None:

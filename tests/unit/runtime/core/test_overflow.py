@@ -32,22 +32,6 @@ def run_program(program: str, options: str) -> list[Any]:
     return run_bare(NAMES + textwrap.dedent(program), options=options)
 
 
-def test_a_full_ring_drops_the_newest() -> None:
-    """Every slot is used, whatever the category of events; what comes then is counted, until the ring is drained."""
-    ((counts, missing, again),) = run_program(
-        """
-        for name, category in (("frame", "python_function"), ("op", "cpu_op"), ("mine", "user_annotation")):
-            burst(name, category, 40)
-        counts = kept()
-        burst("later", "cpu_op", 10)
-        tell([counts, lost(), kept()["later"]])
-        """,
-        options=TINY,
-    )
-    assert counts == {"frame": 40, "op": 24}
-    assert missing == 120 - 64 and again == 10
-
-
 def test_bursts_go_on_to_further_rings() -> None:
     """While `ring_bytes` allows, for all threads together; after that events are dropped."""
     ((counts, missing, rings),) = run_program(

@@ -31,11 +31,6 @@ schedules = st.fixed_dictionaries(
 steps = st.integers(min_value=0, max_value=200)
 
 
-def line(**values: Any) -> str:
-    """Returns the first twelve actions of a schedule."""
-    return schedule(**values).plan(12).line
-
-
 @given(values=schedules)
 @example(values={"wait": 3, "warmup": 1, "active": 2, "repeat": 2, "skip_first": 2, "skip_first_wait": 1})
 def test_same_actions_as_torch(values: dict[str, int]) -> None:
@@ -135,14 +130,6 @@ def test_a_plan_without_windows_says_why(values: dict[str, int], length: int) ->
     assert ("window incomplete" in names) is plan.line.endswith("R")
 
 
-def test_lines_of_known_schedules() -> None:
-    """The lines that torch and MindSpore were seen to follow."""
-    assert line(wait=2, warmup=1, active=3) == "--WRRS--WRRS"
-    assert line(wait=1, warmup=1, active=2, repeat=1, skip_first=2) == "---WRS------"
-    assert line(wait=0, warmup=0, active=1) == "SSSSSSSSSSSS"
-    assert line(wait=3, warmup=1, active=2, repeat=2, skip_first=2, skip_first_wait=1) == "--WRS---WRS-"
-
-
 @pytest.mark.parametrize(
     ("values", "error", "words"),
     [
@@ -167,12 +154,7 @@ def test_wrong_values_are_named(values: dict[str, Any], error: type[Exception], 
         schedule(**{"wait": 1, "warmup": 1, "active": 1, **values})
     for word in words:
         assert word in str(caught.value)
-
-
-def test_schedule_errors_are_value_errors() -> None:
-    """Code that catches ValueError, as for any wrong argument, catches a wrong schedule."""
-    with refused(ValueError, "active", "0"):
-        schedule(wait=0, warmup=0, active=0)
+    assert isinstance(caught.value, ValueError | TypeError)  # as for any wrong argument
 
 
 def test_unknown_and_missing_arguments_are_refused() -> None:
@@ -245,44 +227,45 @@ def test_plan_of_a_long_loop_stays_readable() -> None:
     assert "more rows" in shown[-1]
 
 
-def test_plan_of_a_loop_that_ends_in_a_window() -> None:
-    """The steps of an open window are counted, and the length that would close it is given."""
-    plan = schedule(wait=1, warmup=1, active=4, repeat=1).plan(4)
-    assert plan.windows == [(2, 3)]
-    (sentence,) = plan.diagnostics
-    assert sentence == (
-        "window incomplete: the loop ends inside a window; its 2 steps are delivered, marked as incomplete; "
-        "run 6 steps for a whole window"
-    )
-    assert "without an end" in str(plan)
-
-
-def test_plan_of_a_loop_that_is_too_short() -> None:
-    """A loop that records nothing is told by how much it is too short."""
-    ours = schedule(skip_first=5, wait=4, warmup=2, active=1)
-    (sentence,) = ours.plan(5).diagnostics
-    assert sentence == (
-        "no step records: the loop of 5 steps is shorter than skip_first+wait+warmup=11; "
-        "lower these, or run 12 steps or more"
-    )
-    assert "is as long as skip_first+wait+warmup=11" in ours.plan(11).diagnostics[0]
-
-
-def test_plan_of_missing_windows() -> None:
-    """Windows that `repeat` asks for and the loop has no room for are counted."""
-    plan = schedule(wait=1, warmup=1, active=1, repeat=3).plan(4)
-    assert plan.diagnostics == ("windows missing: 2 of the 3 that repeat=3 asks for; run 9 steps for all of them",)
+@pytest.mark.parametrize(
+    ("values", "steps", "first", "sentence"),
+    [
+        (
+            {"wait": 1, "warmup": 1, "active": 4, "repeat": 1}, 4, 0,
+            "window incomplete: the loop ends inside a window; its 2 steps are delivered, marked as incomplete; "
+            "run 6 steps for a whole window",
+        ),
+        (
+            {"skip_first": 5, "wait": 4, "warmup": 2, "active": 1}, 5, 0,
+            "no step records: the loop of 5 steps is shorter than skip_first+wait+warmup=11; "
+            "lower these, or run 12 steps or more",
+        ),
+        (
+            {"skip_first": 5, "wait": 4, "warmup": 2, "active": 1}, 11, 0,
+            "no step records: the loop of 11 steps is as long as skip_first+wait+warmup=11; "
+            "lower these, or run 12 steps or more",
+        ),
+        (
+            {"wait": 1, "warmup": 1, "active": 1, "repeat": 3}, 4, 0,
+            "windows missing: 2 of the 3 that repeat=3 asks for; run 9 steps for all of them",
+        ),
+        (
+            {"skip_first": 20, "wait": 0, "warmup": 1, "active": 1}, 4, 10,
+            "no step records: the loop of 4 steps from step 10 on ends before step 21 is recorded; run 12 steps or more",
+        ),
+    ],
+)  # fmt: skip
+def test_a_loop_that_does_not_fit_its_schedule(values: dict[str, int], steps: int, first: int, sentence: str) -> None:
+    """It is said what is missing, and how long the loop would have to be."""
+    assert schedule(**values).plan(steps, first=first).diagnostics == (sentence,)
 
 
 def test_plan_of_a_run_that_goes_on() -> None:
-    """A run that begins at a later step is planned from there."""
+    """A run that begins at a later step is planned from there; a window that is open at its end is said to be."""
     ours = schedule(wait=1, warmup=1, active=1, repeat=2)
     assert ours.plan(4, first=2).line == "S-WS"
     assert "ended before step 100" in ours.plan(4, first=100).diagnostics[0]
-    (sentence,) = schedule(skip_first=20, wait=0, warmup=1, active=1).plan(4, first=10).diagnostics
-    assert sentence == (
-        "no step records: the loop of 4 steps from step 10 on ends before step 21 is recorded; run 12 steps or more"
-    )
+    assert "without an end" in str(schedule(wait=1, warmup=1, active=4, repeat=1).plan(4))
 
 
 def test_plan_says_what_no_warmup_costs() -> None:

@@ -168,15 +168,6 @@ def test_a_copy_stands_still() -> None:
     assert len(aggregates.rows()) == 2
 
 
-def test_counters_have_a_true_mean() -> None:
-    """The mean is the mean: other profilers print (max - min) / 2 for these values."""
-    aggregates = Aggregates()
-    aggregates.update(counter_block([10, 15, 12, 14, 13, 100]))
-    [(name, category, count, low, high, last, mean, total)] = aggregates.counter_rows()
-    assert (name, category, count, low, high, last, total) == (FIRST, 0, 6, 10.0, 100.0, 100.0, 164.0)
-    assert round(mean, 2) == 27.33
-
-
 @given(st.lists(st.floats(-1e100, 1e100), min_size=1))
 def test_counters_against_numpy(values: list[float]) -> None:
     """Extremes and the last value are exact, sum and mean within rounding."""

@@ -323,14 +323,6 @@ def test_a_file(tmp_path: Path) -> None:
     assert (args.start_step, args.stop_step) == (10, 10)
 
 
-def test_commands() -> None:
-    """One that does not exist is none, and the nearest is named."""
-    args = DynamicProfilerArgs(command="extnd")
-    assert args.command == ""
-    assert len(args.diagnostics) == 1
-    assert repr(DynamicProfilerArgs(start_step=2)).startswith("DynamicProfilerArgs(start_step=2, stop_step=-1, ")
-
-
 def test_which_steps_and_ranks() -> None:
     """The next steps, so many of them, on some ranks; what cannot be is said, and asks for nothing."""
     args = DynamicProfilerArgs("next", steps=3, ranks="0,3-4")

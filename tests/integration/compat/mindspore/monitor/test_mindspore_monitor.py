@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,7 @@ from tests.support import mindspore_output as output
 from tests.support.basics import ROOT, children, missing
 from tests.support.launch import launched
 from tests.support.messages import refused, said
-from tests.support.monitors import Context, Job, has_answered, jobs, wait
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """A job of one rank."""
-    with jobs(tmp_path, monkeypatch) as made:
-        yield made
+from tests.support.monitors import Context, Job, has_answered, wait
 
 
 @pytest.mark.checklist("A15", "A18", "B18")
@@ -137,24 +129,6 @@ def test_where_the_file_says(job: Job) -> None:
     assert directory.parent.name == "rank0_start2_stop3"
     assert output.steps_of(directory) == [2, 3]
     assert list(job.windows()) == ["rank0_start6_stop6"]
-
-
-@pytest.mark.checklist("A33", "A37")
-def test_several_windows(job: Job) -> None:
-    """Each new pair of steps is recorded, in a directory of its own."""
-    monitor = job.monitor()
-    job.change(start_step=2, stop_step=3)
-    job.callbacks(monitor, 4)
-    job.change(start_step=6, stop_step=6)
-    job.callbacks(monitor, 3, first=5)
-    job.change(start_step=9, stop_step=10)
-    job.callbacks(monitor, 4, first=8)
-    found = {name: output.steps_of(directory) for name, directory in job.windows().items()}
-    assert found == {
-        "rank0_start2_stop3": [2, 3],
-        "rank0_start6_stop6": [6],
-        "rank0_start9_stop10": [9, 10],
-    }
 
 
 @pytest.mark.checklist("A35", "A36", "A39")
@@ -472,22 +446,6 @@ def test_a_window_that_cannot_begin(job: Job, caplog: pytest.LogCaptureFixture) 
     assert "the window cannot begin: " in caplog.text
     assert "cannot write below" in caplog.text
     assert monitor.profilers == []
-
-
-@pytest.mark.checklist("A30", "A34", "F5")
-def test_a_window_that_has_yet_to_begin(job: Job) -> None:
-    """A window that has yet to begin is withdrawn when the file asks for something else; one that would overlap another one waits if the file says so."""
-    monitor = job.monitor()
-    job.change(start_step=4, stop_step=5)
-    job.callbacks(monitor, 2)
-    job.change(start_step=-1, stop_step=-1)
-    job.callbacks(monitor, 4, first=3)
-    job.change(start_step=8, stop_step=10)
-    job.callbacks(monitor, 2, first=7)
-    job.change(start_step=10, stop_step=11, overlap="queue")
-    job.callbacks(monitor, 5, first=9)
-    found = {name: output.steps_of(each) for name, each in job.windows().items()}
-    assert found == {"rank0_start8_stop10": [8, 9, 10], "rank0_start11_stop12": [11, 12]}
 
 
 @pytest.mark.checklist("A33", "F6")

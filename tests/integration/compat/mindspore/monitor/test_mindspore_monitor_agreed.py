@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,14 +13,7 @@ import pytest
 from stepscope.mindspore import DynamicProfilerMonitor
 from tests.support import mindspore_output as output
 from tests.support.messages import said
-from tests.support.monitors import Job, jobs, wait
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """A job whose ranks the test chooses."""
-    with jobs(tmp_path, monkeypatch) as made:
-        yield made
+from tests.support.monitors import Job, wait
 
 
 def test_chosen_ranks(job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
