@@ -288,3 +288,13 @@ def test_signal_handler(output_dir: Path) -> None:
             assert profile.windows == [[2, 3, 4]]
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_triggers_in_consecutive_steps(output_dir: Path) -> None:
+    """Every step is saved once: the windows follow one another."""
+    profile = Profile(output_dir, triggers=(When(*range(5, 10)),))
+    with profile.profiler:
+        profile.steps(15)
+        assert profile.windows == [[3, 4, 5], [6], [7], [8], [9]]
+    assert profile.memory.names(kind=Kind.SPAN).count("work") == 7
+    profile.check_accounts()

@@ -525,3 +525,27 @@ def test_flushes_in_a_row_are_all_answered(output_dir: Path) -> None:
             with sc.span("work"):
                 pass
             assert profiler.flush(20)
+
+
+def test_several_profilers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Nested, with different schedules, one of them paused, one with a bad exporter: each has exactly its steps."""
+    outer_memory, inner_memory = MemoryExporter(), MemoryExporter()
+    bad = MemoryExporter(name="bad", fail={"export": OSError("no")})
+    with sc.trace(exporters=[outer_memory], output_dir=tmp_path / "outer", name="outer") as outer:
+        sc.instant("before")
+        with sc.trace(
+            schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=1),
+            exporters=[inner_memory, bad],
+            output_dir=tmp_path / "inner",
+            name="inner",
+        ) as inner:
+            for step in range(3):
+                sc.instant(f"step {step}")
+                inner.step()
+            inner.pause()
+            outer.step()
+        sc.instant("after")
+    expected = ["before", "step 0", "step 1", "step 2", "after"]
+    assert names_of(outer_memory, kind=Kind.INSTANT) == expected
+    assert names_of(inner_memory, kind=Kind.INSTANT) == ["step 1"]
+    assert [step.number for step in outer_memory.windows[0].steps] == [0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import uvloop
@@ -65,6 +67,40 @@ async def test_interleaved_tasks_do_not_mix() -> None:
         thread = tracks.get(track.parent)
         assert thread is not None and thread.kind is TrackKind.THREAD and thread.pid == track.pid
     assert len({row.track for row in log.spans}) == 50
+
+
+@pytest.mark.checklist("F18")
+async def test_parents_reach_across_tasks_and_threads() -> None:
+    """What a span starts and waits for hangs on it: tasks, groups of tasks, worker threads."""
+
+    async def child(name: str) -> None:
+        with span(name):
+            await pause()
+
+    def blocking(name: str) -> None:
+        with span(name):
+            pass
+
+    with recording() as log, span("parent"):
+        await asyncio.create_task(child("create_task"))
+        await asyncio.gather(child("gather"), child("gather"))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(child("group"))
+        await asyncio.to_thread(blocking, "to_thread")
+        with ThreadPoolExecutor(1) as pool:
+            context = contextvars.copy_context()
+            in_context: Callable[[], None] = lambda: context.run(blocking, "executor")  # noqa: E731
+            await asyncio.get_running_loop().run_in_executor(pool, in_context)
+            await asyncio.get_running_loop().run_in_executor(pool, blocking, "without context")
+    parent = log.span("parent")
+    started = [row for row in log.spans if row.name not in ("parent", "without context")]
+    assert len(started) == 6 and {row.parent for row in started} == {parent.id}
+    assert parent.track not in {row.track for row in started}
+    assert log.span("without context").parent == 0
+    assert track_of(log.span("to_thread")).kind is TrackKind.THREAD
+    # The span waited for all of it; only that is taken from its own time.
+    waited = [row for row in log.events(Kind.SPAN, "suspended") if row.parent == parent.id]
+    assert parent.self_dur == parent.dur - sum(row.dur for row in waited)
 
 
 def test_tasks_of_a_loop_hang_on_the_span_around_it() -> None:
