@@ -265,6 +265,9 @@ class PipelineAdvice(msgspec.Struct, frozen=True):
     action: str
     """The change to try; empty if there is none."""
 
+    def __str__(self) -> str:
+        return f"{self.text}. Try {self.action}." if self.action else f"{self.text}."
+
 
 class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A data pipeline: how batches are prepared."""

@@ -264,7 +264,7 @@ def _pipeline(pipeline: PipelineAnswer, whose: str, evidence: set[str]) -> Itera
     yield Line(Text(printable(f"pipeline of {pipeline.source}{whose}{waited}{busy}{slowest}")), 2, "Data", "bold")
     for each in pipeline.advice:
         if each.text not in evidence:
-            yield Line(Text(printable(f"{each.text}. Try {each.action}" if each.action else each.text)), 2, " ")
+            yield Line(Text(printable(str(each))), 2, " ")
     head = [Column("operator", right=False), Column("workers"), Column("processor"), Column("in queue", right=False)]
     head += [Column("filled"), Column("empty")]
     rows = [
