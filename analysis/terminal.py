@@ -104,6 +104,8 @@ def lines(answer: Answer) -> Iterator[Line]:
         shown = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= SHOWN_FROM_NS]
         if shown:
             yield Line(Text(f"Beside steps: {', '.join(shown)}"))
+    for number, text in enumerate(rank.saved if rank is not None else ()):
+        yield Line(Text(printable(text)), 2, " " if number else "Saved")
     yield from without_steps(answer)
     yield from _pipelines(answer, rank)
     yield from _device(answer)

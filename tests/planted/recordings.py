@@ -87,6 +87,7 @@ def summary_of(kept: Stored) -> RankSummary:
             startup_ns=0,
             shutdown_ns=0,
             metadata={},
+            windows={},
         ),
     )
     summary.flops, summary.memory, summary.collectives = FlopsTable(), MemoryTable(), CollectiveTable()
