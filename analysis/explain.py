@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -218,9 +219,8 @@ def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer
 def _saved(summary: RankSummary) -> tuple[str, ...]:
     said: list[str] = []
     for number, window in sorted(summary.recorded.windows.items()):
-        flight = window.metadata.get(FLIGHT)
-        if not isinstance(flight, dict):
-            continue
+        about = window.metadata.get(FLIGHT)
+        flight = cast(dict[str, Any], about) if isinstance(about, dict) else {}
         facts = summary.facts[(summary.facts["window"] == number) & (summary.facts["step"] == flight.get("step"))]
         if len(facts) and (longer := difference(summary.facts, facts[0])):
             why = str(flight.get("text") or f"step {flight['step']} ({flight.get('reason')})")
