@@ -22,7 +22,9 @@ from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import Block, EventBatch, Kind
 
 BUSY_PERCENT = 75.0
-"""A worker that uses more of a processor than this is busy: more workers help."""
+"""A worker that uses more of a processor than this is busy: more workers help, where there are processors for them."""
+ALL_BUSY_PERCENT = 95.0
+"""The processors are all busy if they are so for this share of the time or more: more workers do not help."""
 IDLE_PERCENT = 20.0
 """A worker that uses less than this is idle."""
 LEAF_QUEUE_PERCENT = 50.0
@@ -141,13 +143,24 @@ _BOTTLENECKS = ("workers", "slower", "reading", "device", "starved")
 """Kinds of advice that tell of a bottleneck, the surest first."""
 
 
-def advice_on(pipeline: DataPipeline) -> tuple[PipelineAdvice, ...]:
-    """Remarks on a pipeline: on the use of processors, then on queues."""
+def advice_on(pipeline: DataPipeline, machine_use: float | None = None) -> tuple[PipelineAdvice, ...]:
+    """Remarks on a pipeline: on the use of processors, then on queues.
+
+    Args:
+        machine_use: percent of the time for which the processors are busy; `None` if that is not known.
+    """
     operators = [operator for operator in pipeline.operators if operator.type not in ONE_THREAD]
     return (
-        *(advice for operator in operators for advice in _on_processors(pipeline, operator)),
-        *(advice for operator in operators for advice in _on_queues(pipeline, operator)),
+        *(advice for operator in operators for advice in _on_processors(pipeline, operator, machine_use)),
+        *(advice for operator in operators for advice in _on_queues(pipeline, operator, machine_use)),
     )
+
+
+def all_busy(machine_use: float | None) -> str:
+    """Why more workers do not help, as a clause; empty if processors are free, or their use is not known."""
+    if machine_use is None or machine_use < ALL_BUSY_PERCENT:
+        return ""
+    return f"more workers do not help while the processors are {machine_use:.0f}% busy"
 
 
 def bottleneck_of(advice: Iterable[PipelineAdvice]) -> PipelineAdvice | None:
@@ -171,7 +184,7 @@ def answers(pipelines: Sequence[DataPipeline], machine_use: float | None) -> tup
 
 
 def _answer(pipeline: DataPipeline, machine_use: float | None) -> PipelineAnswer:
-    advice = advice_on(pipeline)
+    advice = advice_on(pipeline, machine_use)
     bottleneck = bottleneck_of(advice)
     return PipelineAnswer(
         source=pipeline.source,
@@ -194,48 +207,55 @@ def _answer(pipeline: DataPipeline, machine_use: float | None) -> PipelineAnswer
     )
 
 
-def _on_processors(pipeline: DataPipeline, operator: PipelineOperator) -> Iterator[PipelineAdvice]:
+def _on_processors(
+    pipeline: DataPipeline, operator: PipelineOperator, machine_use: float | None
+) -> Iterator[PipelineAdvice]:
     used, name, workers = operator.used_per_worker, operator.label, operator.workers
     if used is None:
         return
     if used > BUSY_PERCENT:
         text = f"each worker of {name} uses {used:.0f}% of a processor"
-        yield PipelineAdvice("workers", operator.label, text, f"{_more(pipeline, operator)}, or make its work cheaper")
+        action = _more(pipeline, operator, machine_use, "or make its work cheaper")
+        yield PipelineAdvice("workers", operator.label, text, action)
     elif used < IDLE_PERCENT and workers > 1:
         text = f"each of the {workers} workers of {name} uses {used:.0f}% of a processor: fewer may do as well"
         yield PipelineAdvice("idle", operator.label, text, "")
 
 
-def _on_queues(pipeline: DataPipeline, operator: PipelineOperator) -> Iterator[PipelineAdvice]:
+def _on_queues(
+    pipeline: DataPipeline, operator: PipelineOperator, machine_use: float | None
+) -> Iterator[PipelineAdvice]:
     before, filled, name = pipeline.input_of(operator), operator.filled, operator.label
     if operator.type == "DeviceQueue":
         if before is not None and before.empty is not None and before.empty > DEVICE_EMPTY_PERCENT:
             text = f"the queue from {before.label} to the device is empty in {before.empty:.0f}% of the samples"
-            yield PipelineAdvice("device", before.label, text, _more(pipeline, before))
+            yield PipelineAdvice("device", before.label, text, _more(pipeline, before, machine_use))
         return
     if before is None:
         if filled is not None and filled <= LEAF_QUEUE_PERCENT:
             text = f"{name} reads the data, and its queue is filled to {filled:.0f}%"
-            yield PipelineAdvice(
-                "reading", operator.label, text, f"{_more(pipeline, operator)}, or read from a quicker storage"
-            )
+            action = _more(pipeline, operator, machine_use, "or read from a quicker storage")
+            yield PipelineAdvice("reading", operator.label, text, action)
         return
     if filled is None or before.filled is None:
         return
     if before.filled - filled > QUEUE_DIFFERENCE_PERCENT:
         text = f"the input of {name} is filled to {before.filled:.0f}%, its output to {filled:.0f}%: it is slower than {before.label}"
-        yield PipelineAdvice("slower", operator.label, text, _more(pipeline, operator))
+        yield PipelineAdvice("slower", operator.label, text, _more(pipeline, operator, machine_use))
     used = operator.used_per_worker
     starved = before.filled < STARVED_PERCENT or filled - before.filled > QUEUE_DIFFERENCE_PERCENT
     if starved and used is not None and used < IDLE_PERCENT:
         text = f"{name} waits for {before.label}: its input is filled to {before.filled:.0f}%, and its workers use {used:.0f}% of a processor"
-        yield PipelineAdvice(
-            "starved", before.label, text, f"{_more(pipeline, before)}, or raise {_PREFETCH[pipeline.source]}"
-        )
+        action = _more(pipeline, before, machine_use, f"or raise {_PREFETCH[pipeline.source]}")
+        yield PipelineAdvice("starved", before.label, text, action)
 
 
-def _more(pipeline: DataPipeline, operator: PipelineOperator) -> str:
-    return f"{_WORKERS[pipeline.source]} above {operator.workers} for {operator.type}"
+def _more(pipeline: DataPipeline, operator: PipelineOperator, machine_use: float | None, instead: str = "") -> str:
+    """The change to try on an operator that is too slow: more workers, or another one if the processors are all busy."""
+    if why := all_busy(machine_use):
+        return f"make the work of {operator.type} cheaper: {why}"
+    more = f"{_WORKERS[pipeline.source]} above {operator.workers} for {operator.type}"
+    return f"{more}, {instead}" if instead else more
 
 
 class _Operator(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -25,10 +26,13 @@ from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_SAMPLES, 
 from stepscope.runtime.display.text_table import human_count, human_time, printable, shorten
 from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
-from stepscope.runtime.windows.step_statistics import statistics_of
+from stepscope.runtime.windows.step_statistics import difference, statistics_of
+from stepscope.runtime.windows.window import FLIGHT
 
 MOST_TASK_NAMES = 8
 """Names of tasks in an answer."""
+MOST_SAVED = 5
+"""Steps for which windows were saved in an answer."""
 MOST_PLACES = 3
 """Places in the answer on a program without steps."""
 NOT_ENOUGH = "There is not enough to judge."
@@ -204,11 +208,24 @@ def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer
         memory=summary.memory.devices(summary.recorded.metadata),
         collectives=summary.collectives.answer(summary.judged_steps, fastest),
         pipelines=data_pipeline.answers(pipelines, machine_use(summary)),
+        saved=_saved(summary),
         more_pipelines=max(len(pipelines) - data_pipeline.MOST_PIPELINES, 0),
     )
     if answer.has_steps or times:
         return answer
     return msgspec.structs.replace(answer, places=most_sampled(summary.samples, MOST_PLACES))
+
+
+def _saved(summary: RankSummary) -> tuple[str, ...]:
+    said: list[str] = []
+    for number, window in sorted(summary.recorded.windows.items()):
+        about = window.metadata.get(FLIGHT)
+        flight = cast(dict[str, Any], about) if isinstance(about, dict) else {}
+        facts = summary.facts[(summary.facts["window"] == number) & (summary.facts["step"] == flight.get("step"))]
+        if len(facts) and (longer := difference(summary.facts, facts[0])):
+            why = str(flight.get("text") or f"step {flight['step']} ({flight.get('reason')})")
+            said.append(f"{why}: {longer}")
+    return tuple(said[-MOST_SAVED:])
 
 
 def _shares(summary: RankSummary) -> tuple[Share, ...]:

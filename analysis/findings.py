@@ -265,6 +265,9 @@ class PipelineAdvice(msgspec.Struct, frozen=True):
     action: str
     """The change to try; empty if there is none."""
 
+    def __str__(self) -> str:
+        return f"{self.text}. Try {self.action}." if self.action else f"{self.text}."
+
 
 class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A data pipeline: how batches are prepared."""
@@ -307,6 +310,9 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The longest first."""
     pipelines: tuple[PipelineAnswer, ...] = ()
     """Its data pipelines of which queues, processors or waits were recorded, at most eight: MindSpore's, then those of DataLoaders."""
+    saved: tuple[str, ...] = ()
+    """Sentences on steps for which a flight recorder saved a window: the trigger's finding, and which part of the step took longer
+    than in the median of the recorded steps. The newest `explain.MOST_SAVED`; those that took no longer are not among them."""
     more_pipelines: int = 0
     """How many more there are."""
 

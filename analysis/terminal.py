@@ -104,6 +104,8 @@ def lines(answer: Answer) -> Iterator[Line]:
         shown = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= SHOWN_FROM_NS]
         if shown:
             yield Line(Text(f"Beside steps: {', '.join(shown)}"))
+    for number, text in enumerate(rank.saved if rank is not None else ()):
+        yield Line(Text(printable(text)), 2, " " if number else "Saved")
     yield from without_steps(answer)
     yield from _pipelines(answer, rank)
     yield from _device(answer)
@@ -264,7 +266,7 @@ def _pipeline(pipeline: PipelineAnswer, whose: str, evidence: set[str]) -> Itera
     yield Line(Text(printable(f"pipeline of {pipeline.source}{whose}{waited}{busy}{slowest}")), 2, "Data", "bold")
     for each in pipeline.advice:
         if each.text not in evidence:
-            yield Line(Text(printable(f"{each.text}. Try {each.action}" if each.action else each.text)), 2, " ")
+            yield Line(Text(printable(str(each))), 2, " ")
     head = [Column("operator", right=False), Column("workers"), Column("processor"), Column("in queue", right=False)]
     head += [Column("filled"), Column("empty")]
     rows = [

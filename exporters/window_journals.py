@@ -15,10 +15,10 @@ from stepscope.exporters.rotation import PART
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.files.private_files import refuse_link
-from stepscope.runtime.flight.recorder import FACTS
 from stepscope.runtime.flight.saved import window_name
 from stepscope.runtime.session.note import WINDOWS
 from stepscope.runtime.session.trace_note import note_nothing
+from stepscope.runtime.windows.window import FLIGHT
 
 
 class WindowJournalsExporter:
@@ -91,7 +91,7 @@ class WindowJournalsExporter:
         try:
             await journal.close_window(window)
         finally:
-            await self._finish(window.index, window_name(window.index, window.metadata.get(FACTS)))
+            await self._finish(window.index, window_name(window.index, window.metadata.get(FLIGHT)))
 
     async def discard_window(self, window: int) -> None:
         """Deletes the window's file.

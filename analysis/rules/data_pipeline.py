@@ -8,6 +8,7 @@ from stepscope.analysis.data_pipeline import MINDSPORE, advice_on, bottleneck_of
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.processors import machine_use
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.thresholds import FINDING, USUAL_STEPS
 from stepscope.runtime.display.text_table import human_time
@@ -48,7 +49,7 @@ def check(job: Job) -> list[Finding]:
     action = AHEAD
     pipeline = next((each for each in rank.pipelines if each.source == MINDSPORE), None)
     if pipeline is not None:
-        advice = advice_on(pipeline)
+        advice = advice_on(pipeline, machine_use(rank))
         bottleneck = bottleneck_of(advice)
         if bottleneck is not None:
             action = bottleneck.action

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from stepscope.analysis.data_pipeline import all_busy
 from stepscope.analysis.device_times import device_times
 from stepscope.analysis.devices import NAMES, Activity, meanwhile_of
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import DeviceAnswer, Finding
 from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.processors import machine_use
 from stepscope.analysis.thresholds import DEVICE_IDLE, FINDING, OPTIMIZER_LAUNCHES
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Device, Phase
@@ -16,11 +18,12 @@ from stepscope.runtime.windows.step_facts import Device, Phase
 FEWER_KERNELS = (
     "larger batches, fewer and larger kernels (torch.compile, CUDA graphs), or less work on the host between launches"
 )
+QUICKER_LOADER = "a quicker loader: more workers (num_workers), prefetch_factor, less work for each item"
 BATCHED_OPTIMIZERS = ("aten::_fused_", "aten::_foreach_add_", "aten::_foreach_addc")
 """Operators of optimizers that work on many parameters at once."""
 ACTIONS = {
     NAMES[Activity.SYNCHRONISING]: "wait for the device less often: .item(), .cpu(), printing a tensor, synchronize()",
-    NAMES[Activity.DATA]: "a quicker loader: more workers (num_workers), prefetch_factor, less work for each item",
+    NAMES[Activity.DATA]: QUICKER_LOADER,
     NAMES[Activity.COLLECTION]: "collect garbage less often: gc.freeze() before the loop, gc.disable() in it",
     NAMES[Activity.CHECKPOINT]: "write checkpoints beside the training, or less often",
     NAMES[
@@ -50,6 +53,8 @@ def check(job: Job) -> list[Finding]:
     if device is not None and device.meanwhile:
         evidence.append(f"while it idles, the host is in: {meanwhile_of(device)}")
         action = ACTIONS.get(device.meanwhile[0].name, FEWER_KERNELS)
+        if action == QUICKER_LOADER and (why := all_busy(machine_use(use.rank))):
+            action = f"less work of the loader for each item: {why}"
     optimizer = float(np.median(use.steps["phases"][:, Phase.OPTIMIZER] / use.took))
     if optimizer >= OPTIMIZER_LAUNCHES and not use.rank.row(*BATCHED_OPTIMIZERS):
         evidence.append(

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.analysis.data_pipeline import all_busy
 from stepscope.analysis.evidence import longest, places, steps_with_most
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.processors import children_run, demand
+from stepscope.analysis.processors import children_run, demand, machine_use
 from stepscope.analysis.rank_summary import RankSummary, durations, hottest
 from stepscope.analysis.rules.data_pipeline import is_other_loader
 from stepscope.analysis.sampled_stacks import in_collate, in_loader
@@ -43,7 +44,7 @@ _OF_WORKERS = "to hand a batch over, a worker and the training process take abou
 
 
 def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[str, str]:
-    """The change to try, and its gain: as many workers as keep up, or as have processors of their own.
+    """The change to try, and its gain: as many workers as keep up, or as have processors of their own; none if all are busy.
 
     Args:
         batch_ns: ns that one takes to make a batch.
@@ -53,6 +54,8 @@ def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[
     if rest + HANDOVER_NS > (1 - FINDING) * whole:
         gain = f"possibly, up to {human_time(whole - rest)} of each step; workers would not help: {_OF_WORKERS}"
         return WITHOUT_WORKERS, gain
+    if why := all_busy(machine_use(job.main)):
+        return CHEAPER, f"up to {human_time(whole - rest)} of each step; {why}"
     needed = ceil(batch_ns / (rest + HANDOVER_NS))
     _, _, processors = demand(job)
     most = min(MOST_WORKERS, max(int(processors) - 1, 1) if processors else MOST_WORKERS)
@@ -118,7 +121,7 @@ def check(job: Job) -> list[Finding]:
     if not workers and place is not None and collating > MAJORITY * len(samples):
         kind = "slow-collate"
         evidence.append(f"collate_fn takes {collating / len(samples):.0%} of that")
-        instead = action if action == WITHOUT_WORKERS else f"let workers run it: {action}"
+        instead = f"let workers run it: {action}" if "num_workers" in action else action
         action = f"make {place.function} cheaper, or {instead}"
     return [
         Finding(

@@ -17,10 +17,8 @@ from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger_watch import Fired, TriggerWatch, WatchStatistics
 from stepscope.runtime.flight.triggers.trigger import News
 from stepscope.runtime.windows.open_window import OpenWindow
-from stepscope.runtime.windows.window import Window
+from stepscope.runtime.windows.window import FLIGHT, Window
 
-FACTS = "flight"
-"""Key of a window's metadata that says why it was saved."""
 MAX_CAUSES = 64
 """Further triggers that are named in one window."""
 MAX_SAVING = 8
@@ -182,7 +180,7 @@ class Flight:
         else:
             window = windows.save(at, finding.at_once, now)
             self.watch.opened(fired, mark.number)
-            window.facts[FACTS] = {**about, "steps": self.settings.steps, "also": []}
+            window.facts[FLIGHT] = {**about, "steps": self.settings.steps, "also": []}
             window.notes.insert(0, _sentence(about))
             window.notes += self._suppressed()
 
@@ -193,7 +191,7 @@ class Flight:
         return self.watch.refusal(fired, step)
 
     def _add_cause(self, window: OpenWindow, about: dict[str, Any]) -> None:
-        also: list[dict[str, Any]] = window.facts[FACTS]["also"]
+        also: list[dict[str, Any]] = window.facts[FLIGHT]["also"]
         if len(also) < MAX_CAUSES:
             also.append(about)
             window.notes.append(_sentence(about))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ARMED = "armed"
 """Key in `Window.metadata`: an object with `name`, `first_step`, `last_step`, `trigger`, `run_id` and the request."""
+FLIGHT = "flight"
+"""Key of the metadata of a window that a flight recorder saved: which trigger fired, in which step, and why."""
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):

@@ -16,7 +16,7 @@ import msgspec
 from stepscope.analysis.findings import Answer
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import load
-from tests.planted.recordings import Stored, answer_of, stored, summary_of
+from tests.planted.recordings import answer_of, ranks_of, stored, summary_of
 
 PROGRAM = Path(__file__).parent / "programs" / "causal_lm_gpu.py"
 PLACE = Path(__file__).parent / "gpu_recordings"
@@ -35,8 +35,7 @@ WANTED = {
 
 def answer(fault: str) -> Answer:
     """The answer on a kept recording."""
-    data = lzma.decompress((PLACE / f"{fault}.msgpack.xz").read_bytes())
-    return answer_of([summary_of(rank) for rank in msgspec.msgpack.decode(data, type=list[Stored])])
+    return answer_of([summary_of(rank) for rank in ranks_of(PLACE / f"{fault}.msgpack.xz")])
 
 
 def main() -> None:

@@ -87,6 +87,7 @@ def summary_of(kept: Stored) -> RankSummary:
             startup_ns=0,
             shutdown_ns=0,
             metadata={},
+            windows={},
         ),
     )
     summary.flops, summary.memory, summary.collectives = FlopsTable(), MemoryTable(), CollectiveTable()
@@ -120,10 +121,14 @@ def recordings() -> dict[str, tuple[Program, bool, Path]]:
     return found
 
 
+def ranks_of(path: Path) -> list[Stored]:
+    """The ranks of one recording."""
+    return msgspec.msgpack.decode(lzma.decompress(path.read_bytes()), type=list[Stored])
+
+
 def judge(program: Program, cured: bool, path: Path) -> Outcome:
     """Judges one recording."""
-    ranks = msgspec.msgpack.decode(lzma.decompress(path.read_bytes()), type=list[Stored])
-    return Outcome(program, cured, answer_of([summary_of(rank) for rank in ranks]), 0.0)
+    return Outcome(program, cured, answer_of([summary_of(rank) for rank in ranks_of(path)]), 0.0)
 
 
 def _columns(facts: Facts) -> dict[str, list[float]]:

@@ -15,7 +15,6 @@ from stepscope.analysis.data_pipeline import (
     advice_on,
     bottleneck_of,
 )
-from stepscope.analysis.findings import PipelineAdvice
 from stepscope.compat.mindspore.output_files import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, spans
 from stepscope.runtime.events import strings
@@ -122,13 +121,13 @@ def summary_of(pipeline: DataPipeline) -> dict[str, list[Any]]:
         "avg_cpu_pct_per_worker": [_number(operator.used_per_worker) for operator in operators],
         "per_pipeline_time": [_mean(pipeline.waited_ms)],
         "per_push_queue_time": [_mean(pipeline.handed_on_ms)],
-        "cpu_analysis_details": [_sentence(each) for each in advice if each.kind in ("workers", "idle")],
-        "queue_analysis_details": [_sentence(each) for each in advice if each.kind not in ("workers", "idle")],
+        "cpu_analysis_details": [str(each) for each in advice if each.kind in ("workers", "idle")],
+        "queue_analysis_details": [str(each) for each in advice if each.kind not in ("workers", "idle")],
     }
     bottleneck = bottleneck_of(advice)
     if bottleneck is not None:
         found["bottleneck_warning"] = [bottleneck.operator]
-        found["bottleneck_suggestion"] = [_sentence(bottleneck)]
+        found["bottleneck_suggestion"] = [str(bottleneck)]
     return {key: value for key, value in found.items() if value or not key.endswith("_details")}
 
 
@@ -138,7 +137,3 @@ def _number(value: float | None) -> float:
 
 def _mean(values: tuple[float, ...]) -> float:
     return round(float(np.mean(values)), 3) if values else UNKNOWN
-
-
-def _sentence(advice: PipelineAdvice) -> str:
-    return f"{advice.text}. Try {advice.action}." if advice.action else f"{advice.text}."

@@ -22,6 +22,7 @@ from stepscope.analysis.page.render import report_html
 from stepscope.analysis.rank_summary import RankSummary, Sample
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.flight.triggers.slow_step import SlowStep
 from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import columns_of
 from tests.support.commands import python, stepscope
@@ -480,3 +481,22 @@ def test_steps_as_a_table(tmp_path: Path) -> None:
         assert list(rank.steps_pandas().columns) == list(columns)
     if importlib.util.find_spec("pyarrow"):
         assert rank.steps_arrow().num_rows == len(rank.steps)
+
+
+def test_why_a_saved_step_was_slow(tmp_path: Path) -> None:
+    """What a flight recorder found, and which part took longer than usual; not where nothing took longer. The report has it, too."""
+    recorder = sc.FlightRecorder(steps=8, triggers=(SlowStep(),))
+    with sc.trace(output_dir=tmp_path / "run", keep_last=recorder) as profiler:
+        for number in range(50):
+            with sc.span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
+                time.sleep(0.2 if number == 40 else 0.001)
+            with sc.span("work"):
+                time.sleep(0.003)
+            if number == 45:
+                profiler.save("by hand")
+            profiler.step()
+    answer = explain(tmp_path / "run")
+    (text,) = [each for each in answer.ranks[0].saved if "step 40" in each]
+    assert text.startswith("step 40 took") and text.endswith("more in data")
+    assert text in " ".join(str(answer).split()) and text in report_html(tmp_path / "run")
+    assert "by hand" not in str(answer.ranks[0].saved)

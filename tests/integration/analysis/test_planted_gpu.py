@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from tests.planted import gpu
+from stepscope.analysis.job import Job
+from stepscope.analysis.rules import device_idle
+from tests.planted import gpu, recordings
 
 SAID = {
     "none": ("GPU 0 computes", "Quicker kernels"),
@@ -27,3 +30,12 @@ def test_the_fault_is_found_first(fault: str) -> None:
     first = answer.findings[0] if answer.findings else None
     said = " ".join([answer.verdict, *(first.evidence if first else ()), first.action if first else ""])
     assert all(word in said for word in SAID[fault]), said
+
+
+@pytest.mark.parametrize(("busy", "workers"), [(60.0, True), (98.0, False)])
+def test_a_device_that_idles_for_a_loader(busy: float, workers: bool) -> None:
+    """More workers are advised where there are processors for them."""
+    (rank,) = recordings.ranks_of(gpu.PLACE / "slow-items.msgpack.xz")
+    summary = recordings.summary_of(msgspec.structs.replace(rank, counter_means={"host cpu %": busy}))
+    (found,) = device_idle.check(Job([summary]))
+    assert ("num_workers" in found.action) is workers and ("98% busy" in found.action) is not workers

@@ -52,6 +52,18 @@ def test_bottlenecks(operators: tuple[PipelineOperator, ...], kind: str, label: 
     assert (found.kind, found.operator, found.action) == (kind, label, action)
 
 
+@pytest.mark.checklist("D13")
+def test_no_more_workers_where_all_processors_are_busy() -> None:
+    """They would not help; with processors that are free, or of which nothing is known, they are advised."""
+    busy = pipeline(operator(1, "Batch", 90), operator(2, "Map", 90, 80), operator(3, "TFReader", 40))
+    full = [each.action for each in advice_on(busy, 98)]
+    assert full == [
+        f"make the work of {name} cheaper: more workers do not help while the processors are 98% busy"
+        for name in ("Map", "TFReader")
+    ]
+    assert advice_on(busy, 90) == advice_on(busy) and all("above 2" in each.action for each in advice_on(busy, 90))
+
+
 def test_a_device_that_waits() -> None:
     """The queue to it is empty in most samples."""
     found = advice_on(pipeline(operator(1, "DeviceQueue", 50), operator(2, "Batch", 0), operator(3, "TFReader", 90)))
