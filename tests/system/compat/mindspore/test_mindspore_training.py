@@ -173,7 +173,8 @@ def test_a_slow_operator_of_a_pipeline(tmp_path: Path) -> None:
     kind, *sentences, action = found["finding"]
     assert kind == "input-bound-pipeline"
     assert any("Map(id=2)" in text and "slower than Generator(id=3)" in text for text in sentences)
-    assert action == "num_parallel_workers above 1 for Map"
+    busy = "more workers do not help while the processors are"  # other tests may use all of them
+    assert action == "num_parallel_workers above 1 for Map" or busy in action
     assert "data pipelines of MindSpore are recorded once in a process" in found["again"]
 
 
