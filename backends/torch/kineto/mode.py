@@ -159,7 +159,7 @@ class KinetoMode:
 
     def _allowed(self) -> bool:
         """True if a window may have operators; says what it will lack."""
-        if not self._detail.operators and not self._detail.asked:
+        if not self._detail.operators and not self._detail.requested:
             self._problems["a window has no operators, to keep within overhead_budget"] += 1
         return self._detail.operators
 
