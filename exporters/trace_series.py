@@ -135,7 +135,7 @@ class TraceSeries:
             self.dropped += await file.settle()
         except OutputError as error:
             refusal = error
-            file.give_up_unfinished()
+            file.abandon_unfinished()
         await file.finish({**args, "dropped by size limit": self.dropped}, at)
         if refusal is not None:
             raise refusal

@@ -127,12 +127,12 @@ class NatsTransport(Transport):
                 await layout.create(jetstream, self._names, self._limits)
                 await self._greet(jetstream, names)
             self._max_bytes = client.max_payload - layout.OVERHEAD
-            beside = (
-                self._compare_clocks(lambda ping: self._ask(client, names.clock, ping)),
-                self._say_again(jetstream, names.key),
+            background = (
+                self._compare_clocks(lambda ping: self._request(client, names.clock, ping)),
+                self._repeat_hello(jetstream, names.key),
                 self._publish_summaries(client, names.live),
             )
-            tasks = [asyncio.ensure_future(work) for work in beside]
+            tasks = [asyncio.ensure_future(work) for work in background]
             try:
                 await self._publish_all(jetstream, names.frames, hello.stream)
             finally:
@@ -144,12 +144,12 @@ class NatsTransport(Transport):
                 await client.close()
 
     async def _greet(self, jetstream: JetStreamContext, names: StreamNames) -> None:
-        """Says whose stream it is, and continues where JetStream's last message of it ends."""
+        """Sends `Hello`, and continues where JetStream's last message of it ends."""
         await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._hello()))
         stored = await layout.stored_before(jetstream, self._names, names.frames)
         self._shipper.resume(max(stored, self._shipper.confirmed.number))
 
-    async def _ask(self, client: Client, subject: str, ping: bytes) -> None:
+    async def _request(self, client: Client, subject: str, ping: bytes) -> None:
         """Asks whichever collector takes the stream for its clock; perhaps none does now."""
         with contextlib.suppress(NatsError, TimeoutError, FormatError):
             reply = await client.request(subject, ping, timeout=self._settings.timeout)
@@ -157,8 +157,8 @@ class NatsTransport(Transport):
             if isinstance(header, protocol.Pong):
                 self._compared(header)
 
-    async def _say_again(self, jetstream: JetStreamContext, key: str) -> None:
-        """Says whose the stream is before that vanishes: who comes later needs it as long as there is anything of the stream."""
+    async def _repeat_hello(self, jetstream: JetStreamContext, key: str) -> None:
+        """Sends `Hello` again before the server deletes it: later collectors need it as long as there are messages of the stream."""
         delay = layout.HELLO_SPARE / 2
         while True:
             await asyncio.sleep(delay)
@@ -268,10 +268,10 @@ class NatsTransport(Transport):
 
 
 def _has_room(waiting: Sequence[tuple[_Message, object]]) -> bool:
-    """Whether another message may be published beside those that wait to be stored.
+    """Whether another message may be published in addition to those that wait to be stored.
 
     None follows a frame that is left out until all before it are stored: the next message says then that it does not come.
     """
     size = sum(len(message.data) for message, _ in waiting)
-    left_out = waiting and not waiting[-1][0].data
-    return len(waiting) < layout.IN_FLIGHT and size < layout.IN_FLIGHT_BYTES and not left_out
+    oversized = waiting and not waiting[-1][0].data
+    return len(waiting) < layout.IN_FLIGHT and size < layout.IN_FLIGHT_BYTES and not oversized

@@ -120,9 +120,9 @@ class RateLimit:
             self._tokens = min(self._tokens + self._rate * max((end - self._at) / 1e9, 0.0), capacity)
             self._at = max(self._at, end)
         # A rate below one a second collects parts of a token over several calls.
-        taken = min(wanted, int(self._tokens))
-        self._tokens -= taken
-        return taken
+        count = min(wanted, int(self._tokens))
+        self._tokens -= count
+        return count
 
 
 class Rows:
@@ -225,21 +225,21 @@ class WindowBuffer:
         return found  # type: ignore[no-any-return]
 
     def _take_steps(self, last: int) -> Rows:
-        taken: list[EventBatch] = []
+        ended: list[EventBatch] = []
         rest: list[EventBatch] = []
         for batch in self._batches:
             early = batch.events["step"] <= last
             if early.all():
-                taken.append(batch)
+                ended.append(batch)
             elif early.any():
-                taken.append(EventBatch(batch.source, batch.window, batch.events[early], batch.args))
+                ended.append(EventBatch(batch.source, batch.window, batch.events[early], batch.args))
                 rest.append(EventBatch(batch.source, batch.window, batch.events[~early], batch.args))
             else:
                 rest.append(batch)
-        return self._take(taken, rest)
+        return self._take(ended, rest)
 
-    def _take(self, taken: list[EventBatch], rest: list[EventBatch]) -> Rows:
-        rows = Rows(self._orphans + taken)
+    def _take(self, batches: list[EventBatch], rest: list[EventBatch]) -> Rows:
+        rows = Rows(self._orphans + batches)
         self._orphans, self._batches = [], rest
         self._count = sum(map(len, rest))
         self._oldest = min((int(batch.events["ts"].min()) for batch in rest), default=FOREVER)
@@ -327,10 +327,10 @@ class Selection:
     def _find_orphans(self, spans: Mask, is_sent: Callable[[int], bool], final: bool) -> Mask:
         """Spans of the run's trace whose topmost ancestor here has a parent that has not arrived."""
         orphans: Mask = np.zeros(len(spans), np.bool_)
-        outside = np.flatnonzero(spans & self._passing & (self.trace_step == RUN_TRACE))
-        if final or not len(outside):
+        stepless = np.flatnonzero(spans & self._passing & (self.trace_step == RUN_TRACE))
+        if final or not len(stepless):
             return orphans
-        top = outside.copy()
+        top = stepless.copy()
         for _ in range(MAX_DEPTH):
             above = self.parent[top]
             if (above < 0).all():
@@ -339,7 +339,7 @@ class Selection:
         missing = self.parent[top] == UNKNOWN
         missing[missing] = [not is_sent(span) for span in self._events["parent"][top[missing]].tolist()]
         if int(missing.sum()) <= MAX_ORPHANS:
-            orphans[outside[missing]] = True
+            orphans[stepless[missing]] = True
         return orphans
 
     def _limit(self, candidates: Mask, limit: RateLimit) -> Mask:

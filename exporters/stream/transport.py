@@ -187,11 +187,11 @@ class Transport(ABC):
         self._last_error, self._refused = error or self._last_error, refused
         self._changed.set()
 
-    async def _compare_clocks(self, ask: Callable[[bytes], Awaitable[object]]) -> None:
+    async def _compare_clocks(self, send: Callable[[bytes], Awaitable[object]]) -> None:
         """Asks for the collector's clock, often at first; who gets the answer gives it to `_compared`."""
         count = 0
         while True:
-            await ask(protocol.encode(protocol.Ping(clock.now())))
+            await send(protocol.encode(protocol.Ping(clock.now())))
             count += 1
             early = count < FIRST_SYNCS
             await asyncio.sleep(self._settings.first_sync if early else self._settings.sync_interval)
