@@ -119,7 +119,7 @@ class StepscopeCallback(Traced, _Callback):
 
     @guarded
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self.loop.leave("micro_step")
+        self.loop.exit("micro_step")
         self._batches += 1
         if self._batches >= self._accumulate:
             self._batches = 0
@@ -127,7 +127,7 @@ class StepscopeCallback(Traced, _Callback):
 
     @guarded
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        self.loop.leave("epoch")
+        self.loop.exit("epoch")
         self.loop.counters(logs or {})
         self.loop.step("epoch")
 
