@@ -76,7 +76,7 @@ class Allocations:
         finally:
             nvml.close()
         with self._lock:
-            allocated = {one.device: one.held for _, one in self._log.labelled()}
+            allocated = {one.device: one.in_use for _, one in self._log.labelled()}
         unexplained = [(device, size - allocated.get(device, 0)) for device, size in used.items()]
         return [(device, size) for device, size in unexplained if size > 0]
 
