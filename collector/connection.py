@@ -34,7 +34,7 @@ MAX_GATHER_MS = 2000
 """How long small frames wait for more at most, in milliseconds: one for each rank."""
 _MANY = 4096
 """Frames of a message from which on a thread checks them: it takes some microseconds for each."""
-TAKEN_OVER = "another connection of this stream came"
+REPLACED = "another connection of this stream came"
 
 
 class _DisconnectedError(Exception):
@@ -150,7 +150,7 @@ class Connection:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             waiting.set_result(Answer(error=f"the answer cannot be read: {error}"))
 
-    def end(self, why: str = TAKEN_OVER, *, retry: bool = True) -> None:
+    def end(self, why: str = REPLACED, *, retry: bool = True) -> None:
         """Ends it, by default because another connection of its stream is there; says whether the exporter may come again."""
         if self._task is not None and self._ending is None:
             self._ending = why, retry

@@ -31,7 +31,7 @@ class Outcomes:
         if count:
             self._dropped.setdefault(window, Counter())[reason] += count
 
-    def take(self) -> list[DeliveryResult]:
+    def drain(self) -> list[DeliveryResult]:
         """The counts since the last call."""
         windows = sorted({*self._exported, *self._dropped})
         results = [

@@ -63,8 +63,8 @@ class PerfettoFile(TraceFile):
         self._forget_unwritten()
         return self._encoder.held
 
-    async def settle(self) -> int:
-        """Writes the begins that were held."""
+    async def write_pending(self) -> int:
+        """Writes the pending begins."""
         if self._ended:
             return 0
         await self._make_sure()

@@ -105,8 +105,8 @@ class TraceFile(ABC):
                 break
         return done
 
-    async def settle(self) -> int:
-        """Writes the rest of events of which a part was kept back, because more had to be known.
+    async def write_pending(self) -> int:
+        """Writes the rest of events of which a part is still pending.
 
         Returns:
             Events that could not be written whole, as the file is full.
@@ -117,7 +117,7 @@ class TraceFile(ABC):
         return 0
 
     def count_unfinished(self) -> int:
-        """Events of which a part was kept back, so that no reader shows them yet."""
+        """Events of which a part is still pending, so that no reader shows them yet."""
         return 0
 
     def abandon_unfinished(self) -> None:

@@ -138,7 +138,7 @@ class MindSporeBackend:
         """The detail of windows that begin from now on."""
         self._wanted = {what: chosen.get(what, on) for what, on in self._made_for.items()}
 
-    def synchronize(self) -> None:
+    def settle(self) -> None:
         """Waits, on the CPU and while it records, until MindSpore has run what it was given.
 
         The next graph would wait for the one before it in any case. On other devices nothing is waited for: what runs there

@@ -80,11 +80,11 @@ def _register() -> None:
     make: Any = import_module("torch.profiler").record_function
     for region, arguments in _regions.items():
 
-        def made_outside(self: Any, value: Any, arguments: Callable[[Any], tuple[str, str | None]] = arguments) -> Any:
+        def from_object(self: Any, value: Any, arguments: Callable[[Any], tuple[str, str | None]] = arguments) -> Any:
             self.install_guards(guards.GuardBuilder.ID_MATCH)
             return variables.RecordFunctionVariable(make(*arguments(value)))
 
-        builder.VariableBuilder._type_dispatch()[region] = made_outside
+        builder.VariableBuilder._type_dispatch()[region] = from_object
 
 
 def _register_functions() -> None:

@@ -340,7 +340,7 @@ class Store:
         path = directory / "journal"
         return path if stat.S_ISDIR(_mode(directory)) and stat.S_ISREG(_mode(first_file(path))) else None
 
-    def kept_of(self, streams: Iterable[str]) -> dict[str, Path]:
+    def existing_of(self, streams: Iterable[str]) -> dict[str, Path]:
         """The journals of those of these streams that are there, in their order.
 
         Raises:

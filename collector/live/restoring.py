@@ -126,11 +126,11 @@ class Restoring:
             for contents in earlier.contents:
                 stream.count_segment(contents)
             while True:
-                taken = stream.taken
+                arrived = stream.arrived
                 part = await self._read(lambda: _read(reader))
                 if part is not None:
                     await self._streams.noting.restored(stream, part.frames, part.events, part.next)
-                elif stream.taken == taken:
+                elif stream.arrived == arrived:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.finish_restoring()
             later = [one for one in evicted if one.segment >= earlier.next_segment]

@@ -108,7 +108,7 @@ class Stream:
         """Whether one said that the run ends; its frames may be on their way still."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
-        self.taken = 0
+        self.arrived = 0
         """Number of the frame after those that arrived last."""
         self.events = self.missing = 0
         self.undecodable = 0
@@ -153,7 +153,7 @@ class Stream:
             self.remote, self.events, self._dropped = False, 0, None  # from now on its frames are counted
         self.seen = time.monotonic()
         self.byte_rate.add(nbytes, self.seen)
-        self.taken = next
+        self.arrived = next
         fresh = min(next - self.next, len(frames))
         if self.restoring or fresh <= 0:
             return

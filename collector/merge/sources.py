@@ -36,10 +36,10 @@ def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | N
     joined = join(sources, room)
     found, unreadable = recordings_in([*sources, *joined.journals], joined.parts, wanted)
     recordings, copies = without_copies(found)
-    return Gathered(recordings, unreadable, [*joined.notes, *copies, *_with_known_clocks(recordings)])
+    return Gathered(recordings, unreadable, [*joined.notes, *copies, *_remove_unknown_clocks(recordings)])
 
 
-def _with_known_clocks(recordings: Sequence[Recording]) -> list[str]:
+def _remove_unknown_clocks(recordings: Sequence[Recording]) -> list[str]:
     """Takes out round trips to clocks that no collector had; says how many.
 
     Clocks of directories that do not name theirs are known because their streams have round trips to them.

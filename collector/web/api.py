@@ -43,7 +43,7 @@ from stepscope.collector.runs.windows import MAX_WINDOWS
 from stepscope.collector.web import charts, metrics
 from stepscope.collector.web.guard import ORDERS
 from stepscope.collector.web.heatmap import HeatmapQuery, Heatmaps
-from stepscope.collector.web.requests import ANY_PARAMETERS, AnyRequest, Exact, known_parameters, refused
+from stepscope.collector.web.requests import ANY_PARAMETERS, AnyRequest, Exact, check_parameters, refused
 from stepscope.collector.web.streamed import Streamed
 from stepscope.collector.web.tables import Table, Tables
 from stepscope.collector.web.tickets import SECONDS
@@ -107,7 +107,7 @@ async def not_exposed(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRou
 class Api(Controller):
     """Answers requests from the live state and the files of the application's collector."""
 
-    guards = [known_parameters]
+    guards = [check_parameters]
 
     def __init__(self, owner: Router) -> None:
         super().__init__(owner)
@@ -254,7 +254,7 @@ class Api(Controller):
         wanted = {
             stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
         }
-        paths = await self._collector.disk.ask(lambda: self._collector.store.kept_of(wanted))
+        paths = await self._collector.disk.ask(lambda: self._collector.store.existing_of(wanted))
         sources = {id: Source(wanted[id], path, group.job) for id, path in paths.items()}
         rows = [row for row in group.rows if row.stream.id in sources]
         if not rows:

@@ -53,7 +53,7 @@ class Exact(MsgspecDTO[T]):
         return schema_creator.for_field_definition(field_definition)
 
 
-async def known_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+async def check_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Refuses parameters that an operation does not have, and those that come twice: Litestar passes over both.
 
     Raises:

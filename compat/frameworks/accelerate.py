@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.settings import DEVICES
-from stepscope.compat.frameworks import say_what_to_install
+from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.accelerate_run import AccelerateRun, FinishedWindow
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.compat.torch.activities import choose
@@ -27,7 +27,7 @@ else:
     try:
         from accelerate.utils import ProfileKwargs as _ProfileKwargs
     except ModuleNotFoundError as error:
-        say_what_to_install(error, "accelerate", "Accelerate", "accelerate")
+        raise_missing(error, "accelerate", "Accelerate", "accelerate")
 
 
 @dataclass

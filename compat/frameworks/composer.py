@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msgspec.structs import replace
 
 from stepscope.backends.torch.kineto.trace_files import ChromeFilesBackend
-from stepscope.compat.frameworks import say_what_to_install
+from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.composer_schedule import BatchSchedule, our_action
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
@@ -26,7 +26,7 @@ else:
     try:
         from composer.profiler import TraceHandler as _TraceHandler
     except ModuleNotFoundError as error:
-        say_what_to_install(error, "composer", "Composer", "mosaicml")
+        raise_missing(error, "composer", "Composer", "mosaicml")
 
 
 class StepscopeTraceHandler(Traced, _TraceHandler):

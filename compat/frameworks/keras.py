@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
-from stepscope.compat.frameworks import say_what_to_install
+from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.schedule.schedule import Schedule, schedule
@@ -21,7 +21,7 @@ else:
     try:
         from keras.callbacks import Callback as _Callback
     except ModuleNotFoundError as error:
-        say_what_to_install(error, "keras", "Keras", "keras")
+        raise_missing(error, "keras", "Keras", "keras")
 
 Logs = Mapping[str, Any] | None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from stepscope.compat.frameworks import say_what_to_install
+from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
 from stepscope.compat.frameworks.loop_settings import DEFAULT, LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
@@ -17,7 +17,7 @@ else:
     try:
         from transformers import TrainerCallback, TrainerState, TrainingArguments
     except ModuleNotFoundError as error:
-        say_what_to_install(error, "transformers", "Transformers", "transformers accelerate")
+        raise_missing(error, "transformers", "Transformers", "transformers accelerate")
 
 
 class StepscopeCallback(Traced, TrainerCallback):

@@ -173,7 +173,7 @@ class NatsTransport(Transport):
         """Publishes summaries as they come. While the connection is lost they wait, and the oldest are dropped."""
         while True:
             self._summarized.clear()
-            while client.is_connected and (summary := self._take_summary()) is not None:
+            while client.is_connected and (summary := self._next_summary()) is not None:
                 try:
                     await client.publish(subject, summary)
                 except NatsError as error:
@@ -230,7 +230,7 @@ class NatsTransport(Transport):
         """
         shipper = self._shipper
         oldest = shipper.confirmed.number
-        chunk = shipper.take(min(self._max_bytes, self._settings.message_bytes))
+        chunk = shipper.next_chunk(min(self._max_bytes, self._settings.message_bytes))
         if chunk is None:
             return None
         first, next = chunk.begin.number, chunk.end.number
@@ -241,7 +241,7 @@ class NatsTransport(Transport):
                     "set a larger max_payload",
                     self.where, first, f"{len(chunk.data):,}", f"{self._max_bytes:,}",
                 )  # fmt: skip
-            shipper.leave_out(chunk)
+            shipper.skip_chunk(chunk)
             return _Message(next, "", b"", oldest)
         data = protocol.encode(protocol.Frames(first, chunk.count, chunk.segment, chunk.begin.at), chunk.data)
         return _Message(next, f"{stream}:{first}:{next}", data, first if all_stored else oldest)

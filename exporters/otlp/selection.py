@@ -105,7 +105,7 @@ class RateLimit:
         self._tokens = 0.0
         self._at: int | None = None
 
-    def take(self, wanted: int, start: int, end: int) -> int:
+    def reserve(self, wanted: int, start: int, end: int) -> int:
         """Takes tokens for events that happened from `start` to `end`, in ns.
 
         Returns:
@@ -184,14 +184,14 @@ class WindowBuffer:
             before, self._complete = self._complete, self._latest
             self._latest = max(self._latest, int(steps["step"].max()))
             if self._complete > before:
-                return self._take_steps(self._complete)
+                return self._drain_steps(self._complete)
         if self._count > self._max_events or self._newest - self._oldest > self._max_ns:
-            return self.take_all()
+            return self.drain()
         return None
 
-    def take_all(self) -> Rows:
+    def drain(self) -> Rows:
         """Removes all events from the buffer and returns them."""
-        return self._take(self._batches, [])
+        return self._drain_rows(self._batches, [])
 
     def put_back(self, rows: Rows, orphans: Mask) -> None:
         """Buffers spans again whose parents have not ended; they are among the next events that are taken."""
@@ -224,7 +224,7 @@ class WindowBuffer:
             found = np.where(contains & spans, RUN_TRACE, found)
         return found  # type: ignore[no-any-return]
 
-    def _take_steps(self, last: int) -> Rows:
+    def _drain_steps(self, last: int) -> Rows:
         ended: list[EventBatch] = []
         rest: list[EventBatch] = []
         for batch in self._batches:
@@ -236,9 +236,9 @@ class WindowBuffer:
                 rest.append(EventBatch(batch.source, batch.window, batch.events[~early], batch.args))
             else:
                 rest.append(batch)
-        return self._take(ended, rest)
+        return self._drain_rows(ended, rest)
 
-    def _take(self, batches: list[EventBatch], rest: list[EventBatch]) -> Rows:
+    def _drain_rows(self, batches: list[EventBatch], rest: list[EventBatch]) -> Rows:
         rows = Rows(self._orphans + batches)
         self._orphans, self._batches = [], rest
         self._count = sum(map(len, rest))
@@ -348,7 +348,7 @@ class Selection:
         if not len(indices):
             return candidates
         events = self._events[indices]
-        allowed = limit.take(len(indices), int(events["ts"].min()), int(events["ts"].max()))
+        allowed = limit.reserve(len(indices), int(events["ts"].min()), int(events["ts"].max()))
         if allowed == len(indices):
             return candidates
         self._drop("rate", len(indices) - allowed)
@@ -394,7 +394,7 @@ class Selection:
             return indices[:0]
         times = self._events["ts"][indices]
         indices = indices[np.argsort(times, kind="stable")]
-        allowed = limit.take(len(indices), int(times.min()), int(times.max()))
+        allowed = limit.reserve(len(indices), int(times.min()), int(times.max()))
         self._drop("rate", len(indices) - allowed)
         return indices[len(indices) - 1 - np.arange(allowed) * len(indices) // max(allowed, 1)][::-1]
 

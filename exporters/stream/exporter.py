@@ -257,7 +257,7 @@ class CollectorExporter:
             journal = self._journal
             self._ending = True
             self._summarize(NO_FACTS)
-            await self._transport.settled(lambda: not journal.is_open)
+            await self._transport.wait_finished(lambda: not journal.is_open)
             await journal.changed.wait_for(lambda: not journal.is_open)  # else fewer events would count as kept
             await self._transport.close()
         except asyncio.CancelledError:
@@ -271,12 +271,12 @@ class CollectorExporter:
         """Returns outcomes since the last call: events that were confirmed, or are in the journal when the run ends, are exported."""
         if not self._closed:
             self._account()
-        return self._outcomes.take()
+        return self._outcomes.drain()
 
     def _account(self) -> None:
         """Counts confirmed events as exported."""
         if self._shipper is not None:
-            self._confirmed += self._shipper.take_confirmed()
+            self._confirmed += self._shipper.drain_confirmed()
         for window in [*self._confirmed]:
             count = min(self._confirmed[window], self._exported[window])
             self._outcomes.export(window, count)

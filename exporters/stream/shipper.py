@@ -135,7 +135,7 @@ class Shipper:
         """Bytes that can be taken."""
         return max(self.end - self._reader.position[1], 0)
 
-    def take(self, max_bytes: int) -> Chunk | None:
+    def next_chunk(self, max_bytes: int) -> Chunk | None:
         """The next frames to send: up to `max_bytes`, but at least one frame. `None` if there is none."""
         reader, end = self._reader, self.end
         pieces: list[bytes] = []
@@ -169,8 +169,8 @@ class Shipper:
         self.sent_bytes += size
         return chunk
 
-    def leave_out(self, chunk: Chunk) -> None:
-        """Notes that the chunk that was taken last is not sent: its events are never confirmed."""
+    def skip_chunk(self, chunk: Chunk) -> None:
+        """Notes that the last chunk is not sent: its events are never confirmed."""
         skipped = msgspec.structs.replace(chunk, events=Counter(), left_out=chunk.events.total())
         self._unconfirmed[-1] = skipped
 
@@ -221,7 +221,7 @@ class Shipper:
         reader.resume(place.number, place.at)
         self._advance(place, stored, events)
 
-    def take_confirmed(self) -> Counter[int]:
+    def drain_confirmed(self) -> Counter[int]:
         """Number of events, by window, that were confirmed since the last call."""
         events, self._events = self._events, Counter()
         return events

@@ -105,10 +105,10 @@ class Transport(ABC):
         self._summaries.append(message)
         self._summary_bytes += len(message)
         while self._summary_bytes > MAX_SUMMARY_BYTES:
-            self._take_summary()
+            self._next_summary()
         self._news.set()
 
-    def _take_summary(self) -> bytes | None:
+    def _next_summary(self) -> bytes | None:
         """The oldest summary that was not sent; `None` if there is none."""
         if not self._summaries:
             return None
@@ -116,7 +116,7 @@ class Transport(ABC):
         self._summary_bytes -= len(message)
         return message
 
-    async def settled(self, is_complete: Callable[[], object] = lambda: True) -> None:
+    async def wait_finished(self, is_complete: Callable[[], object] = lambda: True) -> None:
         """Waits until the journal is complete and confirmed, or the other end refuses it."""
         self._hurry()
         while not (is_complete() and self._shipper.is_confirmed) and not self._refused:

@@ -185,13 +185,13 @@ class WebSocketTransport(Transport):
         loop, sent = asyncio.get_running_loop(), -math.inf
         while True:
             self._news.clear()
-            while (summary := self._take_summary()) is not None:
+            while (summary := self._next_summary()) is not None:
                 await socket.send(summary)
             has_room = self._shipper.sent_bytes < IN_FLIGHT
             remaining = (
                 0.0 if self._hurried or self._shipper.unsent_bytes >= SMALL else sent + self._gather_s - loop.time()
             )
-            chunk = self._shipper.take(self._message_bytes) if has_room and remaining <= 0 else None
+            chunk = self._shipper.next_chunk(self._message_bytes) if has_room and remaining <= 0 else None
             if chunk is None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(remaining if remaining > 0 else None):
@@ -203,7 +203,7 @@ class WebSocketTransport(Transport):
             if len(message) <= self._largest:
                 await socket.send(message)
             else:
-                self._shipper.leave_out(chunk)
+                self._shipper.skip_chunk(chunk)
                 log.error(
                     "%s: frame %d is left out: it takes %s bytes, and the collector takes %s (--max-message)",
                     self.where, chunk.begin.number, f"{len(message):,}", f"{self._largest:,}",
