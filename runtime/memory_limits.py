@@ -57,16 +57,16 @@ def memory_limits(options: Options, exporters: int) -> MemoryLimits:
     times = {"ring_bytes": 2, "inbox_bytes": 1, "queue_bytes": exporters + 1}
     values: dict[str, int | None] = {name: getattr(options, name) for name in SHARES}
     configured = {name: value for name, value in values.items() if value is not None}
-    reserved = sum(times[name] * value for name, value in configured.items())
+    used = sum(times[name] * value for name, value in configured.items())
     open_ = [name for name in SHARES if name not in configured]
-    if reserved + len(open_) * (memory // LEAST) > memory:
-        needed = -(-reserved * LEAST // (LEAST - len(open_)) // MIB) * MIB
+    if used + len(open_) * (memory // LEAST) > memory:
+        needed = -(-used * LEAST // (LEAST - len(open_)) // MIB) * MIB
         parts = " + ".join(f"{times[name]} * {name} ({value:,})" for name, value in configured.items())
         others = f", and {' and '.join(open_)} must have some, too" if open_ else ""
         raise ValueError(
-            f"Options.memory_bytes is {memory:,}, and with {human_count(exporters, 'exporter')} {parts} is {reserved:,}{others}: set "
+            f"Options.memory_bytes is {memory:,}, and with {human_count(exporters, 'exporter')} {parts} is {used:,}{others}: set "
             f"Options.memory_bytes={needed >> 20} << 20 or more, or lower the others"
         )
     weights = sum(SHARES[name] for name in open_)
-    shares = {name: (memory - reserved) * SHARES[name] // weights // times[name] for name in open_}
+    shares = {name: (memory - used) * SHARES[name] // weights // times[name] for name in open_}
     return MemoryLimits(worker_ring_bytes=worker_ring_bytes(options), **configured, **shares)
