@@ -64,8 +64,8 @@ def memory_limits(options: Options, exporters: int) -> MemoryLimits:
         parts = " + ".join(f"{times[name]} * {name} ({value:,})" for name, value in configured.items())
         others = f", and {' and '.join(open_)} must have some, too" if open_ else ""
         raise ValueError(
-            f"Options.memory_bytes is {memory:,}, and with {human_count(exporters, 'exporter')} {parts} is {used:,}{others}: set "
-            f"Options.memory_bytes={needed >> 20} << 20 or more, or lower the others"
+            f"Options.memory_bytes is {memory:,}, and with {human_count(exporters, 'exporter')} {parts} is {used:,}{others}: "
+            f"set Options.memory_bytes={needed >> 20} << 20 or more, or lower the others"
         )
     weights = sum(SHARES[name] for name in open_)
     shares = {name: (memory - used) * SHARES[name] // weights // times[name] for name in open_}

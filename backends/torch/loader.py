@@ -119,7 +119,7 @@ def _fetches_items(fetcher: Any) -> bool:
 
 
 class JoinFirst:
-    """The first call of a worker that is not forked: the worker joins, records its batches, and calls the loader's `worker_init_fn`.
+    """The first call of a worker that is not forked: the worker joins, records its batches, and calls `init_fn`.
 
     Args:
         init_fn: the loader's `worker_init_fn`.

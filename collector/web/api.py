@@ -308,8 +308,8 @@ class Api(Controller):
             of = "" if job is None else f" of the job {job!r}"
             raise ProblemError(
                 404,
-                f"no rank{of} has window {index}, or it is not among the newest {MAX_WINDOWS} of a rank, which are shown; what is left "
-                f"of an older one `stepscope merge --window {index}` reads in the collector's directory",
+                f"no rank{of} has window {index}, or it is not among the newest {MAX_WINDOWS} of a rank, which are shown; "
+                f"what is left of an older one `stepscope merge --window {index}` reads in the collector's directory",
             )
         if len(found) > 1:
             names = ", ".join(repr(group.job) for group in found)

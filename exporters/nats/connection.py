@@ -47,8 +47,8 @@ class Guarded(Client):
         missing = [name for name, owner in places.items() if not hasattr(owner, name)]
         if missing:
             raise NatsError(
-                f"nats: nats-py {version('nats-py')} has no Client.{', Client.'.join(missing)}, private names that it takes to look at a "
-                "server before credentials are sent to it, so nothing is sent; take a version that has them"
+                f"nats: nats-py {version('nats-py')} has no Client.{', Client.'.join(missing)}, private names that it takes "
+                "to look at a server before credentials are sent to it, so nothing is sent; take a version that has them"
             )
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:

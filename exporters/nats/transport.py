@@ -158,7 +158,7 @@ class NatsTransport(Transport):
                 self._compared(header)
 
     async def _repeat_hello(self, jetstream: JetStreamContext, key: str) -> None:
-        """Sends `Hello` again before the server deletes it: later collectors need it as long as there are messages of the stream."""
+        """Sends `Hello` again before the server deletes it: collectors need it as long as the stream has messages."""
         delay = layout.HELLO_SPARE / 2
         while True:
             await asyncio.sleep(delay)

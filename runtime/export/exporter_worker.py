@@ -421,8 +421,8 @@ class ExporterWorker:
                 self._collect_results()
 
     def _fill_batch(self) -> bool:
-        """Moves the next item from the queue to `_batch`; for an exporter that groups writes, further ones too, up to `GROUP_ITEMS`
-        and about `BATCH_BYTES`. Returns whether there was one."""
+        """Moves the next item from the queue to `_batch`; for an exporter that groups writes, further ones too,
+        up to `GROUP_ITEMS` and about `BATCH_BYTES`. Returns whether there was one."""
         with self._lock:
             most, size = 1 if self._grouped is None else GROUP_ITEMS, 0
             while self._queue and len(self._batch) < most and size < BATCH_BYTES:
