@@ -46,7 +46,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
     bytes: int
     """Below 0 for a release."""
     address: int
-    held: int
+    in_use: int
     """Bytes that are allocated on the device after it."""
     device: str
     window: int
@@ -72,12 +72,12 @@ class AllocationLog:
         """Allocations and spans for which there was no room."""
         self._labels, self._most = SpanChoice(labels), most
         self._spans: list[Any] = []
-        self._spans_kept = 0
+        self._span_count = 0
 
     def update(self, batch: EventBatch) -> list[Allocation]:
         """Takes the events of a batch, and returns its allocations and releases, also those that are not kept."""
         events = batch.events
-        self._keep_spans(events[["kind", "name", "category", "track", "ts", "dur"]])
+        self._add_spans(events[["kind", "name", "category", "track", "ts", "dur"]])
         memory = events[events["kind"] == Kind.MEMORY]
         found = [one for event in memory if (one := _allocation(event, batch)) is not None]
         room = max(self._most - len(self.allocations), 0)
@@ -103,16 +103,16 @@ class AllocationLog:
             label = next((name for end, name in reversed(stack) if end >= one.at), None)
             yield UNLABELLED if label is None else strings.text(label), one
 
-    def _keep_spans(self, events: Any) -> None:
+    def _add_spans(self, events: Any) -> None:
         spans = events[(events["kind"] == Kind.SPAN) & self._labels.of(events)]
-        kept: Any = np.zeros(min(len(spans), self._most - self._spans_kept), _SPAN)
-        self.left_out += len(spans) - len(kept)
-        if len(kept):
-            spans = spans[: len(kept)]
-            kept["ts"], kept["end"] = spans["ts"], spans["ts"] + spans["dur"]
-            kept["track"], kept["name"] = spans["track"], spans["name"]
-            self._spans.append(kept)
-            self._spans_kept += len(kept)
+        rows: Any = np.zeros(min(len(spans), self._most - self._span_count), _SPAN)
+        self.left_out += len(spans) - len(rows)
+        if len(rows):
+            spans = spans[: len(rows)]
+            rows["ts"], rows["end"] = spans["ts"], spans["ts"] + spans["dur"]
+            rows["track"], rows["name"] = spans["track"], spans["name"]
+            self._spans.append(rows)
+            self._span_count += len(rows)
 
 
 class _Sums(msgspec.Struct):
@@ -136,8 +136,8 @@ class MemoryTable:
     def update(self, batch: EventBatch) -> None:
         """Takes the events of a batch."""
         if batch.window not in self._logs:
-            kept = {sums.window for sums in self._sums.values()} | set(list(self._logs)[-OPEN_WINDOWS:])
-            self._logs = {window: log for window, log in self._logs.items() if window in kept}
+            windows = {sums.window for sums in self._sums.values()} | set(list(self._logs)[-OPEN_WINDOWS:])
+            self._logs = {window: log for window, log in self._logs.items() if window in windows}
             self._logs[batch.window] = AllocationLog()
         for one in self._logs[batch.window].update(batch):
             sums = self._sums[one.device]
@@ -146,8 +146,8 @@ class MemoryTable:
                 sums.bytes += one.bytes
             else:
                 sums.releases += 1
-            if one.held > sums.peak:
-                sums.peak, sums.at, sums.window, sums.step = one.held, one.at, one.window, one.step
+            if one.in_use > sums.peak:
+                sums.peak, sums.at, sums.window, sums.step = one.in_use, one.at, one.window, one.step
 
     def devices(self, metadata: Mapping[str, Any]) -> tuple[DeviceMemory, ...]:
         """By device, the one with the highest peak first.
@@ -186,9 +186,9 @@ class MemoryTable:
                 else:
                     live[one.device].pop(one.address, None)
         found: dict[str, list[TagMemory]] = {}
-        for device, held in live.items():
+        for device, blocks in live.items():
             sizes, counts = Counter[str](), Counter[str]()
-            for tag, size in held.values():
+            for tag, size in blocks.values():
                 sizes[tag] += size
                 counts[tag] += 1
             found[device] = [TagMemory(tag, size, counts[tag]) for tag, size in sizes.items()]
@@ -200,22 +200,22 @@ class MemoryTable:
 def capacity_of(metadata: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of memory by device, as a run's metadata declare them; values that are no sizes are left out."""
     declared = metadata.get(CAPACITY)
-    known = cast("dict[str, Any]", declared) if isinstance(declared, dict) else {}
-    return {name: int(size) for name, size in known.items() if isinstance(size, int | float) and 0 < size < 1 << 60}
+    sizes = cast("dict[str, Any]", declared) if isinstance(declared, dict) else {}
+    return {name: int(size) for name, size in sizes.items() if isinstance(size, int | float) and 0 < size < 1 << 60}
 
 
 def _allocation(event: Any, batch: EventBatch) -> Allocation | None:
-    given = arguments(batch, event)
-    size = given.get("Bytes", 0)
+    values = arguments(batch, event)
+    size = values.get("Bytes", 0)
     if not isinstance(size, int) or not size:
         return None
-    kind, number = given.get("Device Type", 0), given.get("Device Id", -1)
+    kind, number = values.get("Device Type", 0), values.get("Device Id", -1)
     return Allocation(
         at=int(event["ts"]),
         track=int(event["track"]),
         bytes=size,
         address=int(event["id"]),
-        held=max(int(event["value"]), 0),
+        in_use=max(int(event["value"]), 0),
         device=f"{_KINDS.get(kind, f'device {kind}')}/{max(number, 0)}",
         window=batch.window,
         step=int(event["step"]),

@@ -171,18 +171,18 @@ def _peer_of(name: str) -> str:
 
 
 def _bytes_of(event: Any, batch: EventBatch) -> int:
-    given = arguments(batch, event)
-    declared = given.get(BYTES)
+    values = arguments(batch, event)
+    declared = values.get(BYTES)
     if isinstance(declared, int | float):
         return int(declared) if 0 <= declared < 1 << 60 else UNKNOWN
-    elements, kind = given.get(_ELEMENTS), given.get(_TYPE)
+    elements, kind = values.get(_ELEMENTS), values.get(_TYPE)
     if isinstance(elements, int) and isinstance(kind, str) and kind.lower() in _SIZES:
         return elements * _SIZES[kind.lower()]
-    shapes, kinds = (_list_of(given.get(name)) for name in (_DIMENSIONS, _TYPES))
+    shapes, kinds = (_list_of(values.get(name)) for name in (_DIMENSIONS, _TYPES))
     tensors = [(shape, str(kind).lower()) for shape, kind in zip(shapes, kinds, strict=False)]
-    known = [(shape, _SIZES[kind]) for shape, kind in tensors if kind in _SIZES]
+    sized = [(shape, _SIZES[kind]) for shape, kind in tensors if kind in _SIZES]
     try:
-        return sum(prod(shape) * size for shape, size in known) if known else UNKNOWN
+        return sum(prod(shape) * size for shape, size in sized) if sized else UNKNOWN
     except TypeError:  # a list of tensors, of whose types nothing is said
         return UNKNOWN
 
@@ -194,9 +194,9 @@ def _list_of(value: object) -> Sequence[Any]:
 def collectives_text(collectives: Sequence[CollectiveTimes]) -> str:
     """One line on those of a step that took longest."""
     first = collectives[0]
-    said = [f"{human_time(first.ns)} a step in {shorten(printable(first.name), 48)} ({first.calls:.3g} calls)"]
+    parts = [f"{human_time(first.ns)} a step in {shorten(printable(first.name), 48)} ({first.calls:.3g} calls)"]
     if first.wait_ns is not None:
-        said.append(f"of that {human_time(first.wait_ns)} waits for other ranks")
+        parts.append(f"of that {human_time(first.wait_ns)} waits for other ranks")
     if first.bytes is not None and first.bandwidth is not None:
-        said.append(f"{first.bytes / 1e6:,.3g} MB a step at {first.bandwidth / 1e9:.3g} GB/s")
-    return ", ".join(said)
+        parts.append(f"{first.bytes / 1e6:,.3g} MB a step at {first.bandwidth / 1e9:.3g} GB/s")
+    return ", ".join(parts)

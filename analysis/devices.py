@@ -137,7 +137,7 @@ class DeviceBuilder:
         classes = np.fromiter((self._class(int(key)) for key in unique), np.uint8, len(unique))[inverse]
         begin = spans["ts"].astype(np.int64)
         end = begin + spans["dur"]
-        self._keep(spans, classes)
+        self._add_spans(spans, classes)
         places, rows = np.unique(spans["track"].astype(np.int64) << 8 | classes, return_inverse=True)
         for at, place in enumerate(places.tolist()):
             track, number = place >> 8, place & 0xFF
@@ -152,16 +152,16 @@ class DeviceBuilder:
             sums = self._copies if number == Device.COPY else self._kernels
             self._count(sums[device], self._runs[device], spans["name"][chosen], spans["dur"][chosen])
 
-    def _keep(self, spans: Block, classes: Any) -> None:
+    def _add_spans(self, spans: Block, classes: Any) -> None:
         self._room -= len(spans)
         if self._room < 0:
             self._spans.clear()
             return
-        kept: Any = np.zeros(len(spans), _SPAN)
+        rows: Any = np.zeros(len(spans), _SPAN)
         for field in ("ts", "dur", "id", "parent", "name", "track"):
-            kept[field] = spans[field]
-        kept["class"] = classes
-        self._spans.append(kept[classes >= _HOST])
+            rows[field] = spans[field]
+        rows["class"] = classes
+        self._spans.append(rows[classes >= _HOST])
 
     def _class(self, key: int) -> int:
         found = self._classes.get(key)
@@ -187,9 +187,9 @@ class DeviceBuilder:
         to.setdefault(key, []).append((begin, end))
         self._loose += len(begin)
         if self._loose > MOST_INTERVALS:
-            for kept in (self._busy, self._host):
-                for each, pieces in kept.items():
-                    kept[each] = [_union_of(pieces)]
+            for pieces_of in (self._busy, self._host):
+                for each, pieces in pieces_of.items():
+                    pieces_of[each] = [_union_of(pieces)]
             self._loose = 0
 
     def _count(self, ns: Counter[str], runs: Counter[str], names: Any, took: Any) -> None:
@@ -242,15 +242,15 @@ class DeviceBuilder:
         for number in Device:
             if number in parts:
                 alone[number], busy = _join(busy, _clipped(parts[number], first, last))
-        taken, meanwhile = busy, Counter[int]()
+        covered, by_activity = busy, Counter[int]()
         for activity, intervals in host.items():
-            meanwhile[activity], taken = _join(taken, _clipped(intervals, first, last))
+            by_activity[activity], covered = _join(covered, _clipped(intervals, first, last))
         found = tracks.get(device)
         return DeviceUse(
             found.name if found is not None and found.name else "device",
             last - first,
             alone,
-            meanwhile,
+            by_activity,
             self._names(first, last, busy),
             self._kernels[device],
             self._copies[device],
@@ -375,14 +375,14 @@ def use_of(device: DeviceAnswer) -> str:
 def meanwhile_of(device: DeviceAnswer) -> str:
     """The activity of the host while a device idled, as a part of a sentence: the longest first, without those below 1 %. Activities of
     10 % or more have names of spans."""
-    said: list[str] = []
+    parts: list[str] = []
     for activity in device.meanwhile:
         if activity.share < 0.01:
             continue
         names = ", ".join(f"{shorten(printable(each.name), MOST_NAME)} {each.share:.0%}" for each in activity.names[:2])
         mostly = f" (of that {names})" if names and activity.share >= FINDING else ""
-        said.append(f"{activity.name} {activity.share:.0%}{mostly}")
-    return ", ".join(said)
+        parts.append(f"{activity.name} {activity.share:.0%}{mostly}")
+    return ", ".join(parts)
 
 
 def _union_of(pieces: _Pieces) -> tuple[Times, Times]:

@@ -31,9 +31,9 @@ class Timed(Protocol):
 
 def steps_with_most(steps: Facts, values: ArrayLike) -> tuple[int, ...]:
     """The numbers of the steps with the largest values, the largest first; none whose value is 0 or is not known."""
-    known = np.nan_to_num(np.asarray(values, np.float64))
-    order = np.argsort(-known, kind="stable")[:MOST_STEPS]
-    return tuple(steps["step"][order[known[order] > 0]].tolist())
+    finite = np.nan_to_num(np.asarray(values, np.float64))
+    order = np.argsort(-finite, kind="stable")[:MOST_STEPS]
+    return tuple(steps["step"][order[finite[order] > 0]].tolist())
 
 
 def longest(rank: RankSummary, events: Iterable[Timed], name: str = "") -> tuple[EventReference, ...]:

@@ -66,22 +66,22 @@ def _attention_backward(shapes: _Shapes, _: list[str]) -> int:
 
 def _convolution(shapes: _Shapes, values: list[str]) -> int:
     """Each weight once for each place of the output; of the input, if it is transposed."""
-    given, weight = shapes[:2]
+    data, weight = shapes[:2]
     stride, padding, dilation = (_numbers(text) for text in values[3:6])
-    places = given[2:]
+    places = data[2:]
     if values[6] != "True":
         widths = [dilation[at % len(dilation)] * (size - 1) + 1 for at, size in enumerate(weight[2:])]
         places = [
             (size + 2 * padding[at % len(padding)] - widths[at]) // stride[at % len(stride)] + 1
             for at, size in enumerate(places)
         ]
-    return 2 * given[0] * prod(places) * prod(weight)
+    return 2 * data[0] * prod(places) * prod(weight)
 
 
 def _convolution_backward(shapes: _Shapes, values: list[str]) -> int:
     """The gradients of input and weight, as far as they are wanted; each takes as much as forward."""
-    gradient, given, weight = shapes[:3]
-    places = given[2:] if values[7] == "True" else gradient[2:]
+    gradient, data, weight = shapes[:3]
+    places = data[2:] if values[7] == "True" else gradient[2:]
     wanted = values[10].strip("[]").split(", ")[:2].count("True")
     return 2 * wanted * gradient[0] * prod(places) * prod(weight)
 
@@ -204,12 +204,12 @@ class FlopsTable:
 
 def _flops_of(event: Any, batch: EventBatch) -> int:
     """Of one span; 0 if it has none."""
-    given = arguments(batch, event)
+    values = arguments(batch, event)
     name = strings.text(int(event["name"]))
     if formula := _FORMULAS.get(name):
         with suppress(KeyError, TypeError, ValueError, IndexError):  # shapes that were not kept, or not whole
-            return formula(given[_DIMENSIONS], given.get(_VALUES, []))
-    return 0 if name == _COUNTED_BELOW else int(_amount(given.get(ARGUMENT)) or 0)
+            return formula(values[_DIMENSIONS], values.get(_VALUES, []))
+    return 0 if name == _COUNTED_BELOW else int(_amount(values.get(ARGUMENT)) or 0)
 
 
 def _amount(value: object) -> float | None:
@@ -255,15 +255,15 @@ def human_flops(value: float, unit: str = "FLOP") -> str:
 def flops_text(answer: FlopsAnswer) -> str:
     """One line on it."""
     what = "" if answer.declared else "estimated "
-    said = [f"{what}{human_flops(answer.total)} in all"]
+    parts = [f"{what}{human_flops(answer.total)} in all"]
     if answer.a_step is not None and answer.rate is not None:
-        said = [f"{what}{human_flops(answer.a_step)} a step, {human_flops(answer.rate, 'FLOP/s')}"]
+        parts = [f"{what}{human_flops(answer.a_step)} a step, {human_flops(answer.rate, 'FLOP/s')}"]
         share = answer.utilization
-        said += [
+        parts += [
             f"{share:.1%} of the declared peak of {human_flops(answer.peak, 'FLOP/s')}"
             if share is not None and answer.peak is not None
             else f"no peak is declared ({PEAK} in the run's metadata, or --peak-flops)"
         ]
     first = answer.operators[0]
-    said.append(f"{first.flops / answer.total:.0%} in {first.name}")
-    return "; ".join(said)
+    parts.append(f"{first.flops / answer.total:.0%} in {first.name}")
+    return "; ".join(parts)

@@ -172,12 +172,12 @@ class RankSummary:
             builders[batch.window].update(events)
             devices[batch.window].update(events)
             table.update(events)
-            kept = EventBatch(batch.source, batch.window, events, batch.args)
-            self.flops.update(kept)
-            self.memory.update(kept)
-            self.collectives.update(kept)
-            pipelines.update(kept)
-            self._gather(kept)
+            checked = EventBatch(batch.source, batch.window, events, batch.args)
+            self.flops.update(checked)
+            self.memory.update(checked)
+            self.collectives.update(checked)
+            pipelines.update(checked)
+            self._gather(checked)
             self.events += len(events)
         self.pipelines = pipelines.pipelines()
         """How batches are prepared: by MindSpore's data sets, and by DataLoaders."""
@@ -185,8 +185,8 @@ class RankSummary:
         """Facts of each DataLoader that the program iterated over, the latest last."""
         self.queue = pipelines.ready_batches
         """Of all DataLoaders, how many batches were ready at each fetch."""
-        known = rank.known_steps
-        self.facts: Facts = finished(rank, builders) if known is None else known
+        facts = rank.known_steps
+        self.facts: Facts = finished(rank, builders) if facts is None else facts
         self.not_finite = {name: ts for name, ts in self.not_finite.items() if self._finite_again[name] < 0}
         self.notes = rank.notes
         """Sentences: data that were left out, and why."""

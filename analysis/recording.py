@@ -272,11 +272,13 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
     others = [path for launch in launches[:-1] for path in launch.journals]
     several: list[str] = []
     if others:
-        asked, chosen = place, launches[-1]
+        requested, chosen = place, launches[-1]
         if not any(stream_of(path) for path in chosen.journals):
             place = chosen.place
-        if place != asked:
-            several = [f"{asked} has {len(launches)} runs, of which this is the newest: name another one to read it"]
+        if place != requested:
+            several = [
+                f"{requested} has {len(launches)} runs, of which this is the newest: name another one to read it"
+            ]
     for directory in {path.parent for path in journals_in(place) if path.name == JOURNAL} if place.is_dir() else ():
         by_age = [path for path, _ in Journals.of(directory).found]
         newest += by_age[:1] if len(by_age) > 1 else []
@@ -284,22 +286,22 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
         gathered = gather([place, *newest], lambda: Path(room))
         found = [one for one in gathered.recordings if one.path not in (*older, *others)]
-        said = [*map(str, gathered.unreadable), *gathered.notes]
-        said += [f"{path} is of an earlier run: name it to read it" for path in older]
+        problems = [*map(str, gathered.unreadable), *gathered.notes]
+        problems += [f"{path} is of an earlier run: name it to read it" for path in older]
         if not found and place.is_dir():
             traces, notes = traces_below(place)
             if traces:
-                return Recording(place, list(traces), [*said, *notes])
-            said += notes
+                return Recording(place, list(traces), [*problems, *notes])
+            problems += notes
         if not found:
-            why = f": {said[0]}" if said else ""
+            why = f": {problems[0]}" if problems else ""
             raise FormatError(f"there is no recording in {str(place)!r}{why}")
         found.sort(key=lambda one: (one.run.rank if one.run.rank is not None else 1 << 30, one.first_ns))
         processes: dict[str, list[runs.Recording]] = {}
         for one in found:
             processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
         ranks = [Rank(*one, only=only) for one in processes.values()]
-    return Recording(place, ranks, [*several, *_recoverable(found), *said])
+    return Recording(place, ranks, [*several, *_recoverable(found), *problems])
 
 
 def _recoverable(found: list[runs.Recording]) -> list[str]:

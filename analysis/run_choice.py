@@ -41,7 +41,7 @@ class Launch(msgspec.Struct):
         if run.rank is not None:
             self.ranks[run.rank] = run.id
 
-    def takes(self, run: RunRecord, began_ns: int) -> bool:
+    def includes(self, run: RunRecord, began_ns: int) -> bool:
         """Whether a run is one of its ranks.
 
         The job's name alone does not say it: a shell in a batch system gives all its programs the same one.
@@ -71,7 +71,7 @@ def launches_in(place: Path) -> list[Launch]:
         if launch is None and stream_of(path):
             launch = of_streams.get(run.job)
         elif launch is None:
-            launch = next((each for each in reversed(launches) if each.takes(run, began_ns)), None)
+            launch = next((each for each in reversed(launches) if each.includes(run, began_ns)), None)
         if launch is None:
             launches.append(launch := Launch([], {}, began_ns, run.job, run.world_size))
         launch.add(path, run, began_ns)

@@ -178,4 +178,4 @@ def _calls_in(begin: NDArray[np.int64], end: NDArray[np.int64], calls: list[Call
         return []
     at = np.searchsorted(begin, spans[:, 1], side="left") - 1
     inside = (at >= 0) & (spans[:, 0] < end[np.maximum(at, 0)])
-    return [call for call, keep in zip(calls, inside.tolist(), strict=True) if keep]
+    return [call for call, is_inside in zip(calls, inside.tolist(), strict=True) if is_inside]

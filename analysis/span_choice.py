@@ -24,7 +24,7 @@ class SpanChoice:
         self._chosen = chosen
         self._answers: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._categories: NDArray[np.uint16] = np.zeros(0, np.uint16)
-        self._known: dict[tuple[int, int], bool] = {}
+        self._is_chosen: dict[tuple[int, int], bool] = {}
 
     def of(self, spans: Block) -> NDArray[np.bool_]:
         """Which of the spans are chosen."""
@@ -39,9 +39,9 @@ class SpanChoice:
         return answers
 
     def _judge(self, name: int, category: int) -> bool:
-        found = self._known.get((name, category))
+        found = self._is_chosen.get((name, category))
         if found is None:
-            found = self._known[name, category] = self._chosen(strings.text(name), strings.text(category))
+            found = self._is_chosen[name, category] = self._chosen(strings.text(name), strings.text(category))
             if self._categories[name] == _NO_CATEGORY:
                 self._categories[name], self._answers[name] = category, found
         return found

@@ -71,7 +71,7 @@ RECORDED_BYTES = 256
 LATE_GROWTH = 0.15
 """Share of the growth that the last third of the run must have: a cache that fills grows at first."""
 
-COLLECTIONS_ASKED = 5
+COLLECTIONS_REQUESTED = 5
 """With fewer collections of the middle generation for each full one, the program asks for full ones: Python itself makes ten."""
 
 TINY_OPERATOR_NS = 10_000
@@ -85,7 +85,7 @@ RUN_QUEUE = 0.10
 """Share of the step in which the thread waits for a processor, to be a finding."""
 OVERSUBSCRIBED = 1.1
 """The job itself contends for processors if it would use this many times those there are."""
-OVERSUBSCRIBED_BESIDE_OTHERS = 1.5
+OVERSUBSCRIBED_WITH_OTHERS = 1.5
 """The same where other programs use processors as well: the time that the job waits for them counts as its own demand."""
 OTHERS_USE = 0.10
 """Share of the processors from which on other programs are said to use them."""
@@ -122,7 +122,7 @@ BRIEFLY_BLOCKED_NS = 10_000_000
 """A callback that takes longer blocks the loop as well, if many do."""
 LOOP_OFTEN_BLOCKED = 0.20
 """Share of the run in which they block the loop, to be a finding."""
-NEVER_ENDING = 20
+FEWEST_OPEN_TASKS = 20
 """Tasks of one name that did not end, to be a finding."""
 AT_THE_END = 0.01
 """Share of the run, at its end: tasks that end there are taken for cancelled."""

@@ -234,8 +234,8 @@ class TraceRank(Rank):
             if steps:
                 yield EventBatch(source=SOURCE, window=number, events=_step_events(steps, int(made[place])), args=b"")
             at = 0
-            for size, held in zip(sizes, heaps, strict=True):
-                yield EventBatch(source=SOURCE, window=number, events=whole[at : at + size], args=room.read(held))
+            for size, length in zip(sizes, heaps, strict=True):
+                yield EventBatch(source=SOURCE, window=number, events=whole[at : at + size], args=room.read(length))
                 at += size
 
     def _note(self, number: int, trace: SavedTrace, whole: Block, steps: list[Step], lost: int) -> None:
@@ -294,13 +294,13 @@ def _converted(converter: KinetoConverter, events: list[KinetoEvent]) -> tuple[l
                 made.append(converter.convert([event]))
             except _UNREADABLE:
                 failed += 1
-    kept: list[tuple[Block, bytes]] = []
+    blocks: list[tuple[Block, bytes]] = []
     for block, heap in made:
         ts, dur = block["ts"], block["dur"]
         sane = (ts > -_FARTHEST_NS) & (ts < _FARTHEST_NS) & (dur >= 0) & (dur < _FARTHEST_NS)
         failed += len(block) - int(sane.sum())
-        kept.append((block[sane], heap))
-    return kept, failed
+        blocks.append((block[sane], heap))
+    return blocks, failed
 
 
 def _step_events(steps: list[Step], track: int) -> Block:

@@ -1,4 +1,4 @@
-"""A sink that keeps what it is given: to look at a backend without a profiler."""
+"""A sink that stores all deliveries: to test a backend without a profiler."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ class CollectingSink:
             if not self._accept(events.nbytes + len(args)):
                 self.refused += len(events)
                 events, args = empty_block(), b""
-            self._keep(events, args, watermark, launched_before)
+            self._append(events, args, watermark, launched_before)
         return len(events)
 
     def watermark(self, at: int) -> None:
         """Keeps the statement that everything before `at` was delivered."""
         with self._changed:
-            self._keep(empty_block(), b"", at)
+            self._append(empty_block(), b"", at)
 
-    def _keep(self, events: Block, args: bytes, watermark: int | None, launched_before: int | None = None) -> None:
+    def _append(self, events: Block, args: bytes, watermark: int | None, launched_before: int | None = None) -> None:
         self.deliveries.append(Delivery(clock.now(), events, args, watermark, self.passed, launched_before))
         if watermark is not None and (self.passed is None or watermark > self.passed):
             self.passed = watermark

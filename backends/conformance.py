@@ -181,10 +181,10 @@ def _check_deliveries(at: Stage, times: list[int], windows: int) -> None:
     events = at.sink.events
     began = events["ts"]
     slack = at.case.tolerance
-    outside = events[(began >= times[-1] + slack) | (began + events["dur"] < times[0] - slack)]
-    if len(outside):
-        name = strings.text(int(outside["name"][0]))
-        at.fail(f"{len(outside)} events lie outside of what was recorded, such as {name!r} at {outside['ts'][0]}")
+    stray = events[(began >= times[-1] + slack) | (began + events["dur"] < times[0] - slack)]
+    if len(stray):
+        name = strings.text(int(stray["name"][0]))
+        at.fail(f"{len(stray)} events lie outside of what was recorded, such as {name!r} at {stray['ts'][0]}")
     for window in range(0 if at.case.silent else windows):
         if not ((began >= times[window] - slack) & (began < times[window + 1] + slack)).any():
             at.fail(f"nothing was delivered of window {window}")

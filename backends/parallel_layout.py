@@ -46,7 +46,7 @@ CONTEXT: Final = (
 def kind_of(name: str) -> str:
     """The kind of parallelism of a dimension or group by its name; the name itself if it is no word that is known."""
     words = re.split(r"[^a-z]+", name.lower().removeprefix(MESH))
-    return next((kind for kind, known in KINDS.items() if known & set(words)), name.removeprefix(MESH))
+    return next((kind for kind, words_of_kind in KINDS.items() if words_of_kind & set(words)), name.removeprefix(MESH))
 
 
 def of_torch(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,8 +144,10 @@ def of_declared(declared: Any) -> dict[str, Any]:
     """The layout that a program declares, in the form of the others; empty if it declares none."""
     if not isinstance(declared, Mapping):
         return {}
-    given = cast(Mapping[str, Any], declared)
-    sizes: Any = given.get("sizes", {name: size for name, size in given.items() if name not in ("groups", "sharding")})
+    layout = cast(Mapping[str, Any], declared)
+    sizes: Any = layout.get(
+        "sizes", {name: size for name, size in layout.items() if name not in ("groups", "sharding")}
+    )
     if not isinstance(sizes, Mapping):
         sizes = {}
     whole: dict[str, int] = {}
@@ -153,7 +155,7 @@ def of_declared(declared: Any) -> dict[str, Any]:
         if isinstance(size, int) and not isinstance(size, bool) and size > 0:
             kind = kind_of(str(name))
             whole[kind] = whole.get(kind, 1) * size
-    groups, sharding = given.get("groups"), given.get("sharding")
+    groups, sharding = layout.get("groups"), layout.get("sharding")
     return {
         "from": ["declared"],
         "sizes": whole,

@@ -65,7 +65,7 @@ class PythonStacksBackend(SamplingBackend):
         threads = {thread.ident: thread for thread in threading.enumerate()}
         current = frames()
         for ident in [ident for ident in self._stacks if ident not in current]:
-            done += self._leave(ident, 0, now)
+            done += self._end_calls(ident, 0, now)
             del self._stacks[ident]
         for ident, frame in current.items():
             thread = threads.get(ident)
@@ -87,12 +87,12 @@ class PythonStacksBackend(SamplingBackend):
         same = 0
         while same < min(len(stack), len(codes)) and stack[same].code is codes[same]:
             same += 1
-        done = self._leave(ident, same, now)
+        done = self._end_calls(ident, same, now)
         for code in codes[same:]:
             stack.append(_Call(code, self._name(code), now, next(_ids)))
         return done
 
-    def _leave(self, ident: int, depth: int, now: int) -> list[tuple[int, _Call, int, int]]:
+    def _end_calls(self, ident: int, depth: int, now: int) -> list[tuple[int, _Call, int, int]]:
         """Ends the calls above a depth: (track, call, parent's id, end)."""
         stack = self._stacks[ident]
         done: list[tuple[int, _Call, int, int]] = []
@@ -105,7 +105,7 @@ class PythonStacksBackend(SamplingBackend):
         return done
 
     def _border_passed(self, now: int) -> tuple[Block | None, bytes]:
-        done = [each for ident in list(self._stacks) for each in self._leave(ident, 0, now)]
+        done = [each for ident in list(self._stacks) for each in self._end_calls(ident, 0, now)]
         self._stacks.clear()
         return _block(done), b""
 

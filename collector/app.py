@@ -144,7 +144,7 @@ class Collector:
             ListenError: if the address is taken, or the certificate cannot be used.
             OSError: if the directory cannot be read or written.
         """
-        self._lock.take()
+        self._lock.acquire()
         try:
             self.server = Server(self.app, self.settings, self.budget, self.events.stop, self._no_request)
             await asyncio.to_thread(clock_names.add, self.settings.directory, self.clock.id)
@@ -247,7 +247,7 @@ class Collector:
         token: Token | None = scope["auth"]
         admit = None if token is None or token.job is None else partial(self._admit, token.job)
         made = Connection(scope, receive, send, self.settings, self.store, self.streams, self.clock, self.audit, admit)
-        with self.tokens.using(token, "ingest", lambda: made.leave(WITHDRAWN, retry=False)):
+        with self.tokens.using(token, "ingest", lambda: made.end(WITHDRAWN, retry=False)):
             await made.serve()
 
     def _admit(self, job: str, stream: str, run: RunRecord) -> None:
@@ -256,8 +256,8 @@ class Collector:
         Raises:
             FormatError: if the run is of another job, or the stream is known as one of another job.
         """
-        known = self.streams.all.get(stream)
-        for other in (job_of(run), job if known is None else known.job):
+        stream_before = self.streams.all.get(stream)
+        for other in (job_of(run), job if stream_before is None else stream_before.job):
             if other != job:
                 raise FormatError(f"its token allows streams of the job {job!r}, and this one is of {other!r}")
 

@@ -15,14 +15,14 @@ from stepscope.collector.errors import StuckError
 from stepscope.collector.files.disk import Disk
 
 log = logging.getLogger("stepscope.collector.audit")
-said = logging.getLogger("stepscope.collector")
+program_log = logging.getLogger("stepscope.collector")
 
 REFUSED = "refused"
 MOST_WAITING = 4096
 """Lines that wait for the disk; further ones are counted only."""
 _MOST_BYTES = 8 << 20
 _REFUSALS_PER_SECOND = 5
-_SAID_PER_MINUTE = 10
+_WARNINGS_PER_MINUTE = 10
 
 
 class Audit:
@@ -40,34 +40,34 @@ class Audit:
         self._disk = Disk(1)
         self._second, self._refusals = 0, 0
         self._minute, self._logged = 0, 0
-        self._unwritten = self._left_out = 0
+        self._unwritten = self._omitted = 0
         self.refused = 0
         """Requests that were refused."""
 
     @property
     def failed(self) -> int:
         """Lines that could not be written."""
-        return self._unwritten + self._left_out
+        return self._unwritten + self._omitted
 
     def line(self, action: str, client: str, **facts: str | int) -> None:
-        """Notes what was done, by whom, and what is to know of it. Tokens are never given here."""
+        """Notes what was done, by whom, and what is to know of it. Callers never pass tokens."""
         text = msgspec.json.encode({"time": time.time(), "action": action, "client": client, **facts})
         log.info("%s", text.decode())
         if self._disk.waiting >= MOST_WAITING:
-            self._left_out += 1
+            self._omitted += 1
             return
         path = self._directory / f"{'refused' if action == REFUSED else 'audit'}.jsonl"
         self._disk.submit(lambda: _append(path, text + b"\n")).add_done_callback(self._written)
 
-    def refuse(self, why: str, client: str, path: str, method: str = "", *, said_so: bool = False) -> None:
+    def refuse(self, why: str, client: str, path: str, method: str = "", *, is_logged: bool = False) -> None:
         """A request was refused before anything of it was done.
 
         Args:
             why: the reason.
-            client: whose it was.
+            client: its address.
             path: what it was for.
             method: of HTTP.
-            said_so: whether the log has it already.
+            is_logged: whether the log has it already.
         """
         self.refused += 1
         second = int(time.monotonic())
@@ -76,12 +76,12 @@ class Audit:
         self._refusals += 1
         if second // 60 != self._minute:
             self._minute, self._logged = second // 60, 0
-        self._logged += not said_so
-        if not said_so and self._logged <= _SAID_PER_MINUTE:
-            said.warning("%s is refused: %s", client or "somebody", ascii(f"{why} {path[:200]}".strip())[1:-1])
+        self._logged += not is_logged
+        if not is_logged and self._logged <= _WARNINGS_PER_MINUTE:
+            program_log.warning("%s is refused: %s", client or "somebody", ascii(f"{why} {path[:200]}".strip())[1:-1])
         if self._refusals <= _REFUSALS_PER_SECOND:
-            asked = {"method": method[:20]} if method else {}
-            self.line(REFUSED, client, why=why, path=path[:200], **asked, refused=self.refused)
+            request = {"method": method[:20]} if method else {}
+            self.line(REFUSED, client, why=why, path=path[:200], **request, refused=self.refused)
 
     async def flush(self, seconds: float) -> bool:
         """Waits until the lines so far are written or have failed, so many seconds at most; whether that is so."""

@@ -34,7 +34,7 @@ MAX_GATHER_MS = 2000
 """How long small frames wait for more at most, in milliseconds: one for each rank."""
 _MANY = 4096
 """Frames of a message from which on a thread checks them: it takes some microseconds for each."""
-TAKEN_OVER = "another connection of this stream came"
+REPLACED = "another connection of this stream came"
 
 
 class _DisconnectedError(Exception):
@@ -72,7 +72,7 @@ class Connection:
         self._settings, self._store, self._streams = settings, store, streams
         self._clock, self._audit = clock, audit
         self._task: asyncio.Task[object] | None = None
-        self._left: tuple[str, bool] | None = None
+        self._ending: tuple[str, bool] | None = None
         """The reason for ending the connection, and whether the exporter may connect again."""
         self.control = 0
         """Version of the commands that the process obeys; 0: none."""
@@ -104,9 +104,9 @@ class Connection:
         except _DisconnectedError:
             return
         except asyncio.CancelledError:
-            if self._left is None or self._task is None or self._task.uncancel():
+            if self._ending is None or self._task is None or self._task.uncancel():
                 raise
-            await self._refuse(self._left[0], retry=self._left[1])
+            await self._refuse(self._ending[0], retry=self._ending[1])
         except FormatError as error:
             await self._refuse(str(error), retry=False)
         except TimeoutError:
@@ -150,15 +150,15 @@ class Connection:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             waiting.set_result(Answer(error=f"the answer cannot be read: {error}"))
 
-    def leave(self, why: str = TAKEN_OVER, *, retry: bool = True) -> None:
+    def end(self, why: str = REPLACED, *, retry: bool = True) -> None:
         """Ends it, by default because another connection of its stream is there; says whether the exporter may come again."""
-        if self._task is not None and self._left is None:
-            self._left = why, retry
+        if self._task is not None and self._ending is None:
+            self._ending = why, retry
             self._task.cancel()
 
     async def _stream(self, hello: protocol.Hello) -> None:
         self._look()
-        async with self._store.stream(hello, self.leave) as file:
+        async with self._store.stream(hello, self.end) as file:
             with self._streams.connected(hello, self) as stream, self._giving_orders():
                 self.control = hello.control
                 client, run = self._scope["client"], hello.run
@@ -204,7 +204,7 @@ class Connection:
         now = loop.time()
         due = (now if self._waiting_since is None else self._waiting_since) + self._settings.idle_timeout
         if now >= due:
-            self.leave("nothing came in time")
+            self.end("nothing came in time")
         else:
             self._timer = loop.call_at(due, self._look)
 
@@ -213,7 +213,7 @@ class Connection:
         with self._waiting():
             header, payload = await self._receive()
         if isinstance(header, protocol.Frames):
-            await self._take(file, header, payload, stream, hello)
+            await self._receive_frames(file, header, payload, stream, hello)
             return protocol.Ack(file.next)
         if isinstance(header, protocol.StepSummary):
             stream.summarized(header)
@@ -236,7 +236,7 @@ class Connection:
                 if not waiting.done():
                     waiting.set_exception(ConnectionError("the connection has ended"))
 
-    async def _take(
+    async def _receive_frames(
         self, file: StreamFile, header: protocol.Frames, payload: memoryview, stream: Stream, hello: protocol.Hello
     ) -> None:
         check = partial(file.check, header, payload)

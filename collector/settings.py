@@ -140,9 +140,9 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
         """
         if self.max_streams * STREAM_FILES + self.max_readers * READER_FILES + OTHER_FILES <= files:
             return self
-        left = files - OTHER_FILES
-        readers = min(self.max_readers, left // (4 * READER_FILES))
-        streams = min(self.max_streams, (left - readers * READER_FILES) // STREAM_FILES)
+        remaining = files - OTHER_FILES
+        readers = min(self.max_readers, remaining // (4 * READER_FILES))
+        streams = min(self.max_streams, (remaining - readers * READER_FILES) // STREAM_FILES)
         if readers < 1 or streams < 1:
             raise ValueError(f"a collector cannot work with {files} open files; allow more (ulimit -n)")
         return msgspec.structs.replace(self, max_streams=streams, max_readers=readers)

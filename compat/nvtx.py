@@ -313,17 +313,17 @@ class Domain:
         """The name itself: categories need no numbers here."""
         return name
 
-    def push_range(self, attributes: EventAttributes | str | None = None, **given: Any) -> int:
+    def push_range(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> int:
         """As the function `push_range`, of attributes or of keywords; keywords change attributes."""
-        return _push(self._made(attributes, given), self.name)
+        return _push(self._made(attributes, keywords), self.name)
 
     def pop_range(self) -> int:
         """As the function `pop_range`."""
         return pop_range(self.name)
 
-    def start_range(self, attributes: EventAttributes | str | None = None, **given: Any) -> RangeId:
+    def start_range(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> RangeId:
         """As the function `start_range`, of attributes or of keywords; keywords change attributes."""
-        span = self._made(attributes, given)
+        span = self._made(attributes, keywords)
         span.__enter__()
         return RangeId(span)
 
@@ -331,19 +331,19 @@ class Domain:
         """As the function `end_range`."""
         end_range(range_id)
 
-    def mark(self, attributes: EventAttributes | str | None = None, **given: Any) -> None:
+    def mark(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> None:
         """As the function `mark`, of attributes or of keywords; keywords change attributes."""
-        made = self._attributes(attributes, given)
+        made = self._attributes(attributes, keywords)
         mark(made.message, made.color, self.name, made.category, made.payload)
 
-    def _made(self, attributes: EventAttributes | str | None, given: dict[str, Any]) -> _core.span:
-        made = self._attributes(attributes, given)
+    def _made(self, attributes: EventAttributes | str | None, keywords: dict[str, Any]) -> _core.span:
+        made = self._attributes(attributes, keywords)
         return _span(made.message or "", **_arguments(self.name, made.color, made.category, made.payload))
 
-    def _attributes(self, attributes: EventAttributes | str | None, given: dict[str, Any]) -> EventAttributes:
+    def _attributes(self, attributes: EventAttributes | str | None, keywords: dict[str, Any]) -> EventAttributes:
         made = attributes if isinstance(attributes, EventAttributes) else EventAttributes(attributes or "")
-        if given:
-            self.set_event_attributes(made, **given)
+        if keywords:
+            self.set_event_attributes(made, **keywords)
         return made
 
     def __repr__(self) -> str:

@@ -53,12 +53,12 @@ class ChromeTraceExporter(TraceExporter):
         max_bytes: int | None = None,
         on_full: OnFull = "rotate",
     ) -> None:
-        for argument, value, known in (
+        for argument, value, choices in (
             ("dialect", dialect, get_args(Dialect)),
             ("form", form, get_args(Form)),
         ):
-            if value not in known:
-                raise ValueError(f"{argument} must be {' or '.join(map(repr, known))}, got {value!r}")
+            if value not in choices:
+                raise ValueError(f"{argument} must be {' or '.join(map(repr, choices))}, got {value!r}")
         super().__init__("chrome", path, gzip, max_bytes, on_full)
         self._layout = Layout(
             dialect=dialect, form=form, gzip=self._gzip, limit=max_bytes, closed=closed, unix_times=unix_times

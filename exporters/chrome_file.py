@@ -194,10 +194,10 @@ class ChromeFile(TraceFile):
         if run.rank is not None:
             # HTA takes the first `"rank": <n>` of the text, space included, for the rank of the file.
             keys["distributedInfo"] = {"rank": run.rank, "world_size": run.world_size or run.rank + 1}
-            known: Any = added.pop("distributedInfo", None)
-            if isinstance(known, dict):
-                given = cast(dict[str, Any], known)
-                keys["distributedInfo"] |= {key: value for key, value in given.items() if key != "rank"}
+            info: Any = added.pop("distributedInfo", None)
+            if isinstance(info, dict):
+                members = cast(dict[str, Any], info)
+                keys["distributedInfo"] |= {key: value for key, value in members.items() if key != "rank"}
         keys |= about
         keys["deviceProperties"] = added.pop("deviceProperties", [])
         keys |= {key: value for key, value in added.items() if key not in (*keys, "traceEvents")}

@@ -116,8 +116,8 @@ class ConsoleExporter:
             windows = f"{now.windows} window" + ("" if now.windows == 1 else "s")
             text = f"{self._title}: {windows}, {now.events:,} events, {now.dropped:,} dropped"
             if ledger.sources or ledger.outputs:
-                said = "".join(f"\n  {printable(line)}" for line in account.lines(ledger))
-                text = f"{self._title}: accounts of the run{said}\n{text}"
+                lines = "".join(f"\n  {printable(line)}" for line in account.lines(ledger))
+                text = f"{self._title}: accounts of the run{lines}\n{text}"
             self._run = None
             await self._show(text, last=True)
 

@@ -1,4 +1,4 @@
-"""Outcomes of the events of a settling exporter, until the outlet asks."""
+"""Outcomes of events until `SupportsDeferredAck.settle` reports them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from stepscope.runtime.export.exporter import DeliveryResult
 
 
 class Outcomes:
-    """Adds up by window until somebody asks."""
+    """Sums by window since the last `take`."""
 
     def __init__(self) -> None:
         self._exported: Counter[int] = Counter()
-        self._kept: Counter[int] = Counter()
+        self._unsent: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
 
     def export(self, window: int, count: int) -> None:
@@ -20,27 +20,27 @@ class Outcomes:
         if count:
             self._exported[window] += count
 
-    def keep(self, window: int, count: int) -> None:
-        """So many of a window lie in files until they are sent; they count as exported."""
+    def add_unsent(self, window: int, count: int) -> None:
+        """So many events of a window are in files until they are sent; they count as exported."""
         if count:
-            self._kept[window] += count
+            self._unsent[window] += count
             self._exported[window] += count
 
     def drop(self, window: int, reason: str, count: int) -> None:
-        """So many of a window are not sent."""
+        """So many events of a window are not sent."""
         if count:
             self._dropped.setdefault(window, Counter())[reason] += count
 
-    def take(self) -> list[DeliveryResult]:
+    def drain(self) -> list[DeliveryResult]:
         """The counts since the last call."""
         windows = sorted({*self._exported, *self._dropped})
-        taken = [
+        results = [
             DeliveryResult(
-                window, self._exported[window], dict(self._dropped.get(window, Counter())), self._kept[window]
+                window, self._exported[window], dict(self._dropped.get(window, Counter())), self._unsent[window]
             )
             for window in windows
         ]
         self._exported.clear()
-        self._kept.clear()
+        self._unsent.clear()
         self._dropped.clear()
-        return taken
+        return results

@@ -315,10 +315,10 @@ class OutputFile:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(self._keep_error)
+            task.add_done_callback(self._store_error)
             raise
 
-    def _keep_error(self, done: asyncio.Future[Any]) -> None:
+    def _store_error(self, done: asyncio.Future[Any]) -> None:
         error = None if done.cancelled() else done.exception()
         self._untold = self._untold or error
 
@@ -405,8 +405,8 @@ class OutputFile:
 
 def _write_all(descriptor: int, data: bytes, at: int) -> int:
     """Writes a piece to its place; returns where it ends."""
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(descriptor, left, at)
-        left, at = left[written:], at + written
+    remaining = memoryview(data)
+    while remaining:
+        written = os.pwrite(descriptor, remaining, at)
+        remaining, at = remaining[written:], at + written
     return at

@@ -16,7 +16,7 @@ import numpy as np
 
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import open_for_writing, output_error
-from stepscope.exporters.parquet_rows import COLUMNS, DIVERSE, RISING, STATISTICS, STEADY, ParquetRows, Told
+from stepscope.exporters.parquet_rows import COLUMNS, DIVERSE, RISING, STATISTICS, STEADY, ParquetRows, WindowRow
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
@@ -90,7 +90,7 @@ class ParquetExporter:
         self._waiting: list[Any] = []
         self._count = 0
         self._bytes = 0
-        self._told: list[Told] = []
+        self._window_rows: list[WindowRow] = []
         self._windows: Counter[str] = Counter()
         self._failure: OutputError | None = None
 
@@ -131,7 +131,7 @@ class ParquetExporter:
             ClosedError: before `open` or after `aclose`.
         """
         self._opened()
-        await asyncio.to_thread(self._tell, window)
+        await asyncio.to_thread(self._add_window, window)
 
     async def aclose(self) -> None:
         """Completes the file. A cancelled call still does so if half a second is enough.
@@ -188,26 +188,26 @@ class ParquetExporter:
             for first in range(0, len(batch), ROW_GROUP):
                 if _exiting:
                     return
-                self._keep(self._rows.table(batch.events[first : first + ROW_GROUP], batch, run))
+                self._queue(self._rows.table(batch.events[first : first + ROW_GROUP], batch, run))
 
-    def _tell(self, window: Window) -> None:
+    def _add_window(self, window: Window) -> None:
         with self._lock:
             if self._file is None or self._run is None or self._failure is not None:
                 return
             self._windows["complete" if window.complete else "incomplete"] += 1
-            told = Told(window.index, window.start_ns, window.end_ns, dumps(about_window(window)))
-            self._told.append(told)
-            self._bytes += len(told.about)
-            if len(self._told) >= MOST_PIECES or self._bytes >= MOST_BYTES:
-                self._settle()
+            row = WindowRow(window.index, window.start_ns, window.end_ns, dumps(about_window(window)))
+            self._window_rows.append(row)
+            self._bytes += len(row.about)
+            if len(self._window_rows) >= MOST_PIECES or self._bytes >= MOST_BYTES:
+                self._write_windows()
 
-    def _settle(self) -> None:
-        if self._told and self._run is not None:
-            told, self._told = self._told, []
-            self._bytes -= sum(len(one.about) for one in told)
-            self._keep(self._rows.windows(told, self._run))
+    def _write_windows(self) -> None:
+        if self._window_rows and self._run is not None:
+            rows, self._window_rows = self._window_rows, []
+            self._bytes -= sum(len(one.about) for one in rows)
+            self._queue(self._rows.windows(rows, self._run))
 
-    def _keep(self, table: Any) -> None:
+    def _queue(self, table: Any) -> None:
         self._waiting.append(table)
         self._count += len(table)
         self._bytes += table.nbytes
@@ -216,7 +216,7 @@ class ParquetExporter:
         elif len(self._waiting) >= MOST_PIECES:
             # A table of a few rows takes kilobytes.
             self._waiting = [self._joined().combine_chunks()]
-            self._bytes = self._waiting[0].nbytes + sum(len(one.about) for one in self._told)
+            self._bytes = self._waiting[0].nbytes + sum(len(one.about) for one in self._window_rows)
 
     def _joined(self) -> Any:
         return self._arrow.concat_tables(self._waiting).unify_dictionaries()
@@ -226,7 +226,7 @@ class ParquetExporter:
             return
         table = self._joined()
         self._waiting, self._count = [], 0
-        self._bytes = sum(len(one.about) for one in self._told)
+        self._bytes = sum(len(one.about) for one in self._window_rows)
         try:
             self._writer.write_table(table, row_group_size=2 * ROW_GROUP)
         except OSError as error:
@@ -242,7 +242,7 @@ class ParquetExporter:
             try:
                 if self._failure is not None:
                     raise self._failure
-                self._settle()
+                self._write_windows()
                 self._write()
                 self._writer.add_key_value_metadata({"stepscope": dumps({**about_run(run), "windows": self._windows})})
                 self._writer.close()

@@ -89,7 +89,7 @@ _BITS = (
 """The columns of `_core.arrow_columns`: of 8 bytes a value, of 4 bytes, and of bits."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class WindowRow(msgspec.Struct, frozen=True):
     """A window that is to be a row."""
 
     number: int
@@ -136,25 +136,27 @@ class ParquetRows:
         sizes = [8 * room] * len(_WIDE) + [4 * room] * len(_NARROW) + [room // 8] * len(_BITS)
         ends = list(accumulate(sizes))
         buffer = arrow.allocate_buffer(ends[-1])
-        given, keys = _core.arrow_columns(events, run.anchor.wall_ns - run.anchor.monotonic_ns, buffer)
+        present, keys = _core.arrow_columns(events, run.anchor.wall_ns - run.anchor.monotonic_ns, buffer)
         parts = {
             name: buffer.slice(end - size, size)
             for name, size, end in zip((*_WIDE, *_NARROW, *_BITS), sizes, ends, strict=True)
         }
-        set_bits: dict[str, int] = dict(zip(_BITS, given, strict=True))
+        set_bits: dict[str, int] = dict(zip(_BITS, present, strict=True))
 
-        def column(name: str, known: str | None = None) -> Any:
-            nulls = 0 if known is None else number - set_bits[known]
+        def column(name: str, validity: str | None = None) -> Any:
+            nulls = 0 if validity is None else number - set_bits[validity]
             kind = arrow.int32() if name in _NARROW else self.schema.field(name).type
-            return arrow.Array.from_buffers(kind, number, [parts[known or ""] if nulls else None, parts[name]], nulls)
+            return arrow.Array.from_buffers(
+                kind, number, [parts[validity or ""] if nulls else None, parts[name]], nulls
+            )
 
         def texts(name: str, its: list[str]) -> Any:
             return arrow.DictionaryArray.from_arrays(column(name), arrow.array(its, arrow.string()), safe=False)
 
         kinds, categories, names, used = keys
-        known = [tracks.get(track) for track in used]
+        tracks_used = [tracks.get(track) for track in used]
         where = np.frombuffer(parts["track"], np.int32, number)
-        pids, tids = (np.array([getattr(row, key, 0) for row in known], np.int64) for key in ("pid", "tid"))
+        pids, tids = (np.array([getattr(row, key, 0) for row in tracks_used], np.int64) for key in ("pid", "tid"))
         bound = _bound(run)
         columns = [
             self._same("rank", run.rank, number),
@@ -168,8 +170,8 @@ class ParquetRows:
             texts("kind", [_kind(kind) for kind in kinds]),
             texts("category", [readable(strings.text(category)) for category in categories]),
             texts("name", [readable(_name(name)) for name in names]),
-            texts("track", [readable(_process(row, run)) for row in known]),
-            texts("track", ["" if row is None else readable(row.name) for row in known]),
+            texts("track", [readable(_process(row, run)) for row in tracks_used]),
+            texts("track", ["" if row is None else readable(row.name) for row in tracks_used]),
             arrow.array(pids.take(where)),
             arrow.array(tids.take(where)),
             column("id", "has id"),
@@ -181,25 +183,25 @@ class ParquetRows:
         ]
         return arrow.Table.from_arrays(columns, schema=self.schema)
 
-    def windows(self, told: Sequence[Told], run: Run) -> Any:
+    def windows(self, rows: Sequence[WindowRow], run: Run) -> Any:
         """The rows of some windows of a run. All but the columns below are null."""
         offset = run.anchor.wall_ns - run.anchor.monotonic_ns
-        known: dict[str, list[Any]] = {
-            "rank": [run.rank] * len(told),
-            "host": [readable(run.host)] * len(told),
-            "window": [one.number for one in told],
-            "ts": [_number(one.start_ns + offset) for one in told],
-            "dur": [_number(one.end_ns - one.start_ns) for one in told],
-            "kind": [WINDOW] * len(told),
-            "name": [f"window {one.number}" for one in told],
-            "pid": [run.pid] * len(told),
-            "process": [readable(run.name)] * len(told),
-            "args": [one.about for one in told],
+        values: dict[str, list[Any]] = {
+            "rank": [run.rank] * len(rows),
+            "host": [readable(run.host)] * len(rows),
+            "window": [one.number for one in rows],
+            "ts": [_number(one.start_ns + offset) for one in rows],
+            "dur": [_number(one.end_ns - one.start_ns) for one in rows],
+            "kind": [WINDOW] * len(rows),
+            "name": [f"window {one.number}" for one in rows],
+            "pid": [run.pid] * len(rows),
+            "process": [readable(run.name)] * len(rows),
+            "args": [one.about for one in rows],
         }
         columns = [
-            self._arrow.array(known[field.name], field.type)
-            if field.name in known
-            else self._arrow.nulls(len(told), field.type)
+            self._arrow.array(values[field.name], field.type)
+            if field.name in values
+            else self._arrow.nulls(len(rows), field.type)
             for field in self.schema
         ]
         return self._arrow.Table.from_arrays(columns, schema=self.schema)
@@ -219,10 +221,14 @@ class ParquetRows:
 
     def _arguments(self, events: Block, heap: bytes) -> Any:
         inline = events["flags"] & int(Flag.ARG_INLINE) != 0
-        given = np.flatnonzero((events["args_len"] > 0) | inline)
+        with_arguments = np.flatnonzero((events["args_len"] > 0) | inline)
         texts: list[str | None] = [None] * len(events)
         seen: dict[bytes, str] = {}
-        rows = zip(given.tolist(), *(events[key][given].tolist() for key in ("args_at", "args_len")), strict=True)
+        rows = zip(
+            with_arguments.tolist(),
+            *(events[key][with_arguments].tolist() for key in ("args_at", "args_len")),
+            strict=True,
+        )
         for index, at, length in rows:
             if inline[index]:
                 texts[index] = f"{{{self._key(at)}: {length}}}"
@@ -257,9 +263,9 @@ def _name(key: int) -> str:
 
 def _process(track: Track | None, run: Run) -> str:
     """Name of the process that a row belongs to, however many rows lie between."""
-    above, left = track, DEEPEST
-    while above is not None and above.kind != TrackKind.PROCESS and left:
-        above, left = tracks.get(above.parent), left - 1
+    above, levels = track, DEEPEST
+    while above is not None and above.kind != TrackKind.PROCESS and levels:
+        above, levels = tracks.get(above.parent), levels - 1
     if track is None or above is None or above.kind != TrackKind.PROCESS or above.pid != track.pid:
         return ""
     return run.name if above.pid == run.pid else above.name

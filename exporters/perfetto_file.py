@@ -19,7 +19,7 @@ from stepscope.runtime.export.run import Run
 from stepscope.runtime.session.trace_note import TraceNote
 
 SAYING = 2
-"""Packet sequence of what is said of the run and its windows. The encoder uses others, with 1 for descriptors."""
+"""Packet sequence of notes about the run and its windows. The encoder uses others, with 1 for descriptors."""
 
 REALTIME, MONOTONIC = 1, 3
 """Numbers of clocks (perfetto/common/builtin_clock.proto)."""
@@ -63,16 +63,16 @@ class PerfettoFile(TraceFile):
         self._forget_unwritten()
         return self._encoder.held
 
-    async def settle(self) -> int:
-        """Writes the begins that were held."""
+    async def write_pending(self) -> int:
+        """Writes the pending begins."""
         if self._ended:
             return 0
         await self._make_sure()
-        held = self._encoder.held
-        if not held:
+        waiting = self._encoder.held
+        if not waiting:
             return 0
         limit = None if self._limit is None else self._limit + TAIL // 4
-        return 0 if await self._put(self._encoder.release, limit) else held
+        return 0 if await self._put(self._encoder.release, limit) else waiting
 
     async def _write(self, events: Block, args: bytes, window: int) -> bool:
         return await self._put(lambda: self._encoder.encode(events, args, window), self._limit, len(events))
@@ -97,10 +97,10 @@ class PerfettoFile(TraceFile):
         self._unsure = False
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
-        said = b"".join(
+        annotations = b"".join(
             field(4, _annotation(key, value)) for key, value in cast(dict[str, object], plain(args, items=None)).items()
         )
-        event = field(9, INSTANT) + field(11, self._notes) + field(22, "stepscope") + field(23, name) + said
+        event = field(9, INSTANT) + field(11, self._notes) + field(22, "stepscope") + field(23, name) + annotations
         return packet(SAYING, field(8, at) + field(58, MONOTONIC) + field(11, event))
 
     def _opening(self, at: int) -> bytes:
@@ -152,17 +152,17 @@ def _snapshot(monotonic_ns: int, wall_ns: int) -> bytes:
 
 def _annotation(name: str | None, value: object) -> bytes:
     """A debug annotation of what JSON can say; without a name, an element of a list."""
-    said = b"" if name is None else field(10, name)
+    message = b"" if name is None else field(10, name)
     if isinstance(value, dict) and value:
         entries = cast(dict[str, object], value)
-        return said + b"".join(field(11, _annotation(key, item)) for key, item in entries.items())
+        return message + b"".join(field(11, _annotation(key, item)) for key, item in entries.items())
     if isinstance(value, list) and value:
         items = cast(list[object], value)
-        return said + b"".join(field(12, _annotation(None, item)) for item in items)
+        return message + b"".join(field(12, _annotation(None, item)) for item in items)
     if isinstance(value, bool):
-        return said + field(2, value)
+        return message + field(2, value)
     if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
-        return said + field(4, value)
+        return message + field(4, value)
     if isinstance(value, float):
-        return said + field(5, value)
-    return said + field(6, "null" if value is None else str(cast(Any, value)))
+        return message + field(5, value)
+    return message + field(6, "null" if value is None else str(cast(Any, value)))

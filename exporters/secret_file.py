@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 log = logging.getLogger("stepscope")
 
-_told: set[tuple[Path, int]] = set()
-"""Files and permissions of which it was said that they are too open: files are read again for each connection."""
+_reported: set[tuple[Path, int]] = set()
+"""Files and permissions that were reported as too open: files are read again for each connection."""
 
 _ADVICE = {
     errno.ENOENT: "; write it there, or name the file that has it",
@@ -34,8 +34,8 @@ def read_secret(path: Path) -> str:
         about = os.fstat(file.fileno())
         found = file.read().decode(errors="replace").strip()
     mode = stat.S_IMODE(about.st_mode)
-    if stat.S_ISREG(about.st_mode) and mode & 0o066 and (path, mode) not in _told:
-        _told.add((path, mode))
+    if stat.S_ISREG(about.st_mode) and mode & 0o066 and (path, mode) not in _reported:
+        _reported.add((path, mode))
         log.warning(
             "permissions %04o of %s are too open: others than its owner can %s this secret; chmod 600 %s",
             mode,

@@ -29,7 +29,7 @@ class TraceFile(ABC):
 
     Args:
         path: where the complete file will be.
-        run: whose trace it is.
+        run: owner of the trace.
         output: the file, whose head is written already.
         limit: size in bytes that it must not exceed.
     """
@@ -47,7 +47,7 @@ class TraceFile(ABC):
         self._slice = SLICE
         self._last = run.anchor.monotonic_ns
         self._opened = self._ended = self._failed = False
-        self._given_up = self._lost_told = 0
+        self._unfinished = self._lost_reported = 0
 
     @property
     def written(self) -> int:
@@ -55,17 +55,17 @@ class TraceFile(ABC):
         return self._output.events
 
     def take_lost(self, window: int | None) -> Iterable[Lost]:
-        """Which of the events written are lost, each told once.
+        """Returns the losses since the last call.
 
         Args:
-            window: whose events these are; `None`: of several.
+            window: of these events; `None`: of several.
         """
         deleted = self._output.deleted
-        lost = self.written if deleted else self._given_up + self._output.refused
-        if lost <= self._lost_told:
+        lost = self.written if deleted else self._unfinished + self._output.refused
+        if lost <= self._lost_reported:
             return ()
-        news = Lost(lost - self._lost_told, "deleted" if deleted else "error", window)
-        self._lost_told = lost
+        news = Lost(lost - self._lost_reported, "deleted" if deleted else "error", window)
+        self._lost_reported = lost
         return (news,)
 
     def begin_group(self) -> None:
@@ -105,8 +105,8 @@ class TraceFile(ABC):
                 break
         return done
 
-    async def settle(self) -> int:
-        """Writes the rest of events of which a part was kept back, because more had to be known.
+    async def write_pending(self) -> int:
+        """Writes the rest of events of which a part is still pending.
 
         Returns:
             Events that could not be written whole, as the file is full.
@@ -117,12 +117,12 @@ class TraceFile(ABC):
         return 0
 
     def count_unfinished(self) -> int:
-        """Events of which a part was kept back, so that no reader shows them yet."""
+        """Events of which a part is still pending, so that no reader shows them yet."""
         return 0
 
-    def give_up_unfinished(self) -> None:
+    def abandon_unfinished(self) -> None:
         """They cannot be written any more, and are lost."""
-        self._given_up = self.count_unfinished()
+        self._unfinished = self.count_unfinished()
 
     async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
         """Writes an instant event of the whole process, such as the end of a window, if there is room.
@@ -212,7 +212,7 @@ async def begin(path: Path, run: Run, note: TraceNote, *, gzip: bool, tail: byte
 
     Args:
         path: where it is written.
-        run: whose trace it is.
+        run: owner of the trace.
         note: how it is written.
         gzip: whether to compress.
         tail: what is to follow the last piece at any time, see `OutputFile`.

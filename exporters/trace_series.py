@@ -103,7 +103,7 @@ class TraceSeries:
 
     async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:
         """Writes an instant event about the process; in a file that is full, only if another file may follow."""
-        self.dropped += await (await self.begin()).settle()
+        self.dropped += await (await self.begin()).write_pending()
         if not await (await self.begin()).mark(name, at, args) and self._on_full == "rotate":
             await self._next({"continued in": numbered(self._path, self._number + 1).name})
             await (await self.begin()).mark(name, at, args)
@@ -132,17 +132,17 @@ class TraceSeries:
         file = await self.begin()
         refusal: OutputError | None = None
         try:
-            self.dropped += await file.settle()
+            self.dropped += await file.write_pending()
         except OutputError as error:
             refusal = error
-            file.give_up_unfinished()
+            file.abandon_unfinished()
         await file.finish({**args, "dropped by size limit": self.dropped}, at)
         if refusal is not None:
             raise refusal
 
     async def _next(self, args: Mapping[str, Any]) -> None:
         assert self._file is not None
-        self.dropped += await self._file.settle()
+        self.dropped += await self._file.write_pending()
         await self._file.finish(args)
         self._complete_events += self._file.written
         self._file = None

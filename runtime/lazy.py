@@ -56,9 +56,9 @@ def _hint(name: str, names: Collection[str], groups: Mapping[str, str]) -> str:
         return ""
     from difflib import get_close_matches
 
-    known = {known: known for known in names if known not in groups}
+    paths = {paths: paths for paths in names if paths not in groups}
     for group in groups.values():
-        known |= {inside: f"{group}.{inside}" for inside in import_module(group).__all__ if inside not in known}
-    begun = [each for each in known if each.lower().startswith(name.lower())]
-    close = get_close_matches(name, known, 1) or begun
-    return f"; did you mean {known[close[0]]}?" if close else ""
+        paths |= {inside: f"{group}.{inside}" for inside in import_module(group).__all__ if inside not in paths}
+    begun = [each for each in paths if each.lower().startswith(name.lower())]
+    close = get_close_matches(name, paths, 1) or begun
+    return f"; did you mean {paths[close[0]]}?" if close else ""

@@ -8,10 +8,10 @@ from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.options import Options
 
 SHARES = {"ring_bytes": 4, "inbox_bytes": 2, "queue_bytes": 2}
-"""Weights of the settings that are not given: half of the memory is for the recorder's events, a quarter for those of backends, and
+"""Weights of the settings that are not set: half of the memory is for the recorder's events, a quarter for those of backends, and
 a quarter for exporters."""
 LEAST = 32
-"""A setting that is not given has at least this fraction of the memory for what it bounds."""
+"""A setting that is not set has at least this fraction of the memory for what it bounds."""
 MIB = 1 << 20
 
 
@@ -39,12 +39,12 @@ class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 def worker_ring_bytes(options: Options) -> int:
     """Limit of the rings of each process that joins."""
-    given = options.worker_ring_bytes
-    return options.memory_bytes // 4 if given is None else given
+    limit = options.worker_ring_bytes
+    return options.memory_bytes // 4 if limit is None else limit
 
 
 def memory_limits(options: Options, exporters: int) -> MemoryLimits:
-    """Returns the limits of a profiler. Settings that are not given divide what the others leave.
+    """Returns the limits of a profiler. Settings that are not set divide the rest.
 
     Args:
         options: its options.
@@ -56,17 +56,17 @@ def memory_limits(options: Options, exporters: int) -> MemoryLimits:
     memory = options.memory_bytes
     times = {"ring_bytes": 2, "inbox_bytes": 1, "queue_bytes": exporters + 1}
     values: dict[str, int | None] = {name: getattr(options, name) for name in SHARES}
-    given = {name: value for name, value in values.items() if value is not None}
-    taken = sum(times[name] * value for name, value in given.items())
-    open_ = [name for name in SHARES if name not in given]
-    if taken + len(open_) * (memory // LEAST) > memory:
-        needed = -(-taken * LEAST // (LEAST - len(open_)) // MIB) * MIB
-        parts = " + ".join(f"{times[name]} * {name} ({value:,})" for name, value in given.items())
+    configured = {name: value for name, value in values.items() if value is not None}
+    used = sum(times[name] * value for name, value in configured.items())
+    open_ = [name for name in SHARES if name not in configured]
+    if used + len(open_) * (memory // LEAST) > memory:
+        needed = -(-used * LEAST // (LEAST - len(open_)) // MIB) * MIB
+        parts = " + ".join(f"{times[name]} * {name} ({value:,})" for name, value in configured.items())
         others = f", and {' and '.join(open_)} must have some, too" if open_ else ""
         raise ValueError(
-            f"Options.memory_bytes is {memory:,}, and with {human_count(exporters, 'exporter')} {parts} is {taken:,}{others}: set "
-            f"Options.memory_bytes={needed >> 20} << 20 or more, or lower the others"
+            f"Options.memory_bytes is {memory:,}, and with {human_count(exporters, 'exporter')} {parts} is {used:,}{others}: "
+            f"set Options.memory_bytes={needed >> 20} << 20 or more, or lower the others"
         )
     weights = sum(SHARES[name] for name in open_)
-    shares = {name: (memory - taken) * SHARES[name] // weights // times[name] for name in open_}
-    return MemoryLimits(worker_ring_bytes=worker_ring_bytes(options), **given, **shares)
+    shares = {name: (memory - used) * SHARES[name] // weights // times[name] for name in open_}
+    return MemoryLimits(worker_ring_bytes=worker_ring_bytes(options), **configured, **shares)

@@ -13,7 +13,7 @@ from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.windows.step_facts import Device
 
 PINNED = "DataLoader(..., pin_memory=True), or .pin_memory() once for memory that is used again; and .to(device, non_blocking=True)"
-BESIDE = "copy the next batch on a stream of its own while this one is computed, with non_blocking=True; or copy less"
+OVERLAP = "copy the next batch on a stream of its own while this one is computed, with non_blocking=True; or copy less"
 
 
 def check(job: Job) -> list[Finding]:
@@ -37,7 +37,7 @@ def check(job: Job) -> list[Finding]:
             cost=share,
             cost_ns=share * step,
             evidence=tuple(evidence),
-            action=PINNED if pageable else BESIDE,
+            action=PINNED if pageable else OVERLAP,
             gain=f"up to {human_time(share * step)} of each step",
             certainty="certain",
             steps=steps_with_most(use.steps, use.device[:, Device.COPY]),

@@ -8,7 +8,7 @@ from stepscope.analysis.evidence import intervals, longest, places, samples_at, 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest, samples_in
-from stepscope.analysis.thresholds import COLLECTIONS_ASKED, FINDING
+from stepscope.analysis.thresholds import COLLECTIONS_REQUESTED, FINDING
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.windows.step_facts import Phase
 
@@ -24,7 +24,7 @@ def check(job: Job) -> list[Finding]:
     inside = [each for each in rank.collections if begin <= each.ts < end]
     full = [each for each in inside if each.generation == 2]
     # Python itself collects the oldest generation after ten collections of the one before (gc.get_threshold), or more.
-    asked = len(full) > 1 and sum(each.generation == 1 for each in inside) < COLLECTIONS_ASKED * len(full)
+    requested = len(full) > 1 and sum(each.generation == 1 for each in inside) < COLLECTIONS_REQUESTED * len(full)
     place = hottest(samples_in(rank.samples_in_steps(), intervals(full))) if full else None
     each = human_time(float(np.median([one.dur for one in full or inside]))) if inside else ""
     return [
@@ -39,7 +39,7 @@ def check(job: Job) -> list[Finding]:
                 *samples_at(place, "taken then"),
             ),
             action=f"leave out gc.collect() in {'the loop' if place is None else place.function}"
-            if asked
+            if requested
             else "gc.freeze() and gc.disable() before the loop, and gc.collect() now and then in it; or keep fewer objects",
             gain=f"up to {cost:.0%} of the run",
             certainty="certain",

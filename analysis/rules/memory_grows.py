@@ -14,10 +14,10 @@ def check(job: Job) -> list[Finding]:
     found: list[Finding] = []
     for rank in job.ranks:
         memory = rank.judged_steps["resident_bytes"] if len(rank.judged_steps) else np.zeros(0)
-        known = np.flatnonzero(np.isfinite(memory))
-        if len(known) < FEWEST_STEPS:
+        measured = np.flatnonzero(np.isfinite(memory))
+        if len(measured) < FEWEST_STEPS:
             continue
-        values = memory[known]
+        values = memory[measured]
         half = len(values) // 2
         slope = float(np.median((values[half : 2 * half] - values[:half]) / half))
         growth = slope * len(values)
@@ -43,7 +43,7 @@ def check(job: Job) -> list[Finding]:
                 gain="the run does not end for lack of memory",
                 certainty="certain",
                 ranks=() if rank.rank is None else (rank.rank,),
-                steps=(int(rank.judged_steps["step"][known[-1]]), int(rank.judged_steps["step"][known[0]])),
+                steps=(int(rank.judged_steps["step"][measured[-1]]), int(rank.judged_steps["step"][measured[0]])),
             )
         )
     return found[:1]

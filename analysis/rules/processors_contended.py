@@ -9,7 +9,7 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.processors import busy_threads, demand, others_use
 from stepscope.analysis.rank_summary import RankSummary, durations
-from stepscope.analysis.thresholds import OTHERS_USE, OVERSUBSCRIBED, OVERSUBSCRIBED_BESIDE_OTHERS, RUN_QUEUE
+from stepscope.analysis.thresholds import OTHERS_USE, OVERSUBSCRIBED, OVERSUBSCRIBED_WITH_OTHERS, RUN_QUEUE
 from stepscope.runtime.display.text_table import human_count, human_time
 
 
@@ -26,7 +26,7 @@ def check(job: Job) -> list[Finding]:
     busy = busy_threads(rank.thread_cpu)
     own, children, processors = demand(job)
     # Where others use processors as well, what the job waits for them is taken for its own demand.
-    bound = OVERSUBSCRIBED_BESIDE_OTHERS if others_use(job) > OTHERS_USE * processors else OVERSUBSCRIBED
+    bound = OVERSUBSCRIBED_WITH_OTHERS if others_use(job) > OTHERS_USE * processors else OVERSUBSCRIBED
     if processors and own + children <= bound * processors:
         return [_shared(rank, cost, own + children, processors)]
     evidence = [
@@ -34,8 +34,8 @@ def check(job: Job) -> list[Finding]:
         f"it is preempted {human_count(round(preempted), 'time')}"
     ]
     if processors:
-        whose = f", and its child processes {children:.1f}" if children >= 0.1 else ""
-        evidence.append(f"the job's threads could use {own:.1f} processors{whose}; there are {processors:g}")
+        with_children = f", and its child processes {children:.1f}" if children >= 0.1 else ""
+        evidence.append(f"the job's threads could use {own:.1f} processors{with_children}; there are {processors:g}")
     if busy:
         evidence.append(
             "the busiest threads of this process: "
@@ -81,7 +81,7 @@ RULE = Rule(
     needs="waiting for processors at each step and of all threads each second (schedstat)",
     finds="more threads, or child processes, than processors; other programs that use them (`machine-shared`)",
     threshold=f"{RUN_QUEUE:.0%} of the step; the job would use {OVERSUBSCRIBED} times the processors that there are, or "
-    f"{OVERSUBSCRIBED_BESIDE_OTHERS} times beside other programs",
+    f"{OVERSUBSCRIBED_WITH_OTHERS} times beside other programs",
     wrong_if="steps are as long with fewer of them",
     check=check,
 )

@@ -53,10 +53,10 @@ def check(job: Job) -> list[Finding]:
     writes = written_bytes(rank) >= WRITTEN_BYTES and running < WRITING
     span = _span(rank, uncovered)
     inside = f", most of it in the span {span}" if span else ""
-    does, taken = "it is", "in the program's own code"
+    does, location = "it is", "in the program's own code"
     if waits and not writes:
         uncovered, cost, samples = uncovered * (1 - running), waited, waiting
-        does, taken = "the thread waits", "in which the program's own code waits"
+        does, location = "the thread waits", "in which the program's own code waits"
     place = _place(samples)
     spent = human_time(float(np.median(uncovered)))
     evidence = [
@@ -64,7 +64,7 @@ def check(job: Job) -> list[Finding]:
         f"for more than {FINDING:.0%} in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
     ]
     if place is not None:
-        evidence.append(f"{place.share:.0%} of the stack samples {taken} are in {place}")
+        evidence.append(f"{place.share:.0%} of the stack samples {location} are in {place}")
     gain = f"about {spent} of each step"
     if writes:
         return [forced_writes(rank, cost, evidence, place, gain, "likely")]

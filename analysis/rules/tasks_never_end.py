@@ -10,25 +10,25 @@ from stepscope.analysis.event_loop import length_of
 from stepscope.analysis.evidence import longest
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.thresholds import AT_THE_END, MAJORITY, NEVER_ENDING
+from stepscope.analysis.thresholds import AT_THE_END, FEWEST_OPEN_TASKS, MAJORITY
 
 
 def check(job: Job) -> list[Finding]:
     """Finds tasks of one name that are open at the end, though they began evenly over the run."""
     rank = max(job.ranks, key=lambda each: len(each.tasks))
-    if len(rank.tasks) < NEVER_ENDING:
+    if len(rank.tasks) < FEWEST_OPEN_TASKS:
         return []
     end = max(task.ts + task.dur for task in rank.tasks)
     # asyncio.run cancels at its end what is still there.
     late = end - AT_THE_END * length_of(rank.tasks)
-    left = [task for task in rank.tasks if task.open or task.ts + task.dur > late]
-    opened = Counter(task.name for task in left)
+    open_tasks = [task for task in rank.tasks if task.open or task.ts + task.dur > late]
+    opened = Counter(task.name for task in open_tasks)
     all_of = Counter(task.name for task in rank.tasks)
     found: list[Finding] = []
     for name, count in opened.items():
-        if count < NEVER_ENDING or count < MAJORITY * all_of[name]:
+        if count < FEWEST_OPEN_TASKS or count < MAJORITY * all_of[name]:
             continue
-        starts = np.array([task.ts for task in left if task.name == name])
+        starts = np.array([task.ts for task in open_tasks if task.name == name])
         spread = (starts.max() - starts.min()) / max(end - starts.min(), 1)
         if spread < MAJORITY:  # began together: a pool
             continue
@@ -42,7 +42,7 @@ def check(job: Job) -> list[Finding]:
                 action="find out what they wait for; give it a timeout (asyncio.timeout), or cancel tasks that nobody needs any more",
                 gain="memory no longer grows with every request",
                 certainty="certain",
-                events=longest(rank, [task for task in left if task.name == name]),
+                events=longest(rank, [task for task in open_tasks if task.name == name]),
             )
         )
     return found[:1]
@@ -52,7 +52,7 @@ RULE = Rule(
     id="tasks-never-end",
     needs="tasks of asyncio",
     finds="tasks that are begun all through the run and do not end",
-    threshold=f"{NEVER_ENDING} tasks of one name, {MAJORITY:.0%} or more of those that were begun",
+    threshold=f"{FEWEST_OPEN_TASKS} tasks of one name, {MAJORITY:.0%} or more of those that were begun",
     wrong_if="their number is level in a run that is ten times as long",
     check=check,
     of_steps=False,

@@ -110,19 +110,19 @@ class CountingBackend(SamplingBackend):
         return events
 
 
-def chosen(argument: str, given: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """The names that were given, once each.
+def chosen(argument: str, value: Iterable[str], allowed: Iterable[str]) -> tuple[str, ...]:
+    """The chosen names, once each.
 
     Raises:
         TypeError: if it is neither a name nor a list of names.
-        ValueError: for one that is not known, with the nearest; if there is none.
+        ValueError: for an unknown name, with the nearest; if there is none.
     """
-    if not isinstance(given, Iterable):
-        raise TypeError(f"{argument} must be a list of names, {got(given)}; known: {', '.join(sorted(known))}")
-    names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{argument} must be a list of names, {got(value)}; known: {', '.join(sorted(allowed))}")
+    names = (value,) if isinstance(value, str) else tuple(dict.fromkeys(value))
     for name in names:
-        if name not in known:
-            raise ValueError(f"{argument} has {name!r}, which there is not{did_you_mean(str(name), known)}")
+        if name not in allowed:
+            raise ValueError(f"{argument} has {name!r}, which there is not{did_you_mean(str(name), allowed)}")
     if not names:
-        raise ValueError(f"{argument} is empty; known: {', '.join(sorted(known))}")
+        raise ValueError(f"{argument} is empty; known: {', '.join(sorted(allowed))}")
     return names

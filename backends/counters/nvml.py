@@ -45,7 +45,7 @@ class NvmlBackend(CountingBackend):
         self._parts = chosen("what", what, PARTS)
         if devices is not None and not isinstance(devices, Iterable):
             raise TypeError(f"devices must be a list of numbers, {got(devices)}; write devices=[{devices!r}]")
-        self._asked_for = None if devices is None else tuple(devices)
+        self._requested = None if devices is None else tuple(devices)
         self._library = library
         self._nvml: Nvml | None = None
         self._devices: list[Device] = []
@@ -70,7 +70,7 @@ class NvmlBackend(CountingBackend):
         super().open(sink)
 
     def _numbers(self, count: int) -> Sequence[int]:
-        wanted = range(count) if self._asked_for is None else self._asked_for
+        wanted = range(count) if self._requested is None else self._requested
         for number in wanted:
             if not 0 <= number < count:
                 raise ValueError(f"there is no device {number}; known: {', '.join(map(str, range(count)))}")

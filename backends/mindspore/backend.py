@@ -35,7 +35,7 @@ BLOCK = 1 << 15
 
 TESTED = (2, 10)
 """The newest version of MindSpore whose profiler was driven in tests."""
-_said: set[str] = set()
+_reported: set[str] = set()
 """Versions that the log has named."""
 
 
@@ -114,7 +114,7 @@ class MindSporeBackend:
             raise BackendError(f"this version of MindSpore has no profiler that can be driven: {error}") from error
         if self._profiler is None:
             raise BackendError("this build of MindSpore has no profiler of the CPU")
-        _say_if_newer(str(getattr(self._mindspore, "__version__", "")))
+        _report_if_newer(str(getattr(self._mindspore, "__version__", "")))
         self._sink = sink
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
@@ -265,11 +265,11 @@ class MindSporeBackend:
             sink.deliver(made.events[first : first + BLOCK].copy(), made.args)
 
 
-def _say_if_newer(version: str) -> None:
+def _report_if_newer(version: str) -> None:
     """Warns, once for each version, of one that is newer than those tested."""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers > TESTED and version not in _said:
-        _said.add(version)
+    if numbers > TESTED and version not in _reported:
+        _reported.add(version)
         log.warning(
             "MindSpore %s is newer than %s, the newest version that was tested: operators may be missing or wrong; compare "
             "them with those of MindSpore's own profiler once",

@@ -57,14 +57,14 @@ class MindSporeTracks:
     def thread(self, tid: int) -> int:
         """The track of a thread: the recorder's, if it knows it."""
         if tid not in self._threads:
-            known = [
+            ids = [
                 track.id
                 for track in tracks.living(1)
                 if track.kind is TrackKind.THREAD and (track.pid, track.tid) == (os.getpid(), tid)
             ]
             self._threads[tid] = (
-                known[-1]
-                if known
+                ids[-1]
+                if ids
                 else tracks.new(TrackKind.THREAD, os.getpid(), tid, f"MindSpore thread {tid}", tracks.process())
             )
         return self._threads[tid]
@@ -188,11 +188,11 @@ def _lane(lanes: list[list[int]], begin: int, end: int) -> int:
 
 
 def _memory(records: Iterable[tuple[int, int, int, int]], mapping: ClockMapping) -> Block:
-    kept = list(records)
-    block = empty_block(3 * len(kept))
+    rows = list(records)
+    block = empty_block(3 * len(rows))
     block["kind"], block["category"], block["track"] = int(Kind.COUNTER), strings.category("memory"), tracks.process()
     names = [strings.intern(f"MindSpore {what}") for what in ("allocated", "reserved", "active")]
-    for index, (at, *values) in enumerate(kept):
+    for index, (at, *values) in enumerate(rows):
         for column, value in enumerate(values):
             row = block[3 * index + column]
             row["ts"], row["name"], row["value"] = mapping.to_ours(at), names[column], value

@@ -50,14 +50,14 @@ class Recording(msgspec.Struct, frozen=True):
             if not isinstance(item, EventBatch) or item.source == STEPS:
                 continue
             block = item.events[item.events["kind"] != int(Kind.STEP)]
-            held, _ = heap_arguments(block, len(item.args))
+            with_arguments, _ = heap_arguments(block, len(item.args))
             size += item.nbytes
             if size > max_bytes or heap + len(item.args) >= 1 << 32:
                 raise BackendError(
                     f"the recording {reader.path} holds more than {max_bytes >> 20} MiB of events; choose one of its "
                     "windows, or a larger max_bytes"
                 )
-            block["args_at"][held] += heap
+            block["args_at"][with_arguments] += heap
             heap += len(item.args)
             heaps.append(item.args)
             blocks.append(block)
@@ -86,7 +86,7 @@ class Playback:
         self._at = 0
         self._events = recording.events[:0]
         self._ends: NDArray[np.int64] = np.empty(0, np.int64)
-        self._first_left: NDArray[np.int64] = np.empty(0, np.int64)
+        self._first_remaining: NDArray[np.int64] = np.empty(0, np.int64)
 
     @property
     def finite(self) -> bool:
@@ -104,8 +104,8 @@ class Playback:
         if self._origin is None:
             self._wind(at)
         elif not self.finite and self._at < len(self._events):
-            left = self._events[self._at :]
-            left["ts"] += at - int(left["ts"].min())
+            remaining = self._events[self._at :]
+            remaining["ts"] += at - int(remaining["ts"].min())
             self._index()
 
     def end(self, at: int) -> tuple[Block, bytes]:
@@ -113,14 +113,14 @@ class Playback:
         since, self._since = self._since, None
         if since is None or not self.finite:
             return self._events[:0], b""
-        left = self._events[self._at :]
-        begun = np.flatnonzero(left["ts"] < at)
-        part = clip(left[begun], [(since, at)])
-        cut = begun[has_duration(left[begun]) & (ends(left[begun]) > at)]
+        remaining = self._events[self._at :]
+        begun = np.flatnonzero(remaining["ts"] < at)
+        part = clip(remaining[begun], [(since, at)])
+        cut = begun[has_duration(remaining[begun]) & (ends(remaining[begun]) > at)]
         if len(cut):
             # Both parts at once, so that self time is shared between them; the later ones come last.
-            left[cut] = clip(left[cut], [(min(since, at), at), (at, FOREVER)])[-len(cut) :]
-        left["kind"][np.setdiff1d(begun, cut)] = 0
+            remaining[cut] = clip(remaining[cut], [(min(since, at), at), (at, FOREVER)])[-len(cut) :]
+        remaining["kind"][np.setdiff1d(begun, cut)] = 0
         self._index()
         return self._packed(part)
 
@@ -138,16 +138,16 @@ class Playback:
         block = self._events[self._at : stop]
         self._at = stop
         since = self._since
-        given = block[:0] if since is None else clip(block[block["kind"] > 0], [(since, FOREVER)])
-        watermark = int(self._first_left[stop]) if stop < len(self._first_left) else 1 << 62
+        recorded = block[:0] if since is None else clip(block[block["kind"] > 0], [(since, FOREVER)])
+        watermark = int(self._first_remaining[stop]) if stop < len(self._first_remaining) else 1 << 62
         if stop >= len(self._events):
             self.rounds += 1 if stop and len(block) else 0
             if self._loop and (not self.finite or now >= self._end):
                 watermark = self._end
                 self._wind(watermark)
-                return *self._packed(given), watermark, True
+                return *self._packed(recorded), watermark, True
             watermark = self._end if self._loop else watermark
-        return *self._packed(given), watermark, stop < until
+        return *self._packed(recorded), watermark, stop < until
 
     def next_ns(self, now: int) -> int | None:
         """Nanoseconds until something is due; `None` if nothing is unless recording begins."""
@@ -179,7 +179,7 @@ class Playback:
 
     def _index(self) -> None:
         self._ends = ends(self._events)
-        self._first_left = np.minimum.accumulate(self._events["ts"][::-1])[::-1]
+        self._first_remaining = np.minimum.accumulate(self._events["ts"][::-1])[::-1]
 
     def _packed(self, block: Block) -> tuple[Block, bytes]:
         block = block.copy()

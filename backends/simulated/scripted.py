@@ -110,7 +110,7 @@ class ScriptedBackend:
             finally:
                 with self._lock:
                     self._ends[self._recording] = at
-                self._settle(self._recording, sink)
+                self._report_watermark(self._recording, sink)
         if after is ProfilerAction.WARMUP:
             self._play("warmup", sink)
         if after.records and not self._recorded:
@@ -162,7 +162,7 @@ class ScriptedBackend:
             if not item.late:
                 with self._lock:
                     self._holding[recording] -= 1
-                self._settle(recording, sink)
+                self._report_watermark(recording, sink)
 
         with self._lock:
             self._number += 1
@@ -185,7 +185,7 @@ class ScriptedBackend:
         if deliver is not None:
             deliver()
 
-    def _settle(self, recording: int, sink: Sink) -> None:
+    def _report_watermark(self, recording: int, sink: Sink) -> None:
         with self._lock:
             done = recording in self._ends and not self._holding[recording]
             at = self._ends.pop(recording) if done else None

@@ -19,7 +19,7 @@ from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.settings.arguments import number_argument
 from stepscope.runtime.sources.sink import BackendReport, Sink
 
-_KEPT_RECORDINGS = 64  # whose truth can be asked for
+_MAX_RECORDINGS = 64  # whose truth can be asked for
 _CHUNK = 65_536  # kernels generated before the loop gets a turn
 
 
@@ -143,7 +143,7 @@ class SimulatedDevice:
         self._reset()
 
     def _reset(self) -> None:
-        self._recordings: deque[_Recording] = deque(maxlen=_KEPT_RECORDINGS)
+        self._recordings: deque[_Recording] = deque(maxlen=_MAX_RECORDINGS)
         self._current: _Recording | None = None
         self._pending: list[_Buffer] = []
         self._number = self._base = 0
@@ -311,8 +311,8 @@ class SimulatedDevice:
             started[before] = self._stated
             stamped = device_clock.stamp(stretch.started + stretch.ran) - device_clock.stamp(stretch.started)
             block = self._workload.device_block(stretch, started, device_clock.durations_to_ours(stamped))
-        taken = sink.deliver(block)
-        self._count(delivered=taken, refused=len(block) - taken, moved=moved)
+        accepted = sink.deliver(block)
+        self._count(delivered=accepted, refused=len(block) - accepted, moved=moved)
 
     def _lose(self, sink: Sink, buffer: _Buffer) -> None:
         recording = buffer.recording

@@ -169,7 +169,7 @@ class TorchBackend:
         if self._mode is None:
             return
         if before.records != after.records or before is ProfilerAction.RECORD_AND_SAVE:
-            groups.take(at)
+            groups.record(at)
         self._mode.transition(before, after, at)
 
     def set_detail(self, detail: Detail) -> None:

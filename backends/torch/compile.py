@@ -1,4 +1,4 @@
-"""Regions in code that torch.compile compiles: the compiler is told to treat them as torch's own `record_function`.
+"""Regions in code that torch.compile compiles: the compiler treats them as torch's own `record_function`.
 
 A span is an object of a C extension, which the compiler cannot look into: without this it gives up the function around
 it. torch's own region it knows. By torch's default that is left out of what is compiled, which torch says once in its log;
@@ -20,10 +20,10 @@ log = logging.getLogger("stepscope")
 Substitute = Callable[..., Any]
 """Python code that the compiler looks through in place of a function or class."""
 
-_known: dict[Callable[..., Any], Substitute] = {}
+_substitutes: dict[Callable[..., Any], Substitute] = {}
 _regions: dict[type, Callable[[Any], tuple[str, str | None]]] = {}
 """Classes of regions, and what makes the arguments of torch's own from an object that was made outside of compiled code."""
-_told: set[object] = set()
+_registered: set[object] = set()
 _imported = False
 """Whether the compiler is there."""
 
@@ -35,9 +35,9 @@ def substitute(original: Callable[..., Any], code: Substitute) -> None:
         original: what the program calls.
         code: what can be compiled in its place, with the same parameters.
     """
-    _known[original] = code
+    _substitutes[original] = code
     if _imported:
-        _tell()
+        _register_all()
 
 
 def substitute_region(original: type, code: Substitute, arguments: Callable[[Any], tuple[str, str | None]]) -> None:
@@ -54,11 +54,11 @@ def substitute_region(original: type, code: Substitute, arguments: Callable[[Any
 
 def watch() -> None:
     """Tells the compiler as soon as it is imported."""
-    TorchImport(_tell, COMPILER).watch()
+    TorchImport(_register_all, COMPILER).watch()
 
 
-def _tell() -> None:
-    """Registers what is known and not registered yet; what this torch does not take is logged, and breaks graphs."""
+def _register_all() -> None:
+    """Registers the substitutes that are not registered yet. A failure is logged; then regions end graphs."""
     global _imported
     _imported = True
     try:
@@ -70,9 +70,9 @@ def _tell() -> None:
 def _register() -> None:
     register: Any = import_module(f"{COMPILER}.decorators").substitute_in_graph
     _register_functions()
-    for original, code in _known.items():
-        if original not in _told:
-            _told.add(original)
+    for original, code in _substitutes.items():
+        if original not in _registered:
+            _registered.add(original)
             register(original, skip_signature_check=True, is_embedded_type=isinstance(original, type))(code)
     builder: Any = import_module(f"{COMPILER}.variables.builder")
     variables: Any = import_module(f"{COMPILER}.variables.ctx_manager")
@@ -80,11 +80,11 @@ def _register() -> None:
     make: Any = import_module("torch.profiler").record_function
     for region, arguments in _regions.items():
 
-        def made_outside(self: Any, value: Any, arguments: Callable[[Any], tuple[str, str | None]] = arguments) -> Any:
+        def from_object(self: Any, value: Any, arguments: Callable[[Any], tuple[str, str | None]] = arguments) -> Any:
             self.install_guards(guards.GuardBuilder.ID_MATCH)
             return variables.RecordFunctionVariable(make(*arguments(value)))
 
-        builder.VariableBuilder._type_dispatch()[region] = made_outside
+        builder.VariableBuilder._type_dispatch()[region] = from_object
 
 
 def _register_functions() -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-KEPT = 512
+MAX_READINGS = 512
 """Readings that are remembered."""
 
 
@@ -16,18 +16,18 @@ class GroupReadings:
     """The readings of this process. A program may destroy its process group long before a window is exported."""
 
     def __init__(self) -> None:
-        self._readings: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=KEPT)
+        self._readings: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=MAX_READINGS)
         self.problem = ""
         """Facts that this version of torch does not have; empty if it has all."""
 
-    def take(self, at: int) -> None:
+    def record(self, at: int) -> None:
         """Reads now, as a window begins or ends at this time, in ns; on the thread that trains."""
         self._readings.append((at, self.read()))
 
     def of_window(self, end_ns: int) -> Mapping[str, Any]:
         """The groups at the end of the window, or else at its begin; if neither is known, those of now."""
-        known = [facts for at, facts in list(self._readings) if at <= end_ns][-2:]
-        return next((facts for facts in reversed(known) if facts), {} if known else self.read())
+        readings = [facts for at, facts in list(self._readings) if at <= end_ns][-2:]
+        return next((facts for facts in reversed(readings) if facts), {} if readings else self.read())
 
     def read(self) -> Mapping[str, Any]:
         """As torch's profiler writes it into traces, for tools that tell ranks apart; empty if there is no process group."""

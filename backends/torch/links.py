@@ -20,7 +20,7 @@ ENGINE = "autograd::engine::evaluate_function: "
 """torch's span around each node; the rest of its name is that of the node's span."""
 SEQUENCE = "Sequence number"
 PENDING = 1 << 16
-"""Forward operators that may wait for their node; the oldest are given up beyond it."""
+"""Forward operators that may wait for their node; beyond it the oldest are dropped."""
 
 _link_ids = count(1)
 
@@ -34,7 +34,7 @@ class ForwardBackwardLinker:
         self._category = strings.category("fwdbwd")
         self._nodes = _NodeNames()
         self._pending = empty_block()
-        self.given_up = 0
+        self.dropped = 0
         """Operators dropped because too many waited."""
 
     def feed(self, events: Block) -> Block:
@@ -51,14 +51,14 @@ class ForwardBackwardLinker:
         nodes = self._nodes.mask(numbered["name"])
         self._pending = _latest(join_blocks([self._pending, numbered[~nodes]]))
         ends = numbered[nodes]
-        starts, found = self._take(ends)
+        starts, found = self._match(ends)
         if len(self._pending) > PENDING:
             order = np.argsort(self._pending["ts"])
-            self.given_up += len(order) - PENDING // 2
+            self.dropped += len(order) - PENDING // 2
             self._pending = self._pending[np.sort(order[-PENDING // 2 :])]
         return self._links(starts, ends[found])
 
-    def _take(self, nodes: Block) -> tuple[Block, NDArray[np.bool_]]:
+    def _match(self, nodes: Block) -> tuple[Block, NDArray[np.bool_]]:
         """Takes each node's operator out of those that wait; says which nodes have one."""
         own = _find(_keys(self._pending), _keys(nodes))
         # Autograd may run a node on another thread than the operator ran on: then the number alone must do.
@@ -70,9 +70,9 @@ class ForwardBackwardLinker:
             early: Any = self._pending["ts"][at] < nodes["ts"][other] if len(self._pending) else False
             own[other] = np.where((at >= 0) & early, at, -1)
         # A node that runs twice is linked once, as the first one took its operator.
-        taken, first = np.unique(own, return_index=True)
+        matched, first = np.unique(own, return_index=True)
         found = np.zeros(len(nodes), np.bool_)
-        found[first[taken >= 0]] = True
+        found[first[matched >= 0]] = True
         starts = self._pending[own[found]]
         self._pending = np.delete(self._pending, own[found])
         return starts, found

@@ -31,8 +31,8 @@ class Loader(ReplacesTorch):
     def __init__(self) -> None:
         super().__init__()
         self.workers_join = False
-        """Whether workers join the session of the process that started them, without being asked."""
-        self._asked = 0
+        """Whether workers join the session of the process that started them, by themselves."""
+        self._joined_pid = 0
 
     def replace_all(self) -> None:
         module: Any = sys.modules[self.module]
@@ -47,12 +47,12 @@ class Loader(ReplacesTorch):
             if _core.recording() & _core.RECORD_EVENTS:
                 _core.instant("DataLoader", category="loader", **facts_of(loader))
                 if self.workers_join and loader.num_workers and not _forks(loader):
-                    given = loader.worker_init_fn
-                    loader.worker_init_fn = JoinFirst(given)
+                    init_fn = loader.worker_init_fn
+                    loader.worker_init_fn = JoinFirst(init_fn)
                     try:
                         return original(loader)
                     finally:
-                        loader.worker_init_fn = given
+                        loader.worker_init_fn = init_fn
             return original(loader)
 
         return __iter__
@@ -76,20 +76,20 @@ class Loader(ReplacesTorch):
         def fetch(fetcher: Any, index: Any) -> Any:
             if worker.get_worker_info() is None:
                 return original(fetcher, index)
-            if self.workers_join and self._asked != os.getpid():
-                self._asked = os.getpid()
+            if self.workers_join and self._joined_pid != os.getpid():
+                self._joined_pid = os.getpid()
                 join.join_unless_own()
             items = len(index) if hasattr(index, "__len__") else 1
-            if items < 2 or not _asks_for_items(fetcher):
+            if items < 2 or not _fetches_items(fetcher):
                 with _core.span("fetch", category="loader", items=items):
                     return original(fetcher, index)
             slowest: dict[str, Any] = {}  # the span writes down what is in it at its end
-            given, fetcher.dataset = fetcher.dataset, _Timed(fetcher.dataset, slowest)
+            dataset, fetcher.dataset = fetcher.dataset, _Timed(fetcher.dataset, slowest)
             try:
                 with _core.span("fetch", category="loader", items=items, slowest=slowest):
                     return original(fetcher, index)
             finally:
-                fetcher.dataset = given
+                fetcher.dataset = dataset
 
         return fetch
 
@@ -110,31 +110,31 @@ class _Timed:
         return item
 
 
-def _asks_for_items(fetcher: Any) -> bool:
+def _fetches_items(fetcher: Any) -> bool:
     """True if it makes batches of a data set's items, one after the other, as `_MapDatasetFetcher` does where there is no
     `__getitems__`."""
     dataset = getattr(fetcher, "dataset", None)
-    asks = hasattr(dataset, "__getitem__") and not hasattr(fetcher, "dataset_iter")
-    return asks and bool(getattr(fetcher, "auto_collation", False)) and not getattr(dataset, "__getitems__", None)
+    by_index = hasattr(dataset, "__getitem__") and not hasattr(fetcher, "dataset_iter")
+    return by_index and bool(getattr(fetcher, "auto_collation", False)) and not getattr(dataset, "__getitems__", None)
 
 
 class JoinFirst:
-    """The first call of a worker that is not forked: the worker joins, records its batches, and calls what it was given.
+    """The first call of a worker that is not forked: the worker joins, records its batches, and calls `init_fn`.
 
     Args:
-        given: the loader's `worker_init_fn`.
+        init_fn: the loader's `worker_init_fn`.
     """
 
-    def __init__(self, given: Callable[[int], None] | None) -> None:
-        self.given = given
+    def __init__(self, init_fn: Callable[[int], None] | None) -> None:
+        self.init_fn = init_fn
 
     def __call__(self, number: int) -> None:
         """Is called in a worker, with its number."""
         LOADER.workers_join = True
         join.join_unless_own()
         LOADER.begin()
-        if self.given is not None:
-            self.given(number)
+        if self.init_fn is not None:
+            self.init_fn(number)
 
 
 def _forks(loader: Any) -> bool:

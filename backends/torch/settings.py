@@ -72,12 +72,12 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def beyond_stream(self) -> tuple[str, ...]:
         """The arguments that only kineto can serve."""
-        asked = [name for name in _FLAGS if getattr(self, name)]
+        requested = [name for name in _FLAGS if getattr(self, name)]
         if self.activities - {"CPU"} or self.filters:
-            asked.append("activities")
+            requested.append("activities")
         if self.experimental_config is not None:
-            asked.append("experimental_config")
-        return tuple(asked)
+            requested.append("experimental_config")
+        return tuple(requested)
 
 
 def read_activities(activities: Iterable[Any] | None) -> tuple[frozenset[str], dict[Any, set[str]]]:

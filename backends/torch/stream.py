@@ -68,7 +68,7 @@ class _Emission(threading.local):
 
     def check(self) -> None:
         """Notices that somebody took the slot by a way that is not watched."""
-        if self.context is not None and not slot.holds("ITT"):
+        if self.context is not None and not slot.has_profiler("ITT"):
             self.context, slot.emits = None, False
             self._lack("the program ended the recording of operators, or took torch's slot from it")
 
@@ -81,7 +81,7 @@ class _Emission(threading.local):
         if slot.all_threads:  # torch would end that recording where ours ends
             self._lack("another profiler of this process records all threads with kineto")
             return
-        if not session.free() or slot.taken:
+        if not session.free() or slot.is_occupied:
             self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")
             return
         if slot.operator_runs:
@@ -102,7 +102,7 @@ class _Emission(threading.local):
 
     def _came_back(self) -> bool:
         """True if torch has put the emission back that ended inside of an operator, as it does when it leaves the operator."""
-        if self._ended_inside is None or self.context is not None or not slot.holds("ITT"):
+        if self._ended_inside is None or self.context is not None or not slot.has_profiler("ITT"):
             return False
         self.context, self._ended_inside, slot.emits = self._ended_inside, None, True
         return True
@@ -125,7 +125,7 @@ class _Emission(threading.local):
         self._ended_inside = context if in_operator() else None
         try:
             with slot.ours():
-                if slot.holds("ITT"):
+                if slot.has_profiler("ITT"):
                     context.__exit__(None, None, None)
         except RuntimeError as error:
             for user in self.users:
@@ -184,12 +184,12 @@ class StreamMode:
             self.gaps.end(at, again=self._wanted)  # each window is told of its own
             if self._wanted:
                 _emission.reoccupy()
-        self._settle()
+        self._apply()
 
     def set_detail(self, detail: Detail) -> None:
         """Without operators torch does not even tell of them, which is most of what they cost."""
         self._operators = detail.operators
-        self._settle()
+        self._apply()
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
         """Operators that arrive live have nothing more; a window that was asked for with more before that was known says so."""
@@ -201,10 +201,10 @@ class StreamMode:
         here = self._wanted and self._thread == get_ident()
         if here and "CPU" in activities:
             self._switched_on = enable
-            self._settle()
+            self._apply()
         return here
 
-    def _settle(self) -> None:
+    def _apply(self) -> None:
         wanted = self._wanted and self._operators and self._switched_on
         if wanted == self._recording:
             return

@@ -13,8 +13,8 @@ from stepscope.collector.clocks.timeline import Readings, Timeline
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import ClockSync
 
-KEPT = 32
-"""Round trips that are kept, the newest."""
+MAX_SYNCS = 32
+"""The most round trips in memory: the newest."""
 FRESH = 4
 """So many new ones make it fit anew, fewer while there are few: a fit takes some hundred microseconds."""
 _FAR = 1 << 62
@@ -43,7 +43,7 @@ class LatestClock:
         """When the collector was asked first, ns of its clock; `None`: not yet."""
         self.last = 0
         """When it was asked last."""
-        self._syncs: deque[ClockSync] = deque(maxlen=KEPT)
+        self._syncs: deque[ClockSync] = deque(maxlen=MAX_SYNCS)
         self._fresh = 0
         self._unfitted: list[ClockSync] | None = None
         """Round trips of which the next model is made, when it is needed."""
@@ -82,7 +82,7 @@ class LatestClock:
         under_way = sync.returned - sync.sent - (sync.answered - sync.arrived)
         offset = (sync.arrived - sync.sent + sync.answered - sync.returned) // 2
         self._since += 1
-        if 0 <= under_way and (under_way <= self._quickest or self._since >= KEPT) and abs(offset) < _FAR:
+        if 0 <= under_way and (under_way <= self._quickest or self._since >= MAX_SYNCS) and abs(offset) < _FAR:
             self._quickest, self._since, self.offset_ns = under_way, 0, offset
 
     def _read(self) -> ClockBound | None:
@@ -90,7 +90,7 @@ class LatestClock:
             self._model = Timeline({"": Readings(self._unfitted, self._anchor)})[""].model
             self._unfitted = None
         at = self._syncs[-1].returned
-        if self._model is None or not self._model.known or not -_FAR < at < _FAR:
+        if self._model is None or not self._model.is_connected or not -_FAR < at < _FAR:
             return None
         when = np.array([at], np.int64)
         offset, bound = int(self._model.to_reference(when)[0]) - at, float(self._model.error(when)[0])

@@ -81,11 +81,11 @@ class Lines:
 def _cut(corners: Floats, normal: Floats, limit: float) -> Floats:
     """The part of a convex polygon on one side of a line."""
     beyond = corners @ normal - limit
-    kept: list[Floats] = []
+    corners_inside: list[Floats] = []
     for index in range(len(corners)):
         here, there = float(beyond[index - 1]), float(beyond[index])
         if (here > 0) != (there > 0):
-            kept.append(corners[index - 1] + (corners[index] - corners[index - 1]) * (here / (here - there)))
+            corners_inside.append(corners[index - 1] + (corners[index] - corners[index - 1]) * (here / (here - there)))
         if there <= 0:
-            kept.append(corners[index])
-    return np.array(kept) if kept else np.empty((0, 2))
+            corners_inside.append(corners[index])
+    return np.array(corners_inside) if corners_inside else np.empty((0, 2))

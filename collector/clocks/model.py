@@ -34,15 +34,15 @@ class ClockModel:
     Between the beginnings and ends of its pieces it is straight, and there in the middle of what is possible.
     """
 
-    def __init__(self, pieces: Sequence[Placed], fallback: ClockAnchor, *, known: bool = True) -> None:
+    def __init__(self, pieces: Sequence[Placed], fallback: ClockAnchor, *, is_connected: bool = True) -> None:
         """
         Args:
             pieces: what was measured, in any order; may be none.
             fallback: the rank's wall clock, which counts if nothing was measured.
-            known: whether the pieces tell how far the rank is off.
+            is_connected: whether the pieces determine the rank's offset.
         """
         self._pieces = sorted(pieces, key=lambda placed: (placed.piece.start, placed.piece.end))
-        self.known = known and bool(pieces)
+        self.is_connected = is_connected and bool(pieces)
         """Whether there is a bound at all."""
         self.contradictions = 0
         """How often neighbouring pieces left nothing possible together."""
@@ -65,7 +65,7 @@ class ClockModel:
 
     def error(self, at: Times) -> Floats:
         """The most that `to_reference` may be off, in ns; `UNKNOWN` where nothing bounds it."""
-        if not self.known:
+        if not self.is_connected:
             return np.full(len(at), UNKNOWN)
         low, high = self._possible(at)
         chosen = self._offsets(at)
@@ -103,9 +103,9 @@ class ClockModel:
         first, last = int(self._knots[0]), int(self._knots[-1])
         knots: Floats = (self._knots - first).astype(np.float64)
         times: Floats = (at - first).astype(np.float64)
-        outside: Floats = self._before * np.minimum(at - first, 0) + self._after * np.maximum(at - last, 0)
+        extrapolated: Floats = self._before * np.minimum(at - first, 0) + self._after * np.maximum(at - last, 0)
         inside: Floats = np.asarray(np.interp(times, knots, self._values), np.float64)
-        return inside + outside
+        return inside + extrapolated
 
     def _possible(self, at: Times, *, count: bool = False) -> tuple[Floats, Floats]:
         """The lowest and the highest offset at each time, in ns more than the base: what the nearest pieces leave."""

@@ -39,8 +39,8 @@ class RoundTrips(msgspec.Struct, frozen=True):
         sent, arrived, answered, returned = table.T
         good = (sent <= returned) & (arrived <= answered) & (table > -_FAR).all(axis=1) & (table < _FAR).all(axis=1)
         order = np.argsort(sent[good], kind="stable")
-        kept = table[good][order].T
-        return cls(kept[0], kept[1], kept[2], kept[3], int(len(table) - good.sum()))
+        columns = table[good][order].T
+        return cls(columns[0], columns[1], columns[2], columns[3], int(len(table) - good.sum()))
 
     def part(self, where: NDArray[np.intp] | slice) -> RoundTrips:
         """Some of them."""

@@ -104,13 +104,13 @@ def _fitted(fits: Mapping[str, _Fit], places: Mapping[str, _Link], anchor: Clock
         if clock in places
         for piece in fit.pieces
     ]
-    known = bool(placed)
-    if not known:
+    is_connected = bool(placed)
+    if not is_connected:
         # Unix time of a collector that nothing connects with the reference is still a better guess than none.
         clock = max(fits, key=lambda name: len(fits[name].pieces), default="")
         placed = [Placed(piece, 0, 0) for piece in fits[clock].pieces] if clock else []
     return Fitted(
-        model=ClockModel(placed, anchor, known=known),
+        model=ClockModel(placed, anchor, is_connected=is_connected),
         trips=sum(fit.trips for fit in fits.values()),
         refused=sum(fit.refused for fit in fits.values()),
         unsteady=sum(fit.unsteady for fit in fits.values()),
@@ -122,8 +122,8 @@ def _places(reference: str, found: Mapping[str, Mapping[str, _Fit]]) -> dict[str
     links: dict[tuple[str, str], _Link] = {}
     for fits in found.values():
         for one, other, link in _links_of(fits):
-            known = links.get((one, other))
-            links[one, other] = link if known is None else _both(known, link)
+            before = links.get((one, other))
+            links[one, other] = link if before is None else _both(before, link)
     places = {reference: _Link(0, 0)} if reference else {}
     waiting = set(places)
     while waiting:

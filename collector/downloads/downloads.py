@@ -31,12 +31,12 @@ WAITING = 16
 THREADS = 4
 """That look at files which are being made, and read them."""
 _LOOK_EVERY = 0.05
-_TOLD = 300
+_MAX_ERROR_TEXT = 300
 """Of what the process says at its end, the last characters."""
 _AROUND = 16 << 10
 """Bytes on disk of the directories in which a file lies, and of the rest of its last block."""
-_HELD_BACK = 1 << 16
-"""Bytes before which nothing is sent, unless it is all: what goes wrong by then can still be told."""
+_FIRST_PIECE = 1 << 16
+"""Bytes before which nothing is sent, unless it is all: an error until then can still become a status."""
 
 
 class Bounds(ProcessBounds, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ async def _grown(
         RuntimeError: if it fails later.
     """
     assert process.stderr is not None
-    said = asyncio.ensure_future(_last(process.stderr))
+    error_output = asyncio.ensure_future(_last(process.stderr))
     sent = 0
     try:
         while True:
@@ -219,13 +219,13 @@ async def _grown(
             if status == NoWindowError.exit_code:
                 raise NoWindowError("there is no such window")
             if status is not None and status not in (0, INCOMPLETE):
-                why = (await said) or ended(status, bounds)
+                why = (await error_output) or ended(status, bounds)
                 if await disk.run(lambda: _largest(path.parent)) >= bounds.file_bytes:
                     why += f"; a download may have {bounds.file_bytes:,} bytes at most, `stepscope merge` makes larger files"
                 if not sent:
                     raise ProblemError(500, f"the file could not be made: {why}")
                 raise RuntimeError(f"a download broke off: {why}")
-            enough = over or (grows and (sent or await disk.run(lambda: _size(path)) >= _HELD_BACK))
+            enough = over or (grows and (sent or await disk.run(lambda: _size(path)) >= _FIRST_PIECE))
             chunk = await disk.run(partial(_chunk, path, sent)) if enough else b""
             if chunk:
                 sent += len(chunk)
@@ -236,7 +236,7 @@ async def _grown(
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _LOOK_EVERY)
     finally:
-        said.cancel()
+        error_output.cancel()
 
 
 def _begun(copy: JournalCopy) -> tuple[JournalCopy, bytes]:
@@ -250,9 +250,9 @@ def _begun(copy: JournalCopy) -> tuple[JournalCopy, bytes]:
 async def _last(stream: asyncio.StreamReader) -> str:
     """The end of what a process says."""
     last = b""
-    while said := await stream.read(CHUNK):
-        last = (last + said)[-4 * _TOLD :]
-    return last.decode(errors="replace").strip()[-_TOLD:]
+    while chunk := await stream.read(CHUNK):
+        last = (last + chunk)[-4 * _MAX_ERROR_TEXT :]
+    return last.decode(errors="replace").strip()[-_MAX_ERROR_TEXT:]
 
 
 def _remove(place: Path) -> None:

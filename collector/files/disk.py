@@ -113,10 +113,10 @@ class Disk:
         """A thread could not be started: unless others do what waits, it is not done."""
         with self._guard:
             self._threads -= 1
-            left = [] if self._threads else list(self._jobs)
-            if left:
+            unfinished = [] if self._threads else list(self._jobs)
+            if unfinished:
                 self._jobs.clear()
-        for future, _ in left:
+        for future, _ in unfinished:
             if future.set_running_or_notify_cancel():
                 future.set_exception(StuckError(f"there is no thread for the disk: {error}"))
 

@@ -34,12 +34,12 @@ class JournalCopy:
             OSError: if no segment can be opened.
         """
         self._guard = threading.Lock()
-        self._left = segment_paths(path)
-        if not self._left:
+        self._remaining = segment_paths(path)
+        if not self._remaining:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         self._file = -1
         self._at = self._end = 0
-        self._open(self._left.pop(0), begin=True)
+        self._open(self._remaining.pop(0), begin=True)
 
     def next(self) -> bytes:
         """The next bytes; empty at the end, and once it is closed.
@@ -54,8 +54,8 @@ class JournalCopy:
                     self._at += len(piece)
                     return piece
                 self._close()
-                if self._left:
-                    self._open_next(self._left.pop(0))
+                if self._remaining:
+                    self._open_next(self._remaining.pop(0))
             return b""
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class JournalCopy:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         self._at = 0 if begin else fmt.MAX_FILE_HEADER
         size = os.fstat(self._file).st_size
-        self._end = size if self._left else _whole(self._file, size)
+        self._end = size if self._remaining else _whole(self._file, size)
 
     def _close(self) -> None:
         if self._file >= 0:

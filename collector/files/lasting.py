@@ -33,12 +33,12 @@ async def lasting(manager: AbstractAsyncContextManager[T], over: Callable[[], ob
     A cancelled caller waits for `PATIENCE` more seconds, and the task continues.
 
     Args:
-        manager: is not told what is raised inside.
-        over: called when it was left, or could not be entered.
+        manager: does not see exceptions of the caller's block.
+        over: called after its exit, or when it could not be entered.
     """
     entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    left = asyncio.Event()
-    task = asyncio.create_task(_hold(manager, entered, left))
+    exit_requested = asyncio.Event()
+    task = asyncio.create_task(_enter_and_exit(manager, entered, exit_requested))
     task.add_done_callback(lambda _: over())
     either: set[asyncio.Future[Any]] = {entered, task}
     try:
@@ -46,23 +46,25 @@ async def lasting(manager: AbstractAsyncContextManager[T], over: Callable[[], ob
         if entered.done():
             yield entered.result()
     except asyncio.CancelledError:
-        left.set()
+        exit_requested.set()
         await _part(task)
         raise
     except BaseException:
-        left.set()
-        task.add_done_callback(_tell)
+        exit_requested.set()
+        task.add_done_callback(_log_error)
         await asyncio.wait({task})
         raise
-    left.set()
+    exit_requested.set()
     await outlasting(task)
 
 
-async def _hold(manager: AbstractAsyncContextManager[T], entered: asyncio.Future[T], left: asyncio.Event) -> None:
+async def _enter_and_exit(
+    manager: AbstractAsyncContextManager[T], entered: asyncio.Future[T], exit_requested: asyncio.Event
+) -> None:
     stack = contextlib.AsyncExitStack()
     entered.set_result(await stack.enter_async_context(manager))
     try:
-        await left.wait()
+        await exit_requested.wait()
     except asyncio.CancelledError:  # the loop ends
         with contextlib.suppress(TimeoutError):
             await finish(stack.aclose(), PATIENCE)
@@ -72,12 +74,12 @@ async def _hold(manager: AbstractAsyncContextManager[T], entered: asyncio.Future
 
 async def _part(task: asyncio.Future[Any]) -> None:
     """Waits for it a little longer, and leaves it."""
-    task.add_done_callback(_tell)
+    task.add_done_callback(_log_error)
     with contextlib.suppress(TimeoutError):
         await finish(asyncio.wait({task}), PATIENCE)
 
 
-def _tell(task: asyncio.Future[Any]) -> None:
+def _log_error(task: asyncio.Future[Any]) -> None:
     """Nobody else sees what it raises."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("nobody waits for it any more: %s", error)

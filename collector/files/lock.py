@@ -18,8 +18,8 @@ class DirectoryLock:
         self._directory, self._path = directory, directory / "lock"
         self._file = -1
 
-    def take(self) -> None:
-        """Takes it, unless it is held.
+    def acquire(self) -> None:
+        """Acquires the lock, unless this object has it.
 
         Raises:
             DirectoryInUseError: if another has it; names that.

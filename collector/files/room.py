@@ -21,7 +21,7 @@ class Room:
     """
 
     def __init__(self) -> None:
-        self._limit = self._slack = self._left = 0
+        self._limit = self._slack = self._free = 0
         self._writing = 0
         """Bytes for which there was room and that are not written yet."""
         self._since = 0
@@ -47,20 +47,20 @@ class Room:
         """Bytes that writes wait for: of all together, as far as that is a quarter of the limit, and of each in any case."""
         return max(*self._waiting, min(sum(self._waiting), self._limit // 4)) if self._waiting else 0
 
-    async def take(self, size: int) -> None:
-        """There is room for so many bytes, which are written from now on until `wrote` is told.
+    async def reserve(self, size: int) -> None:
+        """Reserves so many bytes, which are written from now on until `wrote` is called.
 
         Raises:
             FullError: if there is none, and none can be made.
         """
         if not self._limit:
             return
-        if self._left < size:
+        if self._free < size:
             await self._wait(size)
-        self._left -= size
+        self._free -= size
         self._since += size
         self._writing += size
-        if self._left < min(self._slack, self._offered) // 2:
+        if self._free < min(self._slack, self._offered) // 2:
             self.due.set()
 
     def wrote(self, size: int) -> None:
@@ -75,7 +75,7 @@ class Room:
         Raises:
             FullError: if there is none, and none can be made.
         """
-        await self.take(size)
+        await self.reserve(size)
         try:
             yield
         finally:
@@ -94,7 +94,7 @@ class Room:
             used: bytes on disk.
         """
         self._ended = self._begun
-        self._left = self._offered = self._limit - used - self._since
+        self._free = self._offered = self._limit - used - self._since
         async with self._looked:
             self._looked.notify_all()
 
@@ -115,14 +115,14 @@ class Room:
         try:
             async with asyncio.timeout(PATIENCE), self._looked:
                 # Others may have taken the bytes that the last measurement found free.
-                while self._left < size and (self._ended < awaited or self._offered >= size):
+                while self._free < size and (self._ended < awaited or self._offered >= size):
                     self.due.set()
                     await self._looked.wait()
         except TimeoutError:
             pass
         finally:
             self._waiting.remove(size)
-        if self._left < size:
+        if self._free < size:
             raise FullError(
                 f"the collector's limit of {self._limit} bytes on disk is met, and nothing that is left can be evicted"
             )

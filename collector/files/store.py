@@ -97,10 +97,10 @@ class Store:
         try:
             make_directories(self.streams)
             _check_own(self.streams)
-            self._known = set[str]()
+            self._streams = set[str]()
             self.bytes = 0
             for stream, path in self.journals(passed_over):
-                self._known.add(stream)
+                self._streams.add(stream)
                 try:
                     self.bytes += sum(segment.stat().st_size for segment in segment_paths(path))
                 except OSError as error:
@@ -118,18 +118,18 @@ class Store:
         """
         if self._identity:
             return self._identity
-        path, known = self.directory / "identity", ""
+        path, identity = self.directory / "identity", ""
         with contextlib.suppress(FileNotFoundError):
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             with os.fdopen(file) as stream:
-                known = stream.read(33)
-        if not known:  # also where a machine lost power before the disk had it
-            known = uuid.uuid4().hex
-            replace_private(path, known.encode())
-        if not _STREAM.fullmatch(known):
+                identity = stream.read(33)
+        if not identity:  # also where a machine lost power before the disk had it
+            identity = uuid.uuid4().hex
+            replace_private(path, identity.encode())
+        if not _STREAM.fullmatch(identity):
             raise OSError(errno.EINVAL, "it names no collector's directory; remove it", str(path))
-        self._identity = known
-        return known
+        self._identity = identity
+        return identity
 
     @property
     def waits(self) -> float:
@@ -154,12 +154,12 @@ class Store:
         return max(self._settings.disk_bytes // (4 * ranks), MIN_BYTES) if self._settings.disk_bytes else 0
 
     @contextlib.asynccontextmanager
-    async def stream(self, hello: Hello, leave: Callable[[], object]) -> AsyncGenerator[StreamFile]:
+    async def stream(self, hello: Hello, disconnect: Callable[[], object]) -> AsyncGenerator[StreamFile]:
         """The file of a stream, at its end, for one connection: those before it are asked to leave, and waited for.
 
         Args:
             hello: who it is.
-            leave: is called when another connection wants the stream.
+            disconnect: is called when another connection wants the stream.
 
         Raises:
             FormatError: if the id is none, or the file holds another stream.
@@ -167,7 +167,7 @@ class Store:
                 or has left and a thread still has the file.
             OSError: if it cannot be opened.
         """
-        async with self._owned(hello.stream, leave) as owner:
+        async with self._owned(hello.stream, disconnect) as owner:
             # It is released when no thread has the file any more: a thread that goes on later would cut confirmed frames.
             async with lasting(self._file(hello), lambda: self._release(hello.stream, owner)) as file:
                 yield file
@@ -180,11 +180,11 @@ class Store:
             )
         with self._writer:
             await self._admit(hello.stream)
-            with self._kept(hello.stream):
-                async with self.room.writing(0 if hello.stream in self._known else AROUND):
+            with self._not_removed(hello.stream):
+                async with self.room.writing(0 if hello.stream in self._streams else AROUND):
                     file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
                 try:
-                    self._known.add(hello.stream)
+                    self._streams.add(hello.stream)
                     yield file
                 finally:
                     if (writing := self._writes.get(file)) is not None:
@@ -192,7 +192,7 @@ class Store:
                     await self._disk.run(file.close)
 
     @contextlib.contextmanager
-    def _kept(self, stream: str) -> Generator[None]:
+    def _not_removed(self, stream: str) -> Generator[None]:
         """The file of a stream is not removed inside.
 
         Raises:
@@ -208,12 +208,12 @@ class Store:
             self._open.discard(stream)
 
     @contextlib.asynccontextmanager
-    async def _owned(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[_StreamOwner]:
+    async def _owned(self, stream: str, disconnect: Callable[[], object]) -> AsyncGenerator[_StreamOwner]:
         """Makes a connection the owner of a stream, until `_release`, which may be called later than this ends."""
         owner = self._owners.setdefault(stream, _StreamOwner())
         for before in owner.users:
             before()
-        owner.users.append(leave)
+        owner.users.append(disconnect)
         try:
             try:
                 async with asyncio.timeout(LEAVING):
@@ -225,7 +225,7 @@ class Store:
             yield owner
         finally:
             self._coming.discard(stream)
-            owner.users.remove(leave)
+            owner.users.remove(disconnect)
             self._clear(stream, owner)
 
     def _release(self, stream: str, owner: _StreamOwner) -> None:
@@ -264,7 +264,7 @@ class Store:
             written()
             return
         before, size = file.size, len(new_frames.data)
-        await self.room.take(size)
+        await self.room.reserve(size)
 
         def over(error: OSError | None) -> None:
             self.room.wrote(size)
@@ -308,7 +308,7 @@ class Store:
                 file.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody has put something there, or has deleted it
                 path.parent.rmdir()
-            self._known.discard(stream)
+            self._streams.discard(stream)
         finally:
             self._removing.discard(stream)
         return True
@@ -340,7 +340,7 @@ class Store:
         path = directory / "journal"
         return path if stat.S_ISDIR(_mode(directory)) and stat.S_ISREG(_mode(first_file(path))) else None
 
-    def kept_of(self, streams: Iterable[str]) -> dict[str, Path]:
+    def existing_of(self, streams: Iterable[str]) -> dict[str, Path]:
         """The journals of those of these streams that are there, in their order.
 
         Raises:
@@ -376,12 +376,12 @@ class Store:
     @property
     def crowd(self) -> int:
         """Streams that must go before all can be kept that wait for that."""
-        there = len(self._known) + len(self._coming - self._known)
+        there = len(self._streams) + len(self._coming - self._streams)
         return max(there + self._waiting - self._settings.max_kept_streams, 0) if self._waiting else 0
 
     async def _admit(self, stream: str) -> None:
         """Lets another stream be kept; if there are too many, one that is over may go for it."""
-        if stream in self._known:
+        if stream in self._streams:
             return
         self._waiting += 1
         try:

@@ -160,7 +160,7 @@ class StreamFile:
         try:
             os.fdatasync(self._descriptor)
         except OSError:
-            self._take_back()
+            self._undo_write()
             raise
         self._synced = None
 
@@ -170,7 +170,7 @@ class StreamFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _take_back(self) -> None:
+    def _undo_write(self) -> None:
         if self._synced is None or self._segment is None:
             return
         self.stuck = True

@@ -129,7 +129,7 @@ class Writer:
                 _sync_to_disk([job for job in jobs if job.error is None], disk)
             self._began = None
             try:
-                loop.call_soon_threadsafe(_tell, jobs)
+                loop.call_soon_threadsafe(_notify, jobs)
             except RuntimeError:
                 return  # the loop has ended, and nobody waits
 
@@ -158,7 +158,7 @@ def _attempt(job: _Job, work: Callable[[_Job], object]) -> None:
         job.error = OSError(errno.EIO, f"{type(error).__name__}: {error}")
 
 
-def _tell(jobs: list[_Job]) -> None:
+def _notify(jobs: list[_Job]) -> None:
     for job in jobs:
         try:
             job.over(job.error)

@@ -93,9 +93,9 @@ class History:
         if by <= 0:
             return
         for values in (self._counts, self._totals):
-            kept = values[by:].copy()
-            values[: len(kept)] = kept
-            values[len(kept) :] = 0
+            newest = values[by:].copy()
+            values[: len(newest)] = newest
+            values[len(newest) :] = 0
         self.first += by
 
     def _widen(self) -> None:

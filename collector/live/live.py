@@ -34,7 +34,7 @@ from stepscope.collector.live.window_views import newest
 from stepscope.runtime.version import VERSION
 
 FRESH = 0.5
-"""Seconds for which a state is told again instead of being looked at anew."""
+"""Seconds for which a state is reported again instead of being looked at anew."""
 _MOST_SLOW = 10
 
 
@@ -49,7 +49,7 @@ class _Look(msgspec.Struct):
     amounts: Amounts
     by_job: dict[str, Amounts]
     jobs: list[JobEntry]
-    told: dict[str | None, Snapshot]
+    snapshots: dict[str | None, Snapshot]
     """By job; of all of them by `None`."""
 
 
@@ -95,18 +95,18 @@ class Live:
 
         Args:
             job: of the ranks of this job, or of all; of a job that was never seen there is nothing.
-            age: seconds for which a state is told again.
+            age: seconds for which a state is reported again.
         """
         now = time.monotonic()
         if self._latest is None or now - self._looked >= age:
             self._looked = now
             self._latest = self._look(now, 0 if self._latest is None else self._latest.number + 1)
         look = self._latest
-        found = look.told.get(job)
+        found = look.snapshots.get(job)
         if found is None:
             found = self._snapshot(look, job)
             if job is None or job in look.by_job:  # anything can be asked for
-                look.told[job] = found
+                look.snapshots[job] = found
         return found
 
     def jobs(self) -> list[JobEntry]:
@@ -118,9 +118,9 @@ class Live:
         rank = self._streams.ranks.get(id)
         if rank is None:
             return None
-        known = {view.id: view for view in self.snapshot().ranks}
+        views = {view.id: view for view in self.snapshot().ranks}
         now = time.monotonic()
-        view = known.get(id) or rank_view(pace(rank, now), now, None)
+        view = views.get(id) or rank_view(pace(rank, now), now, None)
         return RankDetail(rank=view, streams=start_views(rank, now))
 
     async def windows(self, most: int, job: str | None = None) -> list[WindowView]:

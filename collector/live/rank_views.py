@@ -34,8 +34,8 @@ def pace(rank: Rank, now: float) -> Pace:
     """Looks at a rank, at a monotonic time in seconds."""
     stream = rank.latest
     steps = stream.steps.newest(STEPS)
-    known = steps[steps["own_ms"] >= 0]
-    return Pace(rank, stream.state(now), steps["ms"], known["own_ms"], communicates(steps))
+    with_own_time = steps[steps["own_ms"] >= 0]
+    return Pace(rank, stream.state(now), steps["ms"], with_own_time["own_ms"], communicates(steps))
 
 
 def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:

@@ -18,7 +18,7 @@ from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.runs.evicted import Evicted, damage_without, read_evicted
 from stepscope.collector.runs.segment_contents import SegmentContents
-from stepscope.collector.runs.windows import KEPT
+from stepscope.collector.runs.windows import MAX_WINDOWS
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
@@ -112,8 +112,8 @@ class Restoring:
 
     async def _restore_from(self, reader: FrameReader, id: str, path: Path, evicted: Sequence[Evicted]) -> None:
         try:
-            known = self._streams.all.get(id)
-            run = await self._read(lambda: _run(reader)) if known is None else known.run
+            restored = self._streams.all.get(id)
+            run = await self._read(lambda: _run(reader)) if restored is None else restored.run
             if run is None:
                 raise FormatError("it does not say whose it is")
             made, written = await self._read(lambda: _times(path))
@@ -126,11 +126,11 @@ class Restoring:
             for contents in earlier.contents:
                 stream.count_segment(contents)
             while True:
-                taken = stream.taken
+                arrived = stream.arrived
                 part = await self._read(lambda: _read(reader))
                 if part is not None:
                     await self._streams.noting.restored(stream, part.frames, part.events, part.next)
-                elif stream.taken == taken:
+                elif stream.arrived == arrived:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.finish_restoring()
             later = [one for one in evicted if one.segment >= earlier.next_segment]
@@ -166,7 +166,7 @@ def _skip_earlier(reader: FrameReader, path: Path, evicted: Sequence[Evicted]) -
             found = SegmentContents.of(segment, about.st_size, about.st_mtime_ns, [*evicted, *contents])
             contents.append(found.counts)
         windows = nbytes = 0
-        while contents and windows < KEPT and nbytes + contents[-1].nbytes <= MAX_FURTHER_BYTES:
+        while contents and windows < MAX_WINDOWS and nbytes + contents[-1].nbytes <= MAX_FURTHER_BYTES:
             windows, nbytes = windows + contents[-1].windows, nbytes + contents.pop().nbytes
         if not contents:
             return _Earlier()
@@ -177,9 +177,11 @@ def _skip_earlier(reader: FrameReader, path: Path, evicted: Sequence[Evicted]) -
     next_segment = following.files.at(following.files.begin).number
     following.close()
     reader.resume(number, at)
-    known = sorted([*contents, *(one for one in evicted if one.segment < next_segment)], key=lambda one: one.segment)
-    ends = [one.first + one.frames for one in known]
-    begins = [*(one.first for one in known[1:]), number]
+    segments_before = sorted(
+        [*contents, *(one for one in evicted if one.segment < next_segment)], key=lambda one: one.segment
+    )
+    ends = [one.first + one.frames for one in segments_before]
+    begins = [*(one.first for one in segments_before[1:]), number]
     lost = sum(max(begin - end, 0) for begin, end in zip(begins, ends, strict=True))
     return _Earlier(contents, lost, next_segment)
 

@@ -51,17 +51,17 @@ def slowest(steps: Mapping[str, Sequence[float] | NDArray[np.float32]]) -> list[
     Args:
         steps: for each rank the times of its newest steps, or what of them it did not wait for others.
     """
-    known = {id: np.asarray(times, np.float64)[-STEPS:] for id, times in steps.items() if len(times) >= FEWEST}
-    if len(known) < 2:
+    times_by_rank = {id: np.asarray(times, np.float64)[-STEPS:] for id, times in steps.items() if len(times) >= FEWEST}
+    if len(times_by_rank) < 2:
         return []
-    ids = list(known)
-    medians = np.array([median(times) for times in known.values()])
+    ids = list(times_by_rank)
+    medians = np.array([median(times) for times in times_by_rank.values()])
     found: list[Slow] = []
     for at in sorted(range(len(ids)), key=lambda at: -float(medians[at])):
         rest = np.delete(medians, at)
         others = median(rest)
         spread = _TO_SIGMA * median(np.abs(rest - others))
-        times = known[ids[at]]
+        times = times_by_rank[ids[at]]
         noise = _TO_SIGMA * median(np.abs(times - medians[at])) * 1.2533 / len(times) ** 0.5
         excess = float(medians[at]) - others
         if excess <= max(SHARE * others, SIGMAS * spread, SIGMAS * noise):

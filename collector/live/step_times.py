@@ -111,8 +111,8 @@ class StepTimes:
 
 def communicates(steps: NDArray[np.void]) -> bool:
     """Whether steps, as `newest` returns them, are known to wait for other ranks. A share below 1/512 is rounding."""
-    known = steps[steps["own_ms"] >= 0]
-    return bool((known["own_ms"] < known["ms"] * (1 - 1 / 512)).any())
+    with_own_time = steps[steps["own_ms"] >= 0]
+    return bool((with_own_time["own_ms"] < with_own_time["ms"] * (1 - 1 / 512)).any())
 
 
 def _row(step: StepTime) -> tuple[int, int, float, float]:

@@ -52,7 +52,7 @@ _MOST_BYTES: dict[int, int] = {
 """Of a record: a larger one is none that an exporter makes. To read it would hold up all streams, so it is not shown."""
 MAX_SUMMARIES = 128
 """Summaries that are kept to judge the newest steps."""
-KEPT_STEPS = 2 * MAX_SUMMARY_STEPS
+MAX_STEPS = 2 * MAX_SUMMARY_STEPS
 """Steps in them; the newest summary stays in any case."""
 _HOUR = 3600 * 10**9
 
@@ -69,11 +69,11 @@ class State(Enum):
     """It has no connection, and its end never came."""
 
 
-class _Taken:
-    """Frames that came together, and how far they were looked into."""
+class _FrameBatch:
+    """Frames that came together; `frames` continues after those that were processed."""
 
     def __init__(self, frames: Sequence[Frame], *, live: bool) -> None:
-        self.left: Iterator[Frame] = iter(frames)
+        self.frames: Iterator[Frame] = iter(frames)
         self.live = live
         """Whether they have just come, and were not read from the file."""
         self.step_bytes = _MOST_STEP_BYTES
@@ -108,7 +108,7 @@ class Stream:
         """Whether one said that the run ends; its frames may be on their way still."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
-        self.taken = 0
+        self.arrived = 0
         """Number of the frame after those that arrived last."""
         self.events = self.missing = 0
         self.undecodable = 0
@@ -137,7 +137,7 @@ class Stream:
         self._dropped: Counter[str] | None = None
         self._capped = 0
         self._summary_steps = 0
-        self._behind: deque[_Taken] = deque()
+        self._behind: deque[_FrameBatch] = deque()
         self.clock = LatestClock(run.anchor)
         """How its clock compares with the collector's, as far as is known."""
 
@@ -153,12 +153,12 @@ class Stream:
             self.remote, self.events, self._dropped = False, 0, None  # from now on its frames are counted
         self.seen = time.monotonic()
         self.byte_rate.add(nbytes, self.seen)
-        self.taken = next
+        self.arrived = next
         fresh = min(next - self.next, len(frames))
         if self.restoring or fresh <= 0:
             return
         self.next = next
-        self._behind.append(_Taken(frames[len(frames) - fresh :], live=True))
+        self._behind.append(_FrameBatch(frames[len(frames) - fresh :], live=True))
         if len(self._behind) == 1 and len(frames) <= _FEW and nbytes <= _FEW_BYTES:
             self.note()
 
@@ -176,7 +176,7 @@ class Stream:
         self.shares = shares_of(summary, steps)
         self.summaries.append(summary)
         self._summary_steps += count_steps(summary)
-        while self._summary_steps > KEPT_STEPS and len(self.summaries) > 1:
+        while self._summary_steps > MAX_STEPS and len(self.summaries) > 1:
             self._summary_steps -= count_steps(self.summaries.popleft())
 
     def heard(self, summary: StepSummary) -> None:
@@ -210,7 +210,7 @@ class Stream:
         """
         self.events += events
         self.next = next
-        self._behind.append(_Taken(frames, live=False))
+        self._behind.append(_FrameBatch(frames, live=False))
 
     def count_segment(self, contents: Evicted) -> None:
         """Counts the events and windows of a segment whose frames are not read."""
@@ -232,21 +232,21 @@ class Stream:
         end, latest = time.perf_counter() + seconds, time.time_ns()
         late = False
         while self._behind and not late:
-            taken = self._behind[0]
+            batch = self._behind[0]
             before = self.events
-            for kind, flags, payload in taken.left:
-                if taken.live:
+            for kind, flags, payload in batch.frames:
+                if batch.live:
                     self.bytes += fmt.FRAME_HEADER.size + len(payload)
                 # A record that cannot be read costs itself: what is in the file is for the readers of the file to judge.
                 try:
-                    self._frame(kind, flags, payload, latest, taken)
+                    self._frame(kind, flags, payload, latest, batch)
                 except (msgspec.MsgspecError, ValueError, RecursionError):
                     self.undecodable += 1
                 if late := time.perf_counter() >= end:
                     break
             else:
                 self._behind.popleft()
-            if taken.live:
+            if batch.live:
                 self.event_rate.add(self.events - before, self.seen)
 
     def missed(self, frames: int, next: int) -> None:
@@ -278,13 +278,13 @@ class Stream:
         lost = self.windows.dropped if self._dropped is None else self._dropped
         return lost + Counter({"journal/cap": self._capped})
 
-    def _frame(self, kind: int, flags: int, payload: fmt.Bytes, latest: int, taken: _Taken) -> None:
+    def _frame(self, kind: int, flags: int, payload: fmt.Bytes, latest: int, batch: _FrameBatch) -> None:
         if len(payload) > _MOST_BYTES.get(kind, fmt.MAX_PAYLOAD):
             self.undecodable += 1
             return
         match kind:
             case fmt.FrameType.EVENTS:
-                self._events(flags, payload, latest, taken)
+                self._events(flags, payload, latest, batch)
             case fmt.FrameType.CLOCK_SYNC:
                 self._compared(decode_record(kind, bytes(payload)))
             case fmt.FrameType.WINDOW_OPENED:
@@ -303,17 +303,17 @@ class Stream:
             case _:
                 pass
 
-    def _events(self, flags: int, payload: fmt.Bytes, latest: int, taken: _Taken) -> None:
+    def _events(self, flags: int, payload: fmt.Bytes, latest: int, batch: _FrameBatch) -> None:
         found = fmt.decode_events_header(bytes(payload[: fmt.MAX_EVENTS_HEADER]))
         if found is None:
             self.undecodable += 1
             return
         header = found[0]
         self.events += header.count
-        if self.sends_summaries and taken.live:
+        if self.sends_summaries and batch.live:
             return
-        if header.source == STEPS and header.body_bytes <= taken.step_bytes:
-            taken.step_bytes -= header.body_bytes
+        if header.source == STEPS and header.body_bytes <= batch.step_bytes:
+            batch.step_bytes -= header.body_bytes
             decoded = fmt.decode_unnamed(bytes(payload), flags)
             if decoded is None:
                 self.undecodable += 1

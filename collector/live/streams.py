@@ -111,13 +111,13 @@ class Streams:
         stream.sends_summaries = hello.summaries
         self.connections += 1
         self.connected_now += 1
-        log.info("%s is connected: stream %s", _whose(stream.run), stream.id)
+        log.info("%s is connected: stream %s", _owner_text(stream.run), stream.id)
         try:
             yield stream
         finally:
             stream.connection = None
             self.connected_now -= 1
-            log.info("%s %s", _whose(stream.run), "has ended" if stream.ended else "has lost its connection")
+            log.info("%s %s", _owner_text(stream.run), "has ended" if stream.ended else "has lost its connection")
 
     def add(self, stream: Stream) -> None:
         """A stream that is not known yet."""
@@ -151,10 +151,10 @@ class Streams:
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""
         self.unread.pop(stream, None)
-        known = self.all.get(stream)
-        if known is not None and known.connection is None:
-            known.windows.discarded = known.events
-            self._remove(known)
+        ended = self.all.get(stream)
+        if ended is not None and ended.connection is None:
+            ended.windows.discarded = ended.events
+            self._remove(ended)
 
     def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
         """Sums of all streams since the start of the collector, over all jobs and by job. They never fall."""
@@ -201,7 +201,7 @@ def _mark_latest(rank: Rank) -> None:
         one.superseded = one is not rank.latest
 
 
-def _whose(run: RunRecord) -> str:
+def _owner_text(run: RunRecord) -> str:
     """A process in words."""
     job, host = (shorten(printable(text), _WIDEST) for text in (run.job or run.name, run.host))
     rank = f"job {job}" if run.rank is None else f"rank {run.rank} of job {job}"

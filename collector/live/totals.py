@@ -55,6 +55,6 @@ class Totals:
 
     def _see(self, stream: Stream) -> None:
         now = stream.amounts
-        known = self._highest.get(stream.id)
-        if known != now:
-            self._highest[stream.id] = now if known is None else known.highest(now)
+        before = self._highest.get(stream.id)
+        if before != now:
+            self._highest[stream.id] = now if before is None else before.highest(now)

@@ -86,9 +86,9 @@ class Verdicts:
         while True:
             began = time.monotonic()
             for job, streams in self._jobs().items():
-                taken = [(stream, list(stream.summaries)) for stream in streams]
+                summaries = [(stream, list(stream.summaries)) for stream in streams]
                 try:
-                    verdict = await asyncio.to_thread(self._verdict, job, taken)
+                    verdict = await asyncio.to_thread(self._verdict, job, summaries)
                 except Exception:  # what one job's ranks send must not end the verdicts of the others
                     verdict = None
                     if job not in self._failed:
@@ -123,11 +123,11 @@ class Verdicts:
 
     def _facts(self, stream: Stream, summaries: list[StepSummary], decoded: _Decoded) -> Facts:
         """The facts of a rank's newest steps. Those of summaries that were judged before are not made again."""
-        known = {id(summary): facts for summary, facts in self._decoded.get(stream.job, {}).get(stream.id, ())}
+        judged = {id(summary): facts for summary, facts in self._decoded.get(stream.job, {}).get(stream.id, ())}
         found: list[tuple[StepSummary, Facts]] = []
         steps = 0
         for summary in reversed(summaries):
-            facts = known.get(id(summary))
+            facts = judged.get(id(summary))
             found.append((summary, facts_of([summary]) if facts is None else facts))
             steps += len(found[-1][1])
             if steps >= MAX_STEPS:
@@ -175,6 +175,6 @@ def _compared(ranks: list[_Rank]) -> list[_Rank]:
 def _own_ms(stream: Stream) -> float:
     """The median time of the newest steps without collectives, or of whole steps where these are not known."""
     steps = stream.steps.newest(STEPS)
-    known = steps["own_ms"][steps["own_ms"] >= 0]
-    times = known if len(known) else steps["ms"]
+    own = steps["own_ms"][steps["own_ms"] >= 0]
+    times = own if len(own) else steps["ms"]
     return median(times) if len(times) else 0.0

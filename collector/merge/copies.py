@@ -24,28 +24,28 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
         The recordings that stay, in their order, and sentences for the report: streams of which no file has all events, and runs
         whose windows overlap.
     """
-    said: list[str] = []
-    kept = dict[str, Recording]()
+    notes: list[str] = []
+    by_stream = dict[str, Recording]()
     for recording in sorted(recordings, key=_most):
         key = recording.stream or f"file {recording.id}"
-        known = kept.get(key)
-        if known is None:
-            kept[key] = recording
+        before = by_stream.get(key)
+        if before is None:
+            by_stream[key] = recording
             continue
-        if not covers(known, recording):
-            said.append(
-                f"stream {key} lies in {known.path} and, with other events, in {recording.path}: only those of the first "
+        if not covers(before, recording):
+            notes.append(
+                f"stream {key} lies in {before.path} and, with other events, in {recording.path}: only those of the first "
                 f"are here, not the {recording.events:,} of the second"
             )
-        _add_syncs(known, recording)
+        _add_syncs(before, recording)
     by_run = dict[RunRecord, list[str]]()
-    for key, recording in kept.items():
+    for key, recording in by_stream.items():
         by_run.setdefault(recording.process, []).append(key)
     final = dict[int, Recording]()
     for keys in by_run.values():
         stay = list[Recording]()
-        for key in sorted(keys, key=lambda key: _most(kept[key])):
-            recording = kept[key]
+        for key in sorted(keys, key=lambda key: _most(by_stream[key])):
+            recording = by_stream[key]
             other = next((one for one in stay if covers(one, recording)), None)
             if other is None:
                 stay.append(recording)
@@ -55,11 +55,11 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
         some = any(len(one.marks) for one in stay)
         final |= {id(one): part for one, part in zip(stay, divided, strict=True) if len(part.marks) or not some}
         if sum(len(one.marks) for one in divided) < sum(len(one.marks) for one in stay):
-            said.append(
+            notes.append(
                 f"{' and '.join(str(one.path) for one in stay)} have windows of one run that overlap in time: each time is read "
                 "from one of them"
             )
-    return [final[id(recording)] for recording in recordings if id(recording) in final], said
+    return [final[id(recording)] for recording in recordings if id(recording) in final], notes
 
 
 def _most(recording: Recording) -> tuple[int, bool, str]:
@@ -83,20 +83,20 @@ def _divided(recordings: Sequence[Recording]) -> list[Recording]:
         return list(recordings)
     tables = [recording.all_rows() for recording in recordings]
     rows = np.concatenate(tables)
-    whose = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    owners = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     order = np.lexsort((rows["end_ns"], rows["start_ns"]))
-    rows, whose = rows[order], whose[order]
+    rows, owners = rows[order], owners[order]
     groups = _overlapping(rows)
     # Events by group and recording: of those of one group the recording with most events, of several the first.
-    pairs, at = np.unique(np.stack([groups, whose], 1), axis=0, return_inverse=True)
+    pairs, at = np.unique(np.stack([groups, owners], 1), axis=0, return_inverse=True)
     events = np.zeros(len(pairs), np.int64)
     np.add.at(events, at.reshape(-1), rows["events"])
     order = np.lexsort((pairs[:, 1], -events, pairs[:, 0]))
     best = pairs[order][np.diff(pairs[order, 0], prepend=-1) != 0, 1]
-    here = best[groups] == whose if len(rows) else np.zeros(0, np.bool_)
+    here = best[groups] == owners if len(rows) else np.zeros(0, np.bool_)
     syncs = _united(sync for recording in recordings for sync in recording.syncs)
     return [
-        recording.restricted(rows["window"][here & (whose == number)], list(syncs))
+        recording.restricted(rows["window"][here & (owners == number)], list(syncs))
         for number, recording in enumerate(recordings)
     ]
 

@@ -229,8 +229,8 @@ class Merge:
         steps: dict[int, tuple[int, int]] = {}
         for _, _, aligned in rows:
             for step in aligned:
-                known = steps.get(step.number, (step.start_ns, step.end_ns))
-                steps[step.number] = (min(known[0], step.start_ns), max(known[1], step.end_ns))
+                before = steps.get(step.number, (step.start_ns, step.end_ns))
+                steps[step.number] = (min(before[0], step.start_ns), max(before[1], step.end_ns))
         start, end = min(start for start, _, _ in rows), max(end for _, end, _ in rows)
         labels = len(stretches) > 1
         notes = [

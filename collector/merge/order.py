@@ -72,7 +72,7 @@ class Order:
         """Up to which of this process's names that is known."""
         self._entries: list[NDArray[np.void]] = []
         self._count = 0
-        self._left_out = 0
+        self._omitted = 0
 
     def add(self, batch: EventBatch, member: Member) -> None:
         """Takes the collectives of a batch, whose times are aligned."""
@@ -85,7 +85,7 @@ class Order:
         where = where[events["kind"][where] == int(Kind.SPAN)]
         room = MAX_ENTRIES - self._count
         if len(where) > room:
-            self._left_out += len(where) - room
+            self._omitted += len(where) - room
             where = where[:room]
         if not len(where):
             return
@@ -139,9 +139,9 @@ class Order:
 
     def notes(self) -> list[str]:
         """Sentences: comparisons that were left out."""
-        if not self._left_out:
+        if not self._omitted:
             return []
-        return [f"{self._left_out:,} collectives were not compared: more than {MAX_ENTRIES:,} are not held in memory"]
+        return [f"{self._omitted:,} collectives were not compared: more than {MAX_ENTRIES:,} are not held in memory"]
 
     def _learn_names(self) -> None:
         self._names, added = strings.since(self._names)
@@ -156,13 +156,13 @@ class Order:
     def _latest_start(self, entries: NDArray[np.void]) -> NDArray[np.void]:
         """Where a rank did a step again after it was started again, the last time counts."""
         ranks = [member.rank if member.rank is not None else -1 - member.number for member in self._members]
-        kept = np.ones(len(entries), np.bool_)
+        selected = np.ones(len(entries), np.bool_)
         again = [member for member in self._members if member.start]
         for member in again:
             steps = np.unique(entries["step"][entries["member"] == member.number])
             earlier = [m.number for m in self._members if ranks[m.number] == member.rank and m.start < member.start]
-            kept &= ~(np.isin(entries["member"], earlier) & np.isin(entries["step"], steps))
-        return entries[kept]
+            selected &= ~(np.isin(entries["member"], earlier) & np.isin(entries["step"], steps))
+        return entries[selected]
 
     def _errors(self, members: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.float64]:
         """The error bounds of members' times, in ns."""

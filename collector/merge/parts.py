@@ -24,7 +24,7 @@ class Joined(msgspec.Struct, frozen=True):
     """Each where a collector would keep it."""
     parts: set[Path]
     """Journals of which all is in those."""
-    said: list[str]
+    notes: list[str]
     """Sentences: the changes that were made."""
 
 
@@ -75,7 +75,9 @@ def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
         _write(target, parts)
         joined.journals.append(target)
         joined.parts.update(part.path for part in parts)
-        joined.said.append(f"parts of stream {stream} were put together: {', '.join(str(part.path) for part in parts)}")
+        joined.notes.append(
+            f"parts of stream {stream} were put together: {', '.join(str(part.path) for part in parts)}"
+        )
     return joined
 
 
@@ -84,11 +86,11 @@ def _in_order(paths: Sequence[Path]) -> list[_Part]:
     if len(paths) < 2:
         return []
     found = sorted(filter(None, map(_part, paths)), key=lambda part: (part.first, -part.next))
-    kept: list[_Part] = []
+    chain: list[_Part] = []
     for part in found:
-        if not kept or part.sync == kept[0].sync and part.next > kept[-1].next:
-            kept.append(part)
-    return kept
+        if not chain or part.sync == chain[0].sync and part.next > chain[-1].next:
+            chain.append(part)
+    return chain
 
 
 def _part(path: Path) -> _Part | None:

@@ -128,10 +128,10 @@ def _placed(job: Job) -> list[NDArray[np.int64]]:
 
 def _counted_by(selection: Selection, job: Job, placed: Sequence[NDArray[np.int64]]) -> int:
     """The job's index of the window that has another one in a stream."""
-    asked = [member for member in job.members if member.recording.stream == selection.stream]
+    chosen = [member for member in job.members if member.recording.stream == selection.stream]
     # Another recording of its run may have its windows.
-    runs = {member.recording.process for member in asked}
-    for member in (*asked, *(member for member in job.members if member.recording.process in runs)):
+    runs = {member.recording.process for member in chosen}
+    for member in (*chosen, *(member for member in job.members if member.recording.process in runs)):
         place = placed[member.number][member.recording.marks["window"] == selection.window]
         if len(place):
             return int(place[0])
@@ -177,7 +177,7 @@ def _absent(job: Job, stretches: Sequence[Stretch]) -> list[Member]:
 def repeated_steps(windows: Sequence[MergedWindow]) -> list[str]:
     """Sentences: steps that ranks repeated after a restart."""
     done: dict[int, set[int]] = {}
-    said: list[str] = []
+    notes: list[str] = []
     stretches = [stretch for window in windows for stretch in window.stretches if stretch.member.rank is not None]
     for stretch in sorted(stretches, key=lambda stretch: (stretch.member.number, stretch.start_ns)):
         rank = stretch.member.rank or 0
@@ -185,9 +185,9 @@ def repeated_steps(windows: Sequence[MergedWindow]) -> list[str]:
         before = done.setdefault(rank, set())
         again = numbers & before if stretch.member.start else set[int]()
         if again:
-            said.append(f"rank {rank} was started again, and did the steps {min(again)} to {max(again)} again")
+            notes.append(f"rank {rank} was started again, and did the steps {min(again)} to {max(again)} again")
         before |= numbers
-    return said
+    return notes
 
 
 def _nothing(job: Job, selection: Selection) -> str:

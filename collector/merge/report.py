@@ -188,13 +188,13 @@ def _members(members: Sequence[MemberReport]) -> str:
 
 
 def _state(member: MemberReport) -> str:
-    said = [] if member.ended else ["no end: killed, or still running"]
-    said += [member.damage] if member.damage else []
+    notes = [] if member.ended else ["no end: killed, or still running"]
+    notes += [member.damage] if member.damage else []
     if member.unsteady:
-        said.append(f"clock unsteady {member.unsteady}x")
+        notes.append(f"clock unsteady {member.unsteady}x")
     if member.refused:
-        said.append(f"{member.refused} round trips refused")
-    return "; ".join(said) or "ended"
+        notes.append(f"{member.refused} round trips refused")
+    return "; ".join(notes) or "ended"
 
 
 def _steps(steps: Sequence[SlowStep]) -> str:

@@ -35,11 +35,11 @@ def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | N
     """
     joined = join(sources, room)
     found, unreadable = recordings_in([*sources, *joined.journals], joined.parts, wanted)
-    kept, copies = without_copies(found)
-    return Gathered(kept, unreadable, [*joined.said, *copies, *_with_known_clocks(kept)])
+    recordings, copies = without_copies(found)
+    return Gathered(recordings, unreadable, [*joined.notes, *copies, *_remove_unknown_clocks(recordings)])
 
 
-def _with_known_clocks(recordings: Sequence[Recording]) -> list[str]:
+def _remove_unknown_clocks(recordings: Sequence[Recording]) -> list[str]:
     """Takes out round trips to clocks that no collector had; says how many.
 
     Clocks of directories that do not name theirs are known because their streams have round trips to them.
@@ -51,15 +51,15 @@ def _with_known_clocks(recordings: Sequence[Recording]) -> list[str]:
     names = {name for several in named.values() if several is not None for name in several}
     unchecked = {id(one) for one in recordings} - {id(one) for one in checked}
     names |= {sync.clock for one in recordings if id(one) in unchecked for sync in one.syncs}
-    left_out = streams = 0
+    ignored = streams = 0
     for one in checked:
-        known = [sync for sync in one.syncs if sync.clock in names]
-        if len(known) < len(one.syncs):
-            left_out += len(one.syncs) - len(known)
+        counted = [sync for sync in one.syncs if sync.clock in names]
+        if len(counted) < len(one.syncs):
+            ignored += len(one.syncs) - len(counted)
             streams += 1
-            one.syncs = known
-    if not left_out:
+            one.syncs = counted
+    if not ignored:
         return []
     return [
-        f"{left_out:,} round trips of {streams:,} streams name a clock that none of these collectors had, and do not count"
+        f"{ignored:,} round trips of {streams:,} streams name a clock that none of these collectors had, and do not count"
     ]

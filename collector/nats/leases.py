@@ -29,29 +29,29 @@ class Others(msgspec.Struct, frozen=True):
     """Keys of the other running collectors."""
 
 
-def room(held: int, others: Sequence[int]) -> int:
+def room(count: int, others: Sequence[int]) -> int:
     """How many partitions a collector may acquire: up to its share, and one of the remainder if no other has fewer.
 
     Args:
-        held: number of partitions that it has.
+        count: its number of partitions.
         others: the same of the others.
     """
     share, remainder = divmod(PARTITIONS, 1 + len(others))
-    if held == share and remainder:
-        return int(held <= min(others))
-    return max(share - held, 0)
+    if count == share and remainder:
+        return int(count <= min(others))
+    return max(share - count, 0)
 
 
-def surplus(held: int, others: Sequence[int]) -> int:
+def surplus(count: int, others: Sequence[int]) -> int:
     """How many partitions a collector is to release: what is above its share, if another collector has at least two fewer.
 
     Args:
-        held: number of partitions that it has.
+        count: its number of partitions.
         others: the same of the others.
     """
-    if not others or held - min(others) < 2:
+    if not others or count - min(others) < 2:
         return 0
-    return max(held - PARTITIONS // (1 + len(others)), 0)
+    return max(count - PARTITIONS // (1 + len(others)), 0)
 
 
 class Leases:
@@ -87,14 +87,14 @@ class Leases:
         loads = await asyncio.gather(*map(self._load, peers))
         return [load for load in loads if load is not None]
 
-    async def announce(self, held: int) -> None:
+    async def announce(self, count: int) -> None:
         """Announces that this collector is running, with the number of its partitions."""
         now = asyncio.get_running_loop().time()
-        if held != self._announced or now - self._announced_at > self._seconds / 3:
-            await self._bucket.put(f"{_PEER}{self._owner}", str(held).encode())
-            self._announced, self._announced_at = held, now
+        if count != self._announced or now - self._announced_at > self._seconds / 3:
+            await self._bucket.put(f"{_PEER}{self._owner}", str(count).encode())
+            self._announced, self._announced_at = count, now
 
-    async def leave(self) -> None:
+    async def withdraw(self) -> None:
         """Removes the announcement, so that others need not wait until it expires."""
         await layout.forget(self._jetstream, self._name, f"{_PEER}{self._owner}")
 

@@ -120,7 +120,7 @@ class _Intake:
         """All frames before this number were acknowledged."""
         self.claimed = False
         """Whether the exporter has connected to this collector by WebSocket, which gets the stream then."""
-        self.heard = self.known = asyncio.get_running_loop().time()
+        self.heard = self.hello_at = asyncio.get_running_loop().time()
         """When its last new message came, and when its `Hello` was valid last; at first, when its first message came."""
         self.reset()
 
@@ -192,7 +192,7 @@ class Partition:
                 try:
                     await self._begin(again=False)
                     while True:
-                        await self._take_next()
+                        await self._process_next()
                         retries.succeed(what)
                         backoff.reset()
                 except (NatsError, TimeoutError) as error:
@@ -212,7 +212,7 @@ class Partition:
             intake.reset()
         await self._consumer.start(again=again)
 
-    async def _take_next(self) -> None:
+    async def _process_next(self) -> None:
         if self._reads_again:
             await self._begin(again=True)
         messages = await self._fetch()
@@ -233,7 +233,7 @@ class Partition:
                 continue
             by_stream.setdefault(key, []).append(_Message(message, header, payload))
         for key, its in by_stream.items():
-            await self._take(key, sorted(its, key=lambda one: one.frames.first))
+            await self._write_stream(key, sorted(its, key=lambda one: one.frames.first))
         self._release()
         await self._close_silent()
 
@@ -285,7 +285,7 @@ class Partition:
 
     # streams
 
-    async def _take(self, key: str, messages: list[_Message]) -> None:
+    async def _write_stream(self, key: str, messages: list[_Message]) -> None:
         """Writes messages of one stream, in the order of their frames."""
         session = self._session
         if key not in self._intakes:
@@ -300,16 +300,16 @@ class Partition:
             intake.stored_before = max(intake.stored_before, layout.oldest(one.message.headers))
             if one.message.metadata.num_delivered == 1:
                 intake.heard = asyncio.get_running_loop().time()
-        left = list(messages)
+        remaining = list(messages)
         error: Exception | None = None
         if not session.retries.wait(intake.what):
             try:
                 process = await session.roster.process(key)
-                intake.known = asyncio.get_running_loop().time()
+                intake.hello_at = asyncio.get_running_loop().time()
                 file, stream = await self._opened(intake, process)
-                while left:
-                    await self._write(intake, process, file, stream, left[0])
-                    del left[0]
+                while remaining:
+                    await self._write(intake, process, file, stream, remaining[0])
+                    del remaining[0]
                 session.retries.succeed(intake.what)
                 if key in session.roster.ended:
                     await self._close(self._intakes.pop(key))
@@ -322,7 +322,7 @@ class Partition:
                 if isinstance(caught, TimeoutError):  # of JetStream
                     raise
                 error = caught
-        await self._return_or_refuse(intake, left, error)
+        await self._return_or_refuse(intake, remaining, error)
 
     async def _return_or_refuse(self, intake: _Intake, messages: list[_Message], error: Exception | None) -> None:
         """JetStream delivers messages again that could not be written, unless their stream had no valid `Hello` for too long."""
@@ -330,7 +330,7 @@ class Partition:
         if error is not None:
             session.retries.fail(intake.what, error)
             await self._close(intake)
-        unknown_seconds = asyncio.get_running_loop().time() - intake.known
+        unknown_seconds = asyncio.get_running_loop().time() - intake.hello_at
         for one in messages:
             if isinstance(error, FormatError) and unknown_seconds >= session.refuse_seconds:
                 intake.waiting.pop(one.number, None)
@@ -350,9 +350,9 @@ class Partition:
         """
         if intake.file is None or intake.stream is None:
             session, hello = self._session, process.hello
-            known = session.streams.all.get(hello.stream)
-            if known is not None and known.job != job_of(hello.run):
-                raise FormatError(f"it is a stream of the job {known.job!r}")
+            existing = session.streams.all.get(hello.stream)
+            if existing is not None and existing.job != job_of(hello.run):
+                raise FormatError(f"it is a stream of the job {existing.job!r}")
             intake.claimed = False
             async with contextlib.AsyncExitStack() as files:
                 file = await files.enter_async_context(session.store.stream(hello, partial(_claim, intake)))

@@ -192,7 +192,7 @@ class Roster:
         self.ended[key] = identity
 
     def _note_hello(self, key: str, value: bytes | None) -> None:
-        known = self.processes.get(key)
+        before = self.processes.get(key)
         if value is None:
             self.processes.pop(key, None)
             return
@@ -201,10 +201,10 @@ class Roster:
         except FormatError:
             self.processes.pop(key, None)  # who asks for it learns why
             return
-        if known is None:
+        if before is None:
             self.processes[key] = process
         else:
-            known.hello = process.hello
+            before.hello = process.hello
 
     def _note_end(self, key: str, value: bytes | None) -> None:
         if value is None:

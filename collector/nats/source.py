@@ -182,7 +182,7 @@ class NatsSource:
             await end_tasks(*self._tasks.values(), *followers)
             if leases is not None and clients[0].is_connected:
                 with contextlib.suppress(NatsError, TimeoutError):  # the value expires
-                    await leases.leave()
+                    await leases.withdraw()
         finally:
             self._tasks.clear()
             self._partitions.clear()
@@ -208,7 +208,9 @@ class NatsSource:
             if (is_ours or is_overdue) and await leases.acquire(number):
                 wanted -= 1
                 self._partitions[number] = Partition(session, number)
-                self._tasks[number] = asyncio.create_task(self._take(leases, number), name="stepscope NATS partition")
+                self._tasks[number] = asyncio.create_task(
+                    self._process_partition(leases, number), name="stepscope NATS partition"
+                )
         released = random.sample(sorted(self._owned), surplus(len(self._owned), loads))
         if released:
             log.info("%d partitions are left to other collectors", len(released))
@@ -217,7 +219,7 @@ class NatsSource:
             self._end_leaving()
         await leases.announce(len(self._owned))
 
-    async def _take(self, leases: Leases, number: int) -> None:
+    async def _process_partition(self, leases: Leases, number: int) -> None:
         try:
             await self._partitions[number].run()
         finally:
@@ -246,9 +248,9 @@ class NatsSource:
             if process is None:
                 self._unknown_summaries += 1  # its Hello is on the way, or is none
                 return
-            known = self._streams.all.get(process.hello.stream)
-            if known is not None and known.job != job_of(process.hello.run):
-                raise FormatError(f"it is a stream of the job {known.job[:100]!r}")
+            stream = self._streams.all.get(process.hello.stream)
+            if stream is not None and stream.job != job_of(process.hello.run):
+                raise FormatError(f"it is a stream of the job {stream.job[:100]!r}")
         except FormatError as error:
             self._refuse(message.subject, str(error))
             return
@@ -275,7 +277,7 @@ class NatsSource:
         """Counts a message that cannot be read, and logs the first one of each subject."""
         self._malformed += 1
         self._retries.warn_once(subject, f"a message cannot be read, and is left out: {reason}")
-        self._audit.refuse(ascii(reason[:300])[1:-1], "NATS", subject, said_so=True)
+        self._audit.refuse(ascii(reason[:300])[1:-1], "NATS", subject, is_logged=True)
 
     async def _note_error(self, error: Exception) -> None:
         self._retries.fail("", error)

@@ -125,7 +125,7 @@ class Orders:
 
     async def _end(self, order: WindowOrder, command: Command, targets: list[Target]) -> OrderResult:
         """Extends or aborts what is recorded, so that it ends with the same step on all ranks."""
-        least, attempt, asked = 0, 0, command.end_request()
+        least, attempt, request = 0, 0, command.end_request()
         while True:
             where, ahead = await self._ahead(order, targets, attempt)
             if any(answer.error for _, answer in where):
@@ -137,7 +137,7 @@ class Orders:
             ranks = [target.stream.run.rank for target in targets]
             names = [-1 - number if rank is None else rank for number, rank in enumerate(ranks)]
             windows = {name: answer.windows for name, (_, answer) in zip(names, where, strict=True)}
-            chosen = choose_end(asked, windows, max(ahead, least))
+            chosen = choose_end(request, windows, max(ahead, least))
             if chosen.change is None and chosen.reason == NOTHING_WAITS:
                 none = [(target, msgspec.structs.replace(answer, windows=())) for target, answer in where]
                 return _result(none, reason=NOTHING_WAITS)
@@ -155,18 +155,18 @@ class Orders:
     async def _ahead(self, order: WindowOrder, targets: list[Target], attempt: int) -> tuple[_Answers, int]:
         """Where all are, and the first step that all have ahead of them, with time to agree on it."""
         loop = asyncio.get_running_loop()
-        asked = loop.time()
+        sent_at = loop.time()
         where = await self._ask(targets, Command(command="status"), order.patience)
         rates = [answer.rate for _, answer in where]
         if not all(answer.rate or answer.error for _, answer in where):  # a loop that has just begun has no rate yet
             await asyncio.sleep(LOOK)
-            before, since, asked = where, asked, loop.time()
+            before, since, sent_at = where, sent_at, loop.time()
             where = await self._ask(targets, Command(command="status"), order.patience)
             rates = [
-                max(answer.rate, (answer.step - earlier.step) / (asked - since))
+                max(answer.rate, (answer.step - earlier.step) / (sent_at - since))
                 for (_, earlier), (_, answer) in zip(before, where, strict=True)
             ]
-        passed = loop.time() - asked + MARGIN * 2**attempt
+        passed = loop.time() - sent_at + MARGIN * 2**attempt
         steps = [answer.step + math.ceil(rate * passed) for (_, answer), rate in zip(where, rates, strict=True)]
         return where, max(steps) + LEAST_STEPS
 
@@ -210,8 +210,8 @@ class Orders:
             return _result(refused, reason=reason), max(least) if len(least) == len(nearest) else None
         decided = await self._ask(targets, Command(command="decide", proposal=name, committed=True), order.patience)
         final: _Answers = [
-            (target, msgspec.structs.replace(answer, error=said.error, step=said.step or answer.step))
-            for (target, answer), (_, said) in zip(answers, decided, strict=True)
+            (target, msgspec.structs.replace(answer, error=decision.error, step=decision.step or answer.step))
+            for (target, answer), (_, decision) in zip(answers, decided, strict=True)
         ]
         missed = any(answer.error for _, answer in final)
         nobody = all(answer.error for _, answer in final)
@@ -267,8 +267,8 @@ def _text(answer: Answer) -> str:
 
 def _refused(where: _Answers, reason: str) -> OrderResult:
     """Nobody does anything, for one reason."""
-    told = [(target, Answer(error=reason, step=answer.step, stage=answer.stage)) for target, answer in where]
-    return _result(told, reason=reason)
+    answers = [(target, Answer(error=reason, step=answer.step, stage=answer.stage)) for target, answer in where]
+    return _result(answers, reason=reason)
 
 
 def _result(answers: _Answers, reason: str = "") -> OrderResult:

@@ -83,7 +83,7 @@ class Inventory:
     """Remembers what segments contain. Calls block on the disk."""
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[int, Segment]] = {}
+        self._segments: dict[str, dict[int, Segment]] = {}
 
     def look(
         self, files: Mapping[str, Sequence[SegmentFile]], connected: Callable[[str], bool], isolated: Isolated
@@ -95,22 +95,22 @@ class Inventory:
             connected: whether a connection writes to a stream.
             isolated: for what is done with one stream.
         """
-        self._known = {stream: known for stream, known in self._known.items() if stream in files}
+        self._segments = {stream: segments for stream, segments in self._segments.items() if stream in files}
         found: list[StoredStream] = []
         for stream, its in files.items():
             isolated(stream, lambda: found.append(self._stream(stream, its, connected(stream))))  # noqa: B023
         return found
 
     def _stream(self, id: str, files: Sequence[SegmentFile], connected: bool) -> StoredStream:
-        known, last = self._known.get(id, {}), files[-1]
+        before, last = self._segments.get(id, {}), files[-1]
         silent = time.time_ns() - last.about.st_mtime_ns > SILENCE
-        same = last.number in known and known[last.number].is_of(last)
+        same = last.number in before and before[last.number].is_of(last)
         over = not connected and (same or silent or _has_end(last.path))
         journal = last.path.with_name("journal")
         segments: list[Segment] = []
         evicted: list[Evicted] | None = None
         for file in files if over else files[:-1]:
-            segment = known.get(file.number)
+            segment = before.get(file.number)
             if segment is None or not segment.is_of(file):
                 evicted = read_evicted(journal) if evicted is None else evicted
                 earlier = [one for one in evicted if one.segment < file.number]
@@ -119,7 +119,7 @@ class Inventory:
                 contents = SegmentContents.of(file.path, about.st_size, about.st_mtime_ns, earlier)
                 segment = Segment(file, contents)
             segments.append(segment)
-        self._known[id] = {one.file.number: one for one in segments}
+        self._segments[id] = {one.file.number: one for one in segments}
         return StoredStream(id, journal, segments, over, last.about.st_mtime_ns)
 
 

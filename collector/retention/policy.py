@@ -22,7 +22,7 @@ UNPROTECTED, SLOWEST, NEWEST, LAST = range(4)
 Order = tuple[int, int]
 """A class, and the order within it."""
 
-_NEVER = 1 << 63
+_NO_END = 1 << 63
 
 
 class StoragePolicy(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ def _runs(by_begin: Iterable[StoredStream], replaced: Collection[str]) -> dict[s
     numbers, until = Counter[str](), Counter[str]()
     for stream in by_begin:
         numbers[stream.job] += stream.begin_ns > until[stream.job]
-        end = stream.written_ns if stream.over or stream.id in replaced else _NEVER
+        end = stream.written_ns if stream.over or stream.id in replaced else _NO_END
         until[stream.job] = max(until[stream.job], end)
         found[stream.id] = stream.job, numbers[stream.job]
     return found
@@ -131,15 +131,15 @@ def _groups(
     by_begin: Iterable[StoredStream], runs: Mapping[str, tuple[str, int]]
 ) -> list[list[tuple[str, SegmentWindow]]]:
     """The windows of all streams that have ended on some rank; those together that are one window of several ranks of a run."""
-    known = set[Hashable]()
+    seen = set[Hashable]()
     later = set[str]()
     """Streams of ranks that were started again."""
     marks: defaultdict[Hashable, tuple[Counter[Mark], Counter[Mark]]] = defaultdict(lambda: (Counter(), Counter()))
     for stream in by_begin:
         run = runs[stream.id]
-        if stream.rank is not None and (run, stream.rank) in known:
+        if stream.rank is not None and (run, stream.rank) in seen:
             later.add(stream.id)
-        known.add((run, stream.rank))
+        seen.add((run, stream.rank))
         marks[run][stream.id in later].update(window.mark for window in stream.windows())
     placed = {run: places(*its) for run, its in marks.items()}
     groups: defaultdict[Hashable, list[tuple[str, SegmentWindow]]] = defaultdict(list)

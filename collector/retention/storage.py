@@ -124,9 +124,9 @@ class Storage:
         self._store.bytes -= done.removed_bytes
         self._used, self._bytes_then = done.used, before - done.removed_bytes
         for stream, evicted in done.evicted:
-            known = self._streams.all.get(stream)
-            if known is not None:
-                known.windows.evict(evicted)
+            entry = self._streams.all.get(stream)
+            if entry is not None:
+                entry.windows.evict(evicted)
         for stream in done.deleted:
             self._streams.deleted(stream)
         await room.end(done.counted)
@@ -236,7 +236,7 @@ class Storage:
         stream = self._store.stream_at(path)
         if not stream:
             raise error
-        self._left(stream, error)
+        self._log_skipped(stream, error)
 
     def _isolated(self, stream: str, work: Callable[[], object]) -> None:
         """Does what may fail for one stream, which is left as it is then."""
@@ -245,13 +245,13 @@ class Storage:
         except FileNotFoundError:
             return  # somebody has deleted it
         except Exception as error:  # also a fault of ours: what somebody has sent is not to cost the others their limit
-            self._left(stream, error)
+            self._log_skipped(stream, error)
 
-    def _left(self, stream: str, error: Exception) -> None:
+    def _log_skipped(self, stream: str, error: Exception) -> None:
         """A stream is left as it is. That is logged once for each reason."""
-        known = isinstance(error, (FormatError, OSError))
-        why = str(error) if known else f"{type(error).__name__}: {error}"
+        expected = isinstance(error, (FormatError, OSError))
+        why = str(error) if expected else f"{type(error).__name__}: {error}"
         if why not in (self.unreadable.get(stream), self._faults.get(stream)):
             path = self._store.streams / stream
-            log.warning("%s is left as it is: %s", path, why, exc_info=None if known else error)
+            log.warning("%s is left as it is: %s", path, why, exc_info=None if expected else error)
         self._faults[stream] = why

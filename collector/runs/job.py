@@ -120,12 +120,12 @@ class Job:
         starts: dict[int, dict[RunRecord, int]] = {}
         for number, (recording, key) in enumerate(rows):
             rank = recording.run.rank
-            known = starts.setdefault(rank, {}) if rank is not None else {}
+            numbers = starts.setdefault(rank, {}) if rank is not None else {}
             self.members.append(
                 Member(
                     number=number,
                     rank=rank,
-                    start=known.setdefault(recording.process, len(known)),
+                    start=numbers.setdefault(recording.process, len(numbers)),
                     recording=recording,
                     clock=key,
                     fitted=self.timeline[key],
@@ -134,15 +134,15 @@ class Job:
 
     def concurrent(self) -> list[str]:
         """Ranks of which two processes ran at the same time, as sentences: they share a number by mistake."""
-        said: list[str] = []
+        notes: list[str] = []
         for earlier, later in zip(self.members, self.members[1:], strict=False):
             if earlier.rank is None or earlier.rank != later.rank or earlier.start == later.start:
                 continue
             end, start = earlier.recording.last_ns, later.recording.first_ns
             overlap = earlier.reference(end) - later.reference(start)
             if overlap > error_between(earlier, end, later, start) and later.recording.events:
-                said.append(f"{earlier.label} and {later.label} ran at the same time: do two processes have one rank?")
-        return said
+                notes.append(f"{earlier.label} and {later.label} ran at the same time: do two processes have one rank?")
+        return notes
 
     @property
     def ranks(self) -> list[int]:
@@ -204,10 +204,10 @@ def _clocks(recordings: Sequence[Recording], limits: ClockLimits) -> dict[str, l
         if not name:
             clocks[f"stream {recording.id}"] = [recording]
             continue
-        known = named.setdefault(name, [])
-        clock = next((clock for clock in known if clock.shows(recording, limits)), None)
+        same_name = named.setdefault(name, [])
+        clock = next((clock for clock in same_name if clock.shows(recording, limits)), None)
         if clock is None:
-            known.append(_Clock(name, recording))
+            same_name.append(_Clock(name, recording))
         else:
             clock.recordings.append(recording)
     for name, several in named.items():

@@ -41,7 +41,7 @@ def places(first: Mapping[Mark, int], again: Mapping[Mark, int]) -> dict[tuple[b
         if steps is not None:
             votes.setdefault(index, Counter())[steps] += count
     ranges = {index: counted.most_common(1)[0][0] for index, counted in votes.items()}
-    known = _Ranges(ranges)
+    window_ranges = _Ranges(ranges)
     last = max([*ranges, *(index for index, _ in first)], default=-1)
     found: dict[tuple[bool, Mark], int] = {}
     for later, marks in ((False, first), (True, again)):
@@ -49,12 +49,12 @@ def places(first: Mapping[Mark, int], again: Mapping[Mark, int]) -> dict[tuple[b
             usual = ranges.get(index)
             place = index
             if steps is not None and (later if usual is None else not _overlap(steps, usual)):
-                place = known.best(steps)
+                place = window_ranges.best(steps)
                 if place < 0:
                     # A window that nobody else has gets an index of its own.
                     last = place = min(last + 1, _MOST)
                     ranges[place] = steps
-                    known.add(place, steps)
+                    window_ranges.add(place, steps)
             found[later, (index, steps)] = place
     return found
 

@@ -99,7 +99,7 @@ class Recording(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(
-        cls, path: Path, id: str, wanted: Wanted | None = None, known: dict[bytes, Marks] | None = None
+        cls, path: Path, id: str, wanted: Wanted | None = None, shared_marks: dict[bytes, Marks] | None = None
     ) -> Recording:
         """Reads what a journal says of itself: its index, and the headers of the frames after that.
 
@@ -109,7 +109,7 @@ class Recording(msgspec.Struct, kw_only=True):
             path: the journal.
             id: of the recording.
             wanted: which rows of the index stay in memory; default: all.
-            known: marks of other recordings, which are added to.
+            shared_marks: marks of other recordings, which are added to.
 
         Raises:
             OSError: if it cannot be opened.
@@ -140,10 +140,10 @@ class Recording(msgspec.Struct, kw_only=True):
             id=id,
             path=path,
             run=run,
-            syncs=samples.kept()
+            syncs=samples.selected()
             if wanted is None
-            else _around(samples.kept(), rows[wanted(rows) | (rows["closed"] == 0)]),
-            marks=_marks(parts, {} if known is None else known),
+            else _around(samples.selected(), rows[wanted(rows) | (rows["closed"] == 0)]),
+            marks=_marks(parts, {} if shared_marks is None else shared_marks),
             open=rows["window"][rows["closed"] == 0].tolist(),
             rows=rows,
             complete=len(rows) == sum(map(len, parts)),
@@ -283,17 +283,17 @@ def _range(parts: Sequence[Rows]) -> tuple[int, int] | None:
     return (min(first for first, _ in times), max(last for _, last in times)) if times else None
 
 
-def _marks(parts: Sequence[Rows], known: dict[bytes, Marks]) -> Marks:
+def _marks(parts: Sequence[Rows], shared_marks: dict[bytes, Marks]) -> Marks:
     marks = np.empty(sum(map(len, parts)), MARKS)
     steps, first, last = (_column(parts, name) for name in ("steps", "first_step", "last_step"))
     marks["window"] = _column(parts, "window")
     marks["first_step"] = np.where(steps > 0, np.minimum(first, last), 0)
     marks["last_step"] = np.where(steps > 0, np.maximum(first, last), -1)
     # Most recordings have the windows of the first one: comparing with it is faster than hashing.
-    first_marks = next(iter(known.values()), marks)
+    first_marks = next(iter(shared_marks.values()), marks)
     if first_marks is not marks and np.array_equal(first_marks.view(np.int64), marks.view(np.int64)):
         return first_marks
-    return known.setdefault(marks.tobytes(), marks)
+    return shared_marks.setdefault(marks.tobytes(), marks)
 
 
 def _around(syncs: list[ClockSync], rows: Rows) -> list[ClockSync]:
@@ -315,15 +315,15 @@ class _ClockSamples:
     """Round trips of a run of any length in bounded memory, about evenly over the run."""
 
     def __init__(self) -> None:
-        self._kept: list[ClockSync] = []
+        self._selected: list[ClockSync] = []
         self._group: list[ClockSync] = []
-        """The newest, of which one will be kept."""
+        """The newest, of which one will be selected."""
         self._group_size = 1
 
     def add(self, sync: ClockSync) -> None:
         """The next one."""
-        if self._group_size == 1 and len(self._kept) < MAX_SYNCS - 1:
-            self._kept.append(sync)
+        if self._group_size == 1 and len(self._selected) < MAX_SYNCS - 1:
+            self._selected.append(sync)
             return
         if self._group and self._group[0].clock != sync.clock:
             self._close_group()
@@ -331,17 +331,17 @@ class _ClockSamples:
         if len(self._group) >= self._group_size:
             self._close_group()
 
-    def kept(self) -> list[ClockSync]:
+    def selected(self) -> list[ClockSync]:
         """The round trips that were selected."""
-        return [*self._kept, *([_quickest(self._group)] if self._group else [])][:MAX_SYNCS]
+        return [*self._selected, *([_quickest(self._group)] if self._group else [])][:MAX_SYNCS]
 
     def _close_group(self) -> None:
-        if len(self._kept) < MAX_SYNCS:  # else they are of ever other clocks, and cannot be thinned
-            self._kept.append(_quickest(self._group))
+        if len(self._selected) < MAX_SYNCS:  # else they are of ever other clocks, and cannot be thinned
+            self._selected.append(_quickest(self._group))
         self._group.clear()
-        if len(self._kept) == MAX_SYNCS and self._group_size < MAX_SYNCS:
+        if len(self._selected) == MAX_SYNCS and self._group_size < MAX_SYNCS:
             self._group_size *= 2
-            self._kept = list(_halved(self._kept))
+            self._selected = list(_halved(self._selected))
 
 
 def _halved(syncs: list[ClockSync]) -> Iterator[ClockSync]:
@@ -445,7 +445,7 @@ def recordings_in(
     Raises:
         OSError: if a directory cannot be read.
     """
-    known: dict[bytes, Marks] = {}
+    shared_marks: dict[bytes, Marks] = {}
     found: list[Recording] = []
     unreadable: list[UnreadableJournal] = []
     for source in sources:
@@ -455,7 +455,7 @@ def recordings_in(
             id = str(path.relative_to(source) if source.is_dir() else path)
             id = id.removesuffix("/journal").removeprefix("streams/")
             try:
-                found.append(Recording.of(path, stream_of(path) or id, wanted, known))
+                found.append(Recording.of(path, stream_of(path) or id, wanted, shared_marks))
             except OSError as error:
                 why = f"{error.strerror or error}: {error.filename or path}"
             except FormatError as error:

@@ -16,10 +16,10 @@ from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import Int64, WindowOpened
 
-KEPT = 128
-"""Closed windows of a stream that are kept; the files have all."""
+MAX_WINDOWS = 128
+"""The most closed windows of a stream in memory; the files have all."""
 _MOST_OPEN = 64
-_MOST_DISCARDED = 4 * KEPT
+_MOST_DISCARDED = 4 * MAX_WINDOWS
 """Windows, the newest, of which it is known how many of their events were evicted."""
 MOST_ACCOUNT = 1 << 16
 """Bytes of a ledger, or of diagnostics, that are read: they become many times as large in memory, at some ms for so many."""
@@ -104,18 +104,20 @@ class StreamWindows:
         """Numbers of segments."""
         self._open: dict[int, int] = {}
         self._open_steps: dict[int, Steps] = {}
-        self._closed: deque[WindowFacts] = deque(maxlen=KEPT)
-        self._marks: deque[Mark] = deque(maxlen=KEPT)
+        self._closed: deque[WindowFacts] = deque(maxlen=MAX_WINDOWS)
+        self._marks: deque[Mark] = deque(maxlen=MAX_WINDOWS)
 
     def __iter__(self) -> Iterator[WindowFacts]:
         """The newest first; those that are open before those that are closed."""
         for index, start in sorted(self._open.items(), reverse=True):
             first, last = self._open_steps.get(index, (None, None))
-            gone = self._discarded.get(index, 0)
-            yield WindowFacts(index=index, open=True, start_ns=start, first_step=first, last_step=last, discarded=gone)
+            discarded = self._discarded.get(index, 0)
+            yield WindowFacts(
+                index=index, open=True, start_ns=start, first_step=first, last_step=last, discarded=discarded
+            )
         for window in reversed(self._closed):
-            gone = self._discarded.get(window.index, 0)
-            yield msgspec.structs.replace(window, discarded=gone) if gone else window
+            discarded = self._discarded.get(window.index, 0)
+            yield msgspec.structs.replace(window, discarded=discarded) if discarded else window
 
     def evict(self, evicted: Evicted) -> None:
         """A segment was evicted. Idempotent."""
@@ -156,8 +158,8 @@ class StreamWindows:
     def stepped_to(self, index: int, first: int, last: int) -> None:
         """The steps `first` to `last` of a window have ended."""
         if index in self._open and 0 <= first <= last:
-            known = self._open_steps.get(index, (first, last))
-            self._open_steps[index] = min(known[0], first), max(known[1], last)
+            before = self._open_steps.get(index, (first, last))
+            self._open_steps[index] = min(before[0], first), max(before[1], last)
 
     def opened(self, payload: fmt.Bytes) -> None:
         """A frame that says that events of a window follow.
@@ -173,15 +175,15 @@ class StreamWindows:
         """A frame that has the end of a window.
 
         Returns:
-            Whether all of it is told: not accounts and diagnostics of more than `MOST_ACCOUNT` bytes.
+            Whether all of it was read: not accounts and diagnostics of more than `MOST_ACCOUNT` bytes.
 
         Raises:
             msgspec.MsgspecError: if it cannot be read.
         """
         record = _whole(payload)
-        told = [len(part) <= MOST_ACCOUNT for part in (record.ledger, record.diagnostics)]
-        ledger = _ledger(record.ledger) if told[0] else Ledger()
-        diagnostics = _diagnostics(record.diagnostics) if told[1] else []
+        fits = [len(part) <= MOST_ACCOUNT for part in (record.ledger, record.diagnostics)]
+        ledger = _ledger(record.ledger) if fits[0] else Ledger()
+        diagnostics = _diagnostics(record.diagnostics) if fits[1] else []
         lost = losses(ledger)
         add(self.dropped, lost)
         self.count += 1
@@ -204,7 +206,7 @@ class StreamWindows:
                 diagnostics=tuple(text[:300] for text in diagnostics[:5]),
             )
         )
-        return all(told)
+        return all(fits)
 
     def ended(self) -> None:
         """The stream was closed in order: nothing is open."""

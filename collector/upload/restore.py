@@ -58,12 +58,12 @@ def restore(objects: ObjectStore, directory: Path) -> Restored:
         raise FormatError(f"there are no streams in {objects.root}; give the URL that they were uploaded to")
     make_directories(directory)
     lock = DirectoryLock(directory)
-    lock.take()
+    lock.acquire()
     segments: list[str] = []
 
     def add_clocks() -> None:
-        known = clock_names.read(directory) or frozenset()
-        for clock in sorted(read_clocks(objects, sizes.get(CLOCKS, 0)) - known):
+        names = clock_names.read(directory) or frozenset()
+        for clock in sorted(read_clocks(objects, sizes.get(CLOCKS, 0)) - names):
             clock_names.add(directory, clock)
 
     def restore_file(name: str, match: re.Match[str]) -> None:

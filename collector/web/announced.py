@@ -16,7 +16,7 @@ class Announced:
         self._unknown = unknown
         self._head = b""
         """The begin of a header of which the rest is still to come."""
-        self._left = 0
+        self._remaining = 0
         """Bytes of the frame that are still to come."""
 
     def feed(self, data: bytes) -> list[int]:
@@ -24,21 +24,21 @@ class Announced:
         found: list[int] = []
         at = 0
         while at < len(data):
-            if self._left:
-                passed = min(self._left, len(data) - at)
-                self._left -= passed
+            if self._remaining:
+                passed = min(self._remaining, len(data) - at)
+                self._remaining -= passed
                 at += passed
                 continue
-            known = len(self._head)
-            self._head += data[at : at + _LONGEST_HEADER - known]
+            buffered = len(self._head)
+            self._head += data[at : at + _LONGEST_HEADER - buffered]
             size, length = _header(self._head)
             if len(self._head) < size:
                 break
             final, opcode = self._head[0] & 0x80, self._head[0] & 0x0F
             if opcode != _CONTINUED and opcode < _CONTROL:
                 found.append(length if final else self._unknown)
-            at += size - known
-            self._head, self._left = b"", length
+            at += size - buffered
+            self._head, self._remaining = b"", length
         return found
 
 

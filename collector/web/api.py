@@ -39,11 +39,11 @@ from stepscope.collector.live.views import (
 from stepscope.collector.live.window_views import window_detail
 from stepscope.collector.orders.order import OrderResult, WindowOrder
 from stepscope.collector.problems import MEDIA_TYPE, Problem, ProblemError
-from stepscope.collector.runs.windows import KEPT
+from stepscope.collector.runs.windows import MAX_WINDOWS
 from stepscope.collector.web import charts, metrics
 from stepscope.collector.web.guard import ORDERS
 from stepscope.collector.web.heatmap import HeatmapQuery, Heatmaps
-from stepscope.collector.web.requests import ANY_PARAMETERS, Asked, Exact, known_parameters, refused
+from stepscope.collector.web.requests import ANY_PARAMETERS, AnyRequest, Exact, check_parameters, refused
 from stepscope.collector.web.streamed import Streamed
 from stepscope.collector.web.tables import Table, Tables
 from stepscope.collector.web.tickets import SECONDS
@@ -82,7 +82,7 @@ def _problems(*more: int) -> dict[int, ResponseSpec]:
     }
 
 
-def unread_order(request: Asked, error: HTTPException) -> Response[Problem]:
+def unread_order(request: AnyRequest, error: HTTPException) -> Response[Problem]:
     """Notes an order that cannot be read, and says why."""
     answer = refused(request, error)
     found = answer.content
@@ -107,7 +107,7 @@ async def not_exposed(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRou
 class Api(Controller):
     """Answers requests from the live state and the files of the application's collector."""
 
-    guards = [known_parameters]
+    guards = [check_parameters]
 
     def __init__(self, owner: Router) -> None:
         super().__init__(owner)
@@ -118,20 +118,20 @@ class Api(Controller):
         self._charts = charts.Charts(self._collector.streams)
 
     @get("/v1/jobs", summary="The jobs, by name", responses=_problems())
-    async def jobs(self, request: Asked) -> list[JobEntry]:
+    async def jobs(self, request: AnyRequest) -> list[JobEntry]:
         """The jobs that the token gives access to."""
         return [job for job in self._collector.live.jobs() if _may_read(request, job.id)]
 
     @get("/v1/job", summary="The ranks of a job together, or of all jobs", responses=_problems())
-    async def job(self, request: Asked, job: JobName = None) -> JobView:
+    async def job(self, request: AnyRequest, job: JobName = None) -> JobView:
         return self._collector.live.snapshot(_job(request, job)).job
 
     @get("/v1/ranks", summary="Every rank, of a job or of all", responses=_problems())
-    async def ranks(self, request: Asked, job: JobName = None) -> list[RankView]:
+    async def ranks(self, request: AnyRequest, job: JobName = None) -> list[RankView]:
         return self._collector.live.snapshot(_job(request, job)).ranks
 
     @get("/v1/ranks/{rank:str}", summary="A rank with its starts and windows", responses=_problems(404))
-    async def rank(self, request: Asked, rank: FromPath[str]) -> RankDetail:
+    async def rank(self, request: AnyRequest, rank: FromPath[str]) -> RankDetail:
         found = self._collector.live.rank(rank)
         if found is None or not _may_read(request, found.rank.job_id):
             raise ProblemError(404, "no rank of this id was seen; /v1/ranks has those that were")
@@ -140,7 +140,7 @@ class Api(Controller):
     @get("/v1/steps", summary="Step times over time", responses=_problems())
     async def steps(
         self,
-        request: Asked,
+        request: AnyRequest,
         job: JobName = None,
         range: FromQuery[charts.Range] = "recent",
         ranks: Annotated[str, QueryParameter(max_length=4096)] = "",
@@ -155,7 +155,7 @@ class Api(Controller):
         responses=_problems(),
         dependencies={"picture": Provide(HeatmapQuery, sync_to_thread=False)},
     )
-    async def heatmap(self, request: Asked, picture: NamedDependency[HeatmapQuery]) -> Heatmap:
+    async def heatmap(self, request: AnyRequest, picture: NamedDependency[HeatmapQuery]) -> Heatmap:
         job = _job(request, picture.job)
         ranks: dict[str, list[Rank]] = {}
         now = time.monotonic()
@@ -170,7 +170,7 @@ class Api(Controller):
 
     @get(ORDERS, summary="The newest windows", responses=_problems())
     async def windows(
-        self, request: Asked, job: JobName = None, limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50
+        self, request: AnyRequest, job: JobName = None, limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50
     ) -> list[WindowView]:
         return await self._collector.live.windows(limit, _job(request, job))
 
@@ -185,7 +185,7 @@ class Api(Controller):
         exception_handlers={HTTPException: unread_order},
         opt=ANY_PARAMETERS,
     )
-    async def order(self, request: Asked, data: JSONBody[WindowOrder]) -> OrderResult:
+    async def order(self, request: AnyRequest, data: JSONBody[WindowOrder]) -> OrderResult:
         command = "order"
         try:
             order = msgspec.structs.replace(data, job=_job(request, data.job or None) or "")
@@ -200,7 +200,7 @@ class Api(Controller):
         return result
 
     @get(_WINDOW, summary="A window of a job, rank by rank", responses=_problems(404, 409))
-    async def window(self, request: Asked, window: Number, job: JobName = None) -> WindowDetail:
+    async def window(self, request: AnyRequest, window: Number, job: JobName = None) -> WindowDetail:
         return window_detail(self._group(request, window, job))
 
     @get(
@@ -209,7 +209,7 @@ class Api(Controller):
         media_type="application/json",
         responses=_problems(404, 500, 503),
     )
-    async def statistics(self, request: Asked, stream: FromPath[str], window: Number) -> Response[Table]:
+    async def statistics(self, request: AnyRequest, stream: FromPath[str], window: Number) -> Response[Table]:
         path = await self._file(request, stream)
         return Streamed(self._tables.send(path, window))
 
@@ -219,7 +219,7 @@ class Api(Controller):
         media_type=_BYTES,
         responses=_problems(404, 503),
     )
-    async def journal(self, request: Asked, stream: FromPath[str]) -> Response[bytes]:
+    async def journal(self, request: AnyRequest, stream: FromPath[str]) -> Response[bytes]:
         path = await self._file(request, stream)
         chunks = self._collector.downloads.journal(lambda: JournalCopy(path))
         return _sent(request, chunks, f"{stream}.journal")
@@ -231,7 +231,7 @@ class Api(Controller):
         responses=_problems(404, 500, 503),
     )
     async def window_file(
-        self, request: Asked, stream: FromPath[str], window: Number, kind: FromPath[str]
+        self, request: AnyRequest, stream: FromPath[str], window: Number, kind: FromPath[str]
     ) -> Response[bytes]:
         download = _kind(self._collector.downloads.of_rank, kind)
         path = await self._file(request, stream)
@@ -246,7 +246,7 @@ class Api(Controller):
         responses=_problems(404, 409, 500, 503),
     )
     async def merged_file(
-        self, request: Asked, window: Number, kind: FromPath[str], job: JobName = None
+        self, request: AnyRequest, window: Number, kind: FromPath[str], job: JobName = None
     ) -> Response[bytes]:
         download = _kind(self._collector.downloads.of_all, kind)
         group = self._group(request, window, job)
@@ -254,8 +254,8 @@ class Api(Controller):
         wanted = {
             stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
         }
-        kept = await self._collector.disk.ask(lambda: self._collector.store.kept_of(wanted))
-        sources = {id: Source(wanted[id], path, group.job) for id, path in kept.items()}
+        paths = await self._collector.disk.ask(lambda: self._collector.store.existing_of(wanted))
+        sources = {id: Source(wanted[id], path, group.job) for id, path in paths.items()}
         rows = [row for row in group.rows if row.stream.id in sources]
         if not rows:
             raise ProblemError(404, f"no file is left of window {group.index}")
@@ -270,7 +270,7 @@ class Api(Controller):
         media_type="text/event-stream",
         responses=_problems(503),
     )
-    async def events(self, request: Asked, job: JobName = None) -> Response[Snapshot]:
+    async def events(self, request: AnyRequest, job: JobName = None) -> Response[Snapshot]:
         events = self._collector.events
         if events.full:
             raise ProblemError(503, "too many listen already", {"Retry-After": "10"})
@@ -285,12 +285,12 @@ class Api(Controller):
         responses=_problems(413),
         opt=ANY_PARAMETERS,
     )
-    async def ticket(self, request: Asked, data: JSONBody[TicketRequest]) -> Ticket:
+    async def ticket(self, request: AnyRequest, data: JSONBody[TicketRequest]) -> Ticket:
         _note(request, "ticket")
         return Ticket(ticket=self._collector.tickets.issue(data.path, request.auth), seconds=SECONDS)
 
     @get("/metrics", summary="For Prometheus", media_type="text/plain", responses=_problems(), opt=ANY_PARAMETERS)
-    async def metrics(self, request: Asked) -> Response[str]:
+    async def metrics(self, request: AnyRequest) -> Response[str]:
         collector = self._collector
         snapshot = collector.live.snapshot(_own_job(request))
         text = await asyncio.to_thread(metrics.exposition, snapshot, collector.audit.refused)
@@ -300,7 +300,7 @@ class Api(Controller):
     async def health(self) -> Health:
         return Health()
 
-    def _group(self, request: Asked, index: int, job: str | None) -> Group:
+    def _group(self, request: AnyRequest, index: int, job: str | None) -> Group:
         """The window of all ranks of a job that is asked for."""
         job = _job(request, job)
         found = self._collector.live.window(index, job)
@@ -308,15 +308,15 @@ class Api(Controller):
             of = "" if job is None else f" of the job {job!r}"
             raise ProblemError(
                 404,
-                f"no rank{of} has window {index}, or it is not among the newest {KEPT} of a rank, which are shown; what is left "
-                f"of an older one `stepscope merge --window {index}` reads in the collector's directory",
+                f"no rank{of} has window {index}, or it is not among the newest {MAX_WINDOWS} of a rank, which are shown; "
+                f"what is left of an older one `stepscope merge --window {index}` reads in the collector's directory",
             )
         if len(found) > 1:
             names = ", ".join(repr(group.job) for group in found)
             raise ProblemError(409, f"several jobs have window {index}, choose one with ?job=...: {names}"[:2000])
         return found[0]
 
-    async def _file(self, request: Asked, id: str) -> Path:
+    async def _file(self, request: AnyRequest, id: str) -> Path:
         """The file of a stream."""
         try:
             path = await self._collector.disk.ask(lambda: self._collector.store.existing(id))
@@ -327,45 +327,45 @@ class Api(Controller):
             raise ProblemError(404, "there is no stream of this id")
         return path
 
-    def _made(self, request: Asked, kind: Download, sources: list[Source], window: int, name: str) -> Streamed:
+    def _made(self, request: AnyRequest, kind: Download, sources: list[Source], window: int, name: str) -> Streamed:
         """A file that is made of streams' files."""
         return _sent(request, self._collector.downloads.send(kind, sources, window), f"{name}{kind.suffix}")
 
 
-def _sent(request: Asked, chunks: AsyncGenerator[bytes], name: str) -> Streamed:
+def _sent(request: AnyRequest, chunks: AsyncGenerator[bytes], name: str) -> Streamed:
     """A file to be saved under a name."""
     _note(request, "download")
     return Streamed(chunks, {"Content-Disposition": f'attachment; filename="{name}"'})
 
 
-def _note(request: Asked, action: str, **facts: str | int) -> None:
+def _note(request: AnyRequest, action: str, **facts: str | int) -> None:
     collector: Collector = request.app.state.collector
     client = request.client
     collector.audit.line(action, client.host if client else "", path=request.scope["path"], **facts)
 
 
-def _own_job(request: Asked) -> str | None:
+def _own_job(request: AnyRequest) -> str | None:
     """The only job that the token of a request gives access to; `None`: all jobs."""
     return None if request.auth is None else request.auth.job
 
 
-def _may_read(request: Asked, job: str | None) -> bool:
+def _may_read(request: AnyRequest, job: str | None) -> bool:
     """True if the token of a request gives access to a job. An unknown job, `None`, needs access to all."""
     return _own_job(request) in (None, job)
 
 
-def _job(request: Asked, asked: str | None) -> str | None:
-    """The job that a request is about: the one that it asks for, or else all to which its token gives access.
+def _job(request: AnyRequest, job: str | None) -> str | None:
+    """The job that a request is about: the one that it names, or else all to which its token gives access.
 
     Raises:
         ProblemError: 403 if the token is for another job.
     """
-    if asked is not None and not _may_read(request, asked):
+    if job is not None and not _may_read(request, job):
         raise ProblemError(403, f"this token is for the job {_own_job(request)!r} only")
-    return asked if asked is not None else _own_job(request)
+    return job if job is not None else _own_job(request)
 
 
-def _kind(known: dict[str, Download], name: str) -> Download:
-    if name not in known:
-        raise ProblemError(404, f"known kinds are {', '.join(sorted(known)) or 'none'}")
-    return known[name]
+def _kind(kinds: dict[str, Download], name: str) -> Download:
+    if name not in kinds:
+        raise ProblemError(404, f"known kinds are {', '.join(sorted(kinds)) or 'none'}")
+    return kinds[name]

@@ -20,7 +20,7 @@ MOST_SERIES = 32
 """Most ranks with a line of their own."""
 FRESH = 0.8
 """Seconds for which what was laid out is shown to others."""
-_KEPT = 8
+_MAX_LAYOUTS = 8
 """Layouts: some megabytes each where there are a thousand ranks."""
 
 Means = NDArray[np.float64]
@@ -45,7 +45,7 @@ class Charts:
     def __init__(self, streams: Streams) -> None:
         """Args: of whom."""
         self._streams = streams
-        self._kept: dict[tuple[Range, str | None], tuple[float, asyncio.Task[_Layout | None]]] = {}
+        self._layouts: dict[tuple[Range, str | None], tuple[float, asyncio.Task[_Layout | None]]] = {}
 
     async def chart(self, range: Range, ids: Sequence[str], job: str | None = None) -> Chart:
         """The median, lowest and highest step time of all ranks at each time, and the step times of some.
@@ -70,14 +70,14 @@ class Charts:
 
     async def _layout(self, range: Range, job: str | None) -> _Layout | None:
         now = time.monotonic()
-        for key, (since, _) in list(self._kept.items()):
+        for key, (since, _) in list(self._layouts.items()):
             if now - since >= FRESH:
-                del self._kept[key]
-        if (range, job) not in self._kept:
-            while len(self._kept) >= _KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[range, job] = now, asyncio.create_task(_lay_out(list(self._streams), range, job))
-        return await asyncio.shield(self._kept[range, job][1])
+                del self._layouts[key]
+        if (range, job) not in self._layouts:
+            while len(self._layouts) >= _MAX_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
+            self._layouts[range, job] = now, asyncio.create_task(_lay_out(list(self._streams), range, job))
+        return await asyncio.shield(self._layouts[range, job][1])
 
 
 async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout | None:

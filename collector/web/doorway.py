@@ -34,7 +34,7 @@ class Doorway:
         self.waits(transport)
         longest = next(iter(self._waiting), None)
         if there > self.most and longest is not None:
-            self.leaves(longest)
+            self.remove(longest)
             longest.abort()
 
     def waits(self, transport: asyncio.Transport) -> None:
@@ -42,12 +42,12 @@ class Doorway:
         if transport not in self._waiting and not transport.is_closing():
             self._waiting[transport] = asyncio.get_running_loop().call_later(PATIENCE, self._end, transport)
 
-    def leaves(self, transport: asyncio.Transport) -> None:
+    def remove(self, transport: asyncio.Transport) -> None:
         """Its request is complete, or it has disconnected. Idempotent."""
         timer = self._waiting.pop(transport, None)
         if timer is not None:
             timer.cancel()
 
     def _end(self, transport: asyncio.Transport) -> None:
-        self.leaves(transport)
+        self.remove(transport)
         transport.close()

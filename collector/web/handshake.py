@@ -63,7 +63,7 @@ class Handshake(asyncio.Protocol):
         finally:
             self._connections.discard(self)
         if secured is None or transport.is_closing():
-            self.requests.doorway.leaves(transport)
+            self.requests.doorway.remove(transport)
             transport.abort()
             return
         self._request.entrance = transport
@@ -98,10 +98,10 @@ def _feed(protocol: Any, data: bytes) -> None:
     """Gives an `asyncio.BufferedProtocol` what came before it was there."""
     while data:
         buffer: memoryview = protocol.get_buffer(len(data))
-        taken = min(len(buffer), len(data))
-        buffer[:taken] = data[:taken]
-        protocol.buffer_updated(taken)
-        data = data[taken:]
+        copied = min(len(buffer), len(data))
+        buffer[:copied] = data[:copied]
+        protocol.buffer_updated(copied)
+        data = data[copied:]
 
 
 def handshakes(made: ssl.SSLContext, of: type[PromptRequests]) -> type[Handshake]:

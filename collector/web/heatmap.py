@@ -19,7 +19,7 @@ from stepscope.collector.live.views import Heatmap
 
 FRESH_S = 1.0
 """Seconds for which a picture is sent again to others who ask for the same."""
-KEPT = 8
+MAX_DRAWN = 8
 MEDIAN_OF = 512
 """Ranks of which the median is computed; of more, so many that lie evenly."""
 _MIDDLE, _PER_DOUBLE = 128, 32
@@ -64,7 +64,7 @@ class Heatmaps:
             # Ranks may be forgotten while the thread draws.
             drawn = [(rank.id, rank.latest.steps) for rank in ranks if rank.streams]
             made = await asyncio.to_thread(_draw, drawn, query)
-            while len(self._drawn) >= KEPT:
+            while len(self._drawn) >= MAX_DRAWN:
                 del self._drawn[next(iter(self._drawn))]
             self._drawn[query] = now, made
             return made
@@ -74,12 +74,12 @@ def _draw(ranks: Sequence[tuple[str, StepTimes]], query: HeatmapQuery) -> Heatma
     last_rank = len(ranks) if query.to_rank is None else query.to_rank + 1
     ranks = ranks[query.from_rank or 0 : last_rank]
     steps = [times.newest(RECENT) for _, times in ranks]
-    known = [each["number"] for each in steps if len(each)]
-    newest = _newest([int(each[-1]) for each in known])
-    oldest = max(min((int(each.min()) for each in known), default=0), newest - RECENT + 1, 0)
+    numbers = [each["number"] for each in steps if len(each)]
+    newest = _newest([int(each[-1]) for each in numbers])
+    oldest = max(min((int(each.min()) for each in numbers), default=0), newest - RECENT + 1, 0)
     first = oldest if query.from_step is None else query.from_step
     last = newest if query.to_step is None else min(query.to_step, newest)
-    count = max(last - first + 1, 0) if known else 0
+    count = max(last - first + 1, 0) if numbers else 0
     width = max(math.ceil(count / query.columns), 1)
     columns = math.ceil(count / width)
     per_row = max(math.ceil(len(ranks) / query.rows), 1)

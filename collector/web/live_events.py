@@ -77,7 +77,7 @@ class LiveEvents:
         self._listeners.add(listener)
         try:
             if self._task is None and not self._stopped:
-                self._task = asyncio.create_task(self._tell(), name="stepscope live events")
+                self._task = asyncio.create_task(self._send_changes(), name="stepscope live events")
                 self._task.add_done_callback(self._ended)
             listener.news.set()
             while not self._stopped:
@@ -128,7 +128,7 @@ class LiveEvents:
             listener.news.set()
         self._failed(error)
 
-    async def _tell(self) -> None:
+    async def _send_changes(self) -> None:
         due = time.monotonic()
         while True:
             # By the clock, so that looking does not make the seconds longer; without haste after a long break.
@@ -138,22 +138,22 @@ class LiveEvents:
             self._latest = {}
             for view in {listener.view for listener in self._listeners}:
                 self._latest[view] = self._snapshot(view, age)
-                age = INTERVAL  # all are told of the same moment
-            told = {view: _event(changes(before[view], now)) for view, now in self._latest.items() if view in before}
+                age = INTERVAL  # all get the same moment
+            events = {view: _event(changes(before[view], now)) for view, now in self._latest.items() if view in before}
             for listener in self._listeners:
-                # One that has not taken the changes before cannot use these.
-                listener.behind = listener.behind or listener.changes is not None or listener.view not in told
-                listener.changes = None if listener.behind else told[listener.view]
+                # A listener that has not read the changes before cannot use these.
+                listener.behind = listener.behind or listener.changes is not None or listener.view not in events
+                listener.changes = None if listener.behind else events[listener.view]
                 listener.news.set()
 
 
 def changes(before: Snapshot, after: Snapshot) -> Snapshot:
     """The differences of a snapshot from the one before."""
-    known: dict[str, RankView] = {view.id: view for view in before.ranks}
+    removed: dict[str, RankView] = {view.id: view for view in before.ranks}
     ranks: list[RankView] = []
     changed: list[RankChange] = []
     for view in after.ranks:
-        was = known.pop(view.id, None)
+        was = removed.pop(view.id, None)
         if was == view:
             continue
         change = None if was is None else _change(was, view)
@@ -167,7 +167,7 @@ def changes(before: Snapshot, after: Snapshot) -> Snapshot:
         jobs=None if before.jobs == after.jobs else after.jobs,
         ranks=ranks,
         changed=changed,
-        gone=list(known),
+        gone=list(removed),
     )
 
 

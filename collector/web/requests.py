@@ -23,7 +23,7 @@ from stepscope.runtime.settings.validation import did_you_mean
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-Asked = Request[None, Token | None, State]
+AnyRequest = Request[None, Token | None, State]
 """A request that the guard has let in."""
 MOST_BODY = 4096
 """Bytes of what is sent."""
@@ -53,7 +53,7 @@ class Exact(MsgspecDTO[T]):
         return schema_creator.for_field_definition(field_definition)
 
 
-async def known_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+async def check_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Refuses parameters that an operation does not have, and those that come twice: Litestar passes over both.
 
     Raises:
@@ -61,15 +61,15 @@ async def known_parameters(connection: ASGIConnection[Any, Any, Any, Any], handl
     """
     if handler.opt.get("any_parameters"):
         return
-    given = handler.resolve_dependencies()
-    signatures = [handler.parsed_fn_signature, *(one.parsed_fn_signature for one in given.values())]
-    known = {name for one in signatures for name in one.parameters}
-    known -= RESERVED_KWARGS | given.keys() | connection.path_params.keys()
+    dependencies = handler.resolve_dependencies()
+    signatures = [handler.parsed_fn_signature, *(one.parsed_fn_signature for one in dependencies.values())]
+    names = {name for one in signatures for name in one.parameters}
+    names -= RESERVED_KWARGS | dependencies.keys() | connection.path_params.keys()
     seen = set[str]()
     for name, _ in connection.query_params.multi_items():
         why = ""
-        if name not in known and name != TICKET:
-            why = f"unknown field {name!r}{did_you_mean(name, known)}"
+        if name not in names and name != TICKET:
+            why = f"unknown field {name!r}{did_you_mean(name, names)}"
         elif name in seen:
             why = f"{name} is there twice"
         if why:
@@ -77,7 +77,7 @@ async def known_parameters(connection: ASGIConnection[Any, Any, Any, Any], handl
         seen.add(name)
 
 
-def refused(request: Asked, error: HTTPException) -> Response[Problem]:
+def refused(request: AnyRequest, error: HTTPException) -> Response[Problem]:
     """Says why the framework does not take a request: a parameter or a body."""
     if error.status_code == 413:
         detail = f"more than {MOST_BODY} bytes were sent"
@@ -88,8 +88,8 @@ def refused(request: Asked, error: HTTPException) -> Response[Problem]:
     return problem(error.status_code, detail[:MOST_DETAIL])
 
 
-def _invalid(request: Asked, message: str, key: str = "", source: str = "") -> str:
+def _invalid(request: AnyRequest, message: str, key: str = "", source: str = "") -> str:
     if source == "body":  # else `Exact` has read it
         return "what was sent cannot be read: it is empty: expected a JSON object"
-    given = {**request.query_params, **request.path_params}
-    return f"a parameter is wrong: {key} is {shown(given[key])}: {message}"
+    parameters = {**request.query_params, **request.path_params}
+    return f"a parameter is wrong: {key} is {shown(parameters[key])}: {message}"

@@ -39,7 +39,7 @@ class _Sending(ASGIStreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One answer."""
         async with contextlib.aclosing(self._chunks):
-            parts = [asyncio.ensure_future(one) for one in (self._sent(scope, send), _gone(receive))]
+            parts = [asyncio.ensure_future(one) for one in (self._sent(scope, send), _wait_disconnected(receive))]
             try:
                 done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
                 for part in done:
@@ -62,7 +62,7 @@ class _Sending(ASGIStreamingResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_disconnected(receive: Receive) -> None:
     """Returns when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -115,10 +115,10 @@ class Tables:
         arguments = ("-m", "stepscope.collector.web.tables", str(path), str(window))
         async with bounded(arguments, self._bounds, output=True) as process:
             assert process.stdout is not None and process.stderr is not None
-            found, said = await asyncio.gather(_most(process.stdout), _most(process.stderr))
+            found, errors = await asyncio.gather(_most(process.stdout), _most(process.stderr))
             status = await process.wait()
         if status:
-            why = said.decode(errors="replace").strip()[-300:] or ended(status, self._bounds)
+            why = errors.decode(errors="replace").strip()[-300:] or ended(status, self._bounds)
             if status == NoWindowError.exit_code:
                 raise ProblemError(404, f"window {window} is not in what is kept of it")
             raise ProblemError(500, f"the window could not be read: {why}")
@@ -140,12 +140,12 @@ async def _most(stream: asyncio.StreamReader) -> bytes:
     Raises:
         ProblemError: if it says more than anything that is asked of it.
     """
-    said = bytearray()
+    output = bytearray()
     while chunk := await stream.read(CHUNK):
-        said += chunk
-        if len(said) > _MOST_BYTES:
+        output += chunk
+        if len(output) > _MOST_BYTES:
             raise ProblemError(500, f"the window could not be read: its table has more than {_MOST_BYTES:,} bytes")
-    return bytes(said)
+    return bytes(output)
 
 
 def main(path: str, window: str) -> int:

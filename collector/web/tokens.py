@@ -74,8 +74,8 @@ class TokenFile:
         Returns whether there are other tokens now.
         """
         state = self._state()
-        settled, self._seen_state = state == self._seen_state, state
-        if not settled or state == self._read_state:
+        unchanged, self._seen_state = state == self._seen_state, state
+        if not unchanged or state == self._read_state:
             return False
         self._read_state = state
         try:
@@ -216,10 +216,10 @@ class Tokens:
         """Each token once, with all its scopes."""
         merged: dict[bytes, Token] = {}
         for token in self._every():
-            known = merged.setdefault(token.digest, token)
-            if known.job != token.job:
-                raise ValueError(f"a token is there twice, for {_of(known)} and for {_of(token)}: use one for each")
-            merged[token.digest] = msgspec.structs.replace(known, scopes=known.scopes | token.scopes)
+            before = merged.setdefault(token.digest, token)
+            if before.job != token.job:
+                raise ValueError(f"a token is there twice, for {_of(before)} and for {_of(token)}: use one for each")
+            merged[token.digest] = msgspec.structs.replace(before, scopes=before.scopes | token.scopes)
         return list(merged.values())
 
     def _every(self) -> Iterable[Token]:

@@ -30,7 +30,7 @@ FIRST_MESSAGE = MAX_HEADER + 4
 
 _web_log = logging.getLogger("stepscope.collector.web")
 _web_log.setLevel(logging.WARNING)
-_TOLD = frozenset(
+_REFUSAL_MESSAGES = frozenset(
     {
         "ASGI callable returned without completing handshake.",
         "ASGI callable returned without completing response.",
@@ -38,7 +38,7 @@ _TOLD = frozenset(
     }
 )
 """Messages of uvicorn about refusals, without address and reason, which our own log has."""
-_web_log.addFilter(lambda record: record.msg not in _TOLD)
+_web_log.addFilter(lambda record: record.msg not in _REFUSAL_MESSAGES)
 
 STALLED = 60.0
 """Seconds after which a connection that takes nothing of what it is sent is cut."""
@@ -110,7 +110,7 @@ class PromptRequests(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected."""
         if self.entrance is not None:
-            self.doorway.leaves(self.entrance)
+            self.doorway.remove(self.entrance)
         self._stall.ends()
         super().connection_lost(exc)
 
@@ -120,7 +120,7 @@ class PromptRequests(H11Protocol):
         if self.transport.get_protocol() is self and self.conn.their_state in (IDLE, SEND_BODY):
             self.doorway.waits(self.entrance)
         else:
-            self.doorway.leaves(self.entrance)
+            self.doorway.remove(self.entrance)
 
 
 class ModestSockets(WebSocketsSansIOProtocol):
@@ -142,7 +142,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
         self._announced: Announced | None = None
         self._grants: deque[Grant | None] = deque()
         """For the messages that come, in their order; none for small ones."""
-        self._taken: Grant | None = None
+        self._grant: Grant | None = None
         """For the message that is being looked at."""
         self._waits = False
 
@@ -175,7 +175,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
         self._done()
         message = await super().receive()
         if message["type"] == "websocket.receive" and self._grants:
-            self._taken = self._grants.popleft()
+            self._grant = self._grants.popleft()
         if self._waits:
             self.transport.pause_reading()
         return message
@@ -228,9 +228,9 @@ class ModestSockets(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _done(self) -> None:
-        if self._taken is not None:
-            self._taken.release()
-            self._taken = None
+        if self._grant is not None:
+            self._grant.release()
+            self._grant = None
 
 
 def _check_dependencies() -> None:
@@ -242,10 +242,10 @@ def _check_dependencies() -> None:
     """
     config = Config(ASGIResponse(), lifespan="off", log_config=None)
     config.load()
-    given: dict[str, Any] = {"config": config, "server_state": ServerState(), "app_state": {}}
+    arguments: dict[str, Any] = {"config": config, "server_state": ServerState(), "app_state": {}}
     loop = asyncio.new_event_loop()
     try:
-        http, socket = H11Protocol(**given, _loop=loop), WebSocketsSansIOProtocol(**given, _loop=loop)
+        http, socket = H11Protocol(**arguments, _loop=loop), WebSocketsSansIOProtocol(**arguments, _loop=loop)
     finally:
         loop.close()
     missing = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 
-def say_what_to_install(error: ModuleNotFoundError, package: str, framework: str, install: str) -> NoReturn:
+def raise_missing(error: ModuleNotFoundError, package: str, framework: str, install: str) -> NoReturn:
     """Raises what the import of a front door ends with.
 
     Args:

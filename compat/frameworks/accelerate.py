@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.settings import DEVICES
-from stepscope.compat.frameworks import say_what_to_install
+from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.accelerate_run import AccelerateRun, FinishedWindow
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.compat.torch.activities import choose
-from stepscope.compat.torch.windows.cycle import Asked
-from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults
+from stepscope.compat.torch.windows.cycle import TorchFlags
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
 from stepscope.runtime.schedule.schedule import schedule
 from stepscope.runtime.settings.arguments import got
@@ -27,7 +27,7 @@ else:
     try:
         from accelerate.utils import ProfileKwargs as _ProfileKwargs
     except ModuleNotFoundError as error:
-        say_what_to_install(error, "accelerate", "Accelerate", "accelerate")
+        raise_missing(error, "accelerate", "Accelerate", "accelerate")
 
 
 @dataclass
@@ -73,9 +73,9 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         """The context manager that Accelerate enters."""
         ready = self.on_trace_ready
         callback = None if ready is None or isinstance(ready, Exporter) else ready
-        kept = KeptResults() if all(getattr(self, need) for need in NEEDS) else None
-        backends = partial(self._backends, kept)
-        self.last = AccelerateRun(self._settings(), backends, _called(callback), self._asked(), kept)
+        results = LatestResults() if all(getattr(self, need) for need in NEEDS) else None
+        backends = partial(self._backends, results)
+        self.last = AccelerateRun(self._settings(), backends, _called(callback), self._torch_flags(), results)
         return self.last
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,33 +88,35 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 
     def _settings(self) -> LoopSettings:
-        given: dict[str, Any] = dict(self.settings)
-        for taken in {"schedule", "on_trace_ready"} & given.keys():
-            other = "schedule_option" if taken == "schedule" else taken
-            raise ValueError(f"settings[{taken!r}] is a field of its own here; give {other}=...")
-        if given.get("unit") == "epoch":
+        settings: dict[str, Any] = dict(self.settings)
+        for name in {"schedule", "on_trace_ready"} & settings.keys():
+            other = "schedule_option" if name == "schedule" else name
+            raise ValueError(f"settings[{name!r}] is a field of its own here; give {other}=...")
+        if settings.get("unit") == "epoch":
             raise ValueError("settings['unit']: Accelerate tells of no epochs; call step() once for each")
         option = self.schedule_option
-        if "keep_last" not in given:
+        if "keep_last" not in settings:
             # Accelerate's own names; a wrong one is refused by name.
-            given["schedule"] = None if option is None else schedule(**{"wait": 0, "warmup": 0, "active": 1, **option})
+            settings["schedule"] = (
+                None if option is None else schedule(**{"wait": 0, "warmup": 0, "active": 1, **option})
+            )
         elif option is not None:
             raise ValueError("keep_last records at all times, so it takes no schedule_option; leave one out")
         if isinstance(self.on_trace_ready, Exporter):
-            given["exporters"] = [*given.get("exporters", ()), self.on_trace_ready]
+            settings["exporters"] = [*settings.get("exporters", ()), self.on_trace_ready]
         elif self.on_trace_ready is not None and not callable(self.on_trace_ready):
             raise TypeError(f"on_trace_ready must be callable or an exporter, {got(self.on_trace_ready)}")
         if self.output_trace_dir is not None:
-            given.setdefault("output_dir", str(Path(self.output_trace_dir) / "stepscope"))
-        return LoopSettings.of(given)
+            settings.setdefault("output_dir", str(Path(self.output_trace_dir) / "stepscope"))
+        return LoopSettings.of(settings)
 
     def _chosen(self) -> tuple[list[Any] | None, set[str]]:
         return choose(None if self.activities is None else [_activity(name) for name in self.activities], None)
 
-    def _asked(self) -> Asked:
+    def _torch_flags(self) -> TorchFlags:
         """The columns that torch's own tables shall have."""
         device = next((device for device in DEVICES if device in self._chosen()[1]), None)
-        return Asked(
+        return TorchFlags(
             record_shapes=self.record_shapes,
             profile_memory=self.profile_memory,
             with_stack=self.with_stack,
@@ -123,10 +125,10 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
             use_device=None if device is None else device.lower(),
         )
 
-    def _backends(self, kept: KeptResults | None) -> Sequence[Backend]:
+    def _backends(self, results: LatestResults | None) -> Sequence[Backend]:
         return (
             TorchBackend(
-                keeper=kept,
+                keeper=results,
                 record_shapes=self.record_shapes,
                 profile_memory=self.profile_memory,
                 with_stack=self.with_stack,
@@ -148,7 +150,7 @@ def _called(callback: Callable[..., Any] | None) -> Callable[[FinishedWindow], A
 def _activity(name: str) -> Any:
     from torch.profiler import ProfilerActivity
 
-    known = {member.lower(): value for member, value in ProfilerActivity.__members__.items()}
-    if name not in known:
-        raise ValueError(f"unknown activity {name!r}: it must be one of {', '.join(known)}")
-    return known[name]
+    activities = {member.lower(): value for member, value in ProfilerActivity.__members__.items()}
+    if name not in activities:
+        raise ValueError(f"unknown activity {name!r}: it must be one of {', '.join(activities)}")
+    return activities[name]

@@ -16,8 +16,8 @@ from stepscope.backends.base import Backend
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded
 from stepscope.compat.frameworks.loop_settings import LoopSettings
 from stepscope.compat.torch.results import Results, export_facts
-from stepscope.compat.torch.windows.cycle import Asked, Cycle
-from stepscope.compat.torch.windows.memory_timeline import KeptResults
+from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
+from stepscope.compat.torch.windows.memory_timeline import LatestResults
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.errors import ProfilerStateError
@@ -30,7 +30,7 @@ from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import always
 from stepscope.runtime.windows.window import Window
 
-KEPT = 100_000
+MAX_DURATIONS = 100_000
 """Number of latest step durations that `metrics` covers."""
 
 
@@ -42,7 +42,7 @@ class FinishedWindow(Results):
         super().__init__()
         self._run = run
         self._cycle = cycle
-        self._asked, self._kept = cycle.asked, run._kept
+        self._torch_flags, self._results = cycle.torch_flags, run._results
         self.step_num = cycle.step_num
         """Number of the step after the window, as torch's profiler has it there."""
 
@@ -72,15 +72,15 @@ class AccelerateRun(Traced, Results):
         settings: LoopSettings,
         backends: Callable[[], Sequence[Backend]],
         ready: Callable[[FinishedWindow], Any] | None,
-        asked: Asked,
-        kept: KeptResults | None,
+        torch_flags: TorchFlags,
+        results: LatestResults | None,
     ) -> None:
-        """Args: what is recorded; makes what records it; called with each window; what was asked of torch; keeps its
-        recordings of the last window."""
+        """Args: what is recorded; makes what records it; called with each window; what torch's tables have; has
+        torch's recordings of the last window."""
         super().__init__()
-        self._asked, self._kept = asked, kept
-        if kept is not None:
-            weakref.finalize(self, kept.release)
+        self._torch_flags, self._results = torch_flags, results
+        if results is not None:
+            weakref.finalize(self, results.release)
         self._journal: JournalExporter | None = None
         self._ready = ready
         self._done: list[Cycle] = []
@@ -193,7 +193,7 @@ class AccelerateRun(Traced, Results):
     def _window(self, window: Window) -> None:
         """Called off the training thread, once for each window."""
         more = [step.end_ns - step.start_ns for step in window.steps]
-        self._durations = [*self._durations, *more][-KEPT:]
+        self._durations = [*self._durations, *more][-MAX_DURATIONS:]
         cycle = self._cycle_of(window)
         if self._journal is not None:
             self._done.append(cycle)
@@ -204,7 +204,7 @@ class AccelerateRun(Traced, Results):
         profiler, journal = self.loop.profiler, self._journal
         steps = profiler is not None and (profiler.schedule is not always or profiler.keep_last is not None)
         return Cycle(
-            asked=replace(self._asked, steps=steps),
+            torch_flags=replace(self._torch_flags, steps=steps),
             window=window,
             journal=Path() if journal is None else journal.path,
             step_num=window.steps[-1].number + 1 if window.steps else 0,

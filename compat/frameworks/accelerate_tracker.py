@@ -44,8 +44,8 @@ class StepscopeTracker(Traced, GeneralTracker):  # type: ignore[misc]
         """Adds the configuration to the metadata of the handler's runs, the one that is open included."""
         if self.handler is None:
             return
-        known = self.handler.settings.get("metadata") or {}
-        self.handler.settings["metadata"] = {**known, "configuration": dict(values)}
+        metadata = self.handler.settings.get("metadata") or {}
+        self.handler.settings["metadata"] = {**metadata, "configuration": dict(values)}
         if self.tracker is not None:
             self.tracker.add_metadata("configuration", dict(values))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msgspec.structs import replace
 
 from stepscope.backends.torch.kineto.trace_files import ChromeFilesBackend
-from stepscope.compat.frameworks import say_what_to_install
+from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.composer_schedule import BatchSchedule, our_action
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
@@ -26,7 +26,7 @@ else:
     try:
         from composer.profiler import TraceHandler as _TraceHandler
     except ModuleNotFoundError as error:
-        say_what_to_install(error, "composer", "Composer", "mosaicml")
+        raise_missing(error, "composer", "Composer", "mosaicml")
 
 
 class StepscopeTraceHandler(Traced, _TraceHandler):
@@ -98,21 +98,21 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
 
     @guarded
     def before_forward(self, state: Any, logger: Any) -> None:
-        self.loop.leave("micro_step")
+        self.loop.exit("micro_step")
         self.loop.enter("micro_step", batch=int(state.timestamp.batch))
 
     @guarded
     def after_backward(self, state: Any, logger: Any) -> None:
-        self.loop.leave("micro_step")
+        self.loop.exit("micro_step")
 
     @guarded
     def batch_end(self, state: Any, logger: Any) -> None:
-        self.loop.leave("micro_step")
+        self.loop.exit("micro_step")
         self.loop.step()
 
     @guarded
     def epoch_end(self, state: Any, logger: Any) -> None:
-        self.loop.leave("epoch")
+        self.loop.exit("epoch")
         self.loop.step("epoch")
 
     @guarded
@@ -121,7 +121,7 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
 
     @guarded
     def eval_end(self, state: Any, logger: Any) -> None:
-        self.loop.leave("eval")
+        self.loop.exit("eval")
 
     @guarded
     def close(self, state: Any, logger: Any) -> None:
@@ -156,7 +156,7 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
         if is_start:
             self.loop.enter(name, categories=",".join(categories), batch=int(timestamp.batch))
         else:
-            self.loop.leave(name)
+            self.loop.exit(name)
 
     @guarded
     def process_instant_event(

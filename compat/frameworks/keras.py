@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
-from stepscope.compat.frameworks import say_what_to_install
+from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.schedule.schedule import Schedule, schedule
@@ -21,7 +21,7 @@ else:
     try:
         from keras.callbacks import Callback as _Callback
     except ModuleNotFoundError as error:
-        say_what_to_install(error, "keras", "Keras", "keras")
+        raise_missing(error, "keras", "Keras", "keras")
 
 Logs = Mapping[str, Any] | None
 
@@ -119,7 +119,7 @@ class StepscopeCallback(Traced, _Callback):
 
     @guarded
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self.loop.leave("micro_step")
+        self.loop.exit("micro_step")
         self._batches += 1
         if self._batches >= self._accumulate:
             self._batches = 0
@@ -127,7 +127,7 @@ class StepscopeCallback(Traced, _Callback):
 
     @guarded
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        self.loop.leave("epoch")
+        self.loop.exit("epoch")
         self.loop.counters(logs or {})
         self.loop.step("epoch")
 

@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from stepscope.compat.frameworks import say_what_to_install
+from stepscope.compat.frameworks import raise_missing
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,7 +22,7 @@ else:
             from lightning.pytorch.profilers import Profiler
     except ModuleNotFoundError as error:
         if find_spec("pytorch_lightning") is None:
-            say_what_to_install(error, "lightning", "Lightning", "lightning")
+            raise_missing(error, "lightning", "Lightning", "lightning")
         from pytorch_lightning import Callback, LightningModule, Trainer
         from pytorch_lightning.profilers import Profiler
 

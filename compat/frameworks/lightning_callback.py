@@ -86,7 +86,7 @@ class StepscopeCallback(Traced, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.loop.leave("micro_step")
+        self.loop.exit("micro_step")
         updates = int(trainer.global_step)
         if updates != self._updates:
             self._updates = updates
@@ -94,7 +94,7 @@ class StepscopeCallback(Traced, Callback):
 
     @guarded
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.loop.leave("epoch")
+        self.loop.exit("epoch")
         self.loop.step("epoch")
 
     @guarded

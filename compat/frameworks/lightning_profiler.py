@@ -97,7 +97,7 @@ class StepscopeProfiler(Traced, Profiler):
 
     @guarded
     def stop(self, action_name: str) -> None:
-        if not self.loop.leave(action_name) or not self.loop.stage:
+        if not self.loop.exit(action_name) or not self.loop.stage:
             return
         error = sys.exception()
         if error is not None and error is not self._before and not isinstance(error, StopIteration):

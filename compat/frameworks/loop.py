@@ -25,7 +25,7 @@ log = logging.getLogger("stepscope")
 
 _SHOWN_NAME = 80
 """Characters of a logged value's name that a message shows."""
-KEPT = 64
+MAX_ERRORS = 64
 """Number of errors stored; further ones are counted."""
 MAX_JUDGED_EVENTS = 1_000_000
 """A run with more events gets no verdict at its end: to read them would take longer than about half a second."""
@@ -66,7 +66,7 @@ class Loop:
         """Of the run that is open, or was the last."""
         self.stage = ""
         """Of the run that is open; empty if none is."""
-        self.raised: ErrorLog[Exception] = ErrorLog(KEPT)
+        self.raised: ErrorLog[Exception] = ErrorLog(MAX_ERRORS)
         """Errors of tracing."""
         self._spans: list[tuple[str, span]] = []
         self._used: set[str] = set()
@@ -106,15 +106,15 @@ class Loop:
             ControlError: if STEPSCOPE_OPTIONS cannot be followed.
         """
         self.close()
-        said, said_size = rank_from_environment()
-        rank = said if rank is None else rank
+        found_rank, found_size = rank_from_environment()
+        rank = found_rank if rank is None else rank
         if self.settings.ranks is not None and (rank or 0) not in self.settings.ranks:
             return
         again = [name for name in self.settings.ready_made if name in self._used]
         profiler = self.settings.build(
             Output.choose(self.settings.base(directory), self.settings.name, None).below(stage),
             rank=rank,
-            world_size=said_size if world_size is None else world_size,
+            world_size=found_size if world_size is None else world_size,
             backends=self._backends(),
             instances=not again,
         )
@@ -128,7 +128,7 @@ class Loop:
         finalizer.atexit = False  # then the profiler closes itself, and knows of what ended the program
         self._finalizer = finalizer.detach
         if again:
-            self.keep(
+            self.store_error(
                 ExporterError(
                     f"{', '.join(again)}: closed with an earlier run, so the run {stage!r} is written without; "
                     "give a function that makes an exporter of a directory"
@@ -146,7 +146,7 @@ class Loop:
         opened.__enter__()
         self._spans.append((name, opened))
 
-    def leave(self, name: str) -> bool:
+    def exit(self, name: str) -> bool:
         """Ends the innermost open span of a name; whether there was one."""
         for at in range(len(self._spans) - 1, -1, -1):
             if self._spans[at][0] == name:
@@ -154,13 +154,13 @@ class Loop:
                 try:
                     opened.__exit__(None, None, None)
                 except Exception as error:  # the step that ends with it counts all the same
-                    self.keep(error)
+                    self.store_error(error)
                 return True
         return False
 
     def end_batch(self, stage: str, name: str) -> None:
         """Ends the span of a batch of a stage, and with it a step if the stage is a run of its own."""
-        self.leave(name)
+        self.exit(name)
         if self.stage == stage:
             self.step()
 
@@ -169,7 +169,7 @@ class Loop:
         if self.stage == stage:
             self.close()
         else:
-            self.leave(stage)
+            self.exit(stage)
 
     def counters(self, values: Mapping[str, Any]) -> None:
         """Records logged values as counters. One that cannot be a counter costs only itself, and is an error once per name.
@@ -189,7 +189,9 @@ class Loop:
                         else f"name is of type {_kind(name)}"
                     )
                     shown = shorten(repr(name), _SHOWN_NAME)
-                    self.keep(TypeError(f"the logged value {shown} is no counter: its {what}: {error_text(error)}"))
+                    self.store_error(
+                        TypeError(f"the logged value {shown} is no counter: its {what}: {error_text(error)}")
+                    )
 
     @property
     def depth(self) -> int:
@@ -203,7 +205,7 @@ class Loop:
             error: what ended the loop; a window that is open is incomplete in any case.
         """
         while self._spans:
-            self.leave(self._spans[-1][0])
+            self.exit(self._spans[-1][0])
         if not self.stage or self.profiler is None:
             return
         stage, self.stage = self.stage, ""
@@ -213,8 +215,8 @@ class Loop:
         try:
             self.profiler.raise_errors()
         except ExceptionGroup as errors:
-            for kept in errors.exceptions:
-                self.keep(kept)
+            for error in errors.exceptions:
+                self.store_error(error)
         if rank_from_environment()[0] in (None, 0):
             self._log_results(stage, self.profiler)
 
@@ -236,7 +238,7 @@ class Loop:
             lines.append(f"`stepscope explain {place}` says what is slow")
         log.warning("%s", "\n  ".join(lines))
 
-    def keep(self, error: Exception) -> None:
+    def store_error(self, error: Exception) -> None:
         """Keeps an error, and says it in the log if it is among the first."""
         before = len(self.raised.retained)
         self.raised.record("hook", error)
@@ -326,7 +328,7 @@ def guarded(hook: Hook) -> Hook:
         try:
             hook(self, *args, **kwargs)
         except Exception as error:
-            self.loop.keep(error)
+            self.loop.store_error(error)
 
     return cast(Hook, run)
 

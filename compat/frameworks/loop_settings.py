@@ -116,9 +116,9 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         super().__post_init__()
         if self.ranks is not None and min(self.ranks, default=0) < 0:
             raise ValueError(f"ranks must be whole numbers from 0, got {min(self.ranks)}")
-        given: object = self.exporters
-        if not isinstance(given, Sequence):
-            raise TypeError(f"exporters must be a list, {got(given)}; write exporters=[...]")
+        value: object = self.exporters
+        if not isinstance(value, Sequence):
+            raise TypeError(f"exporters must be a list, {got(value)}; write exporters=[...]")
         for item in self.exporters:
             if isinstance(item, type) or not (isinstance(item, Exporter) or callable(item)):
                 raise TypeError(f"{item!r} is neither an exporter nor a function that makes one of a directory")
@@ -137,17 +137,17 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             TypeError: for one that does not exist; names the nearest that does.
             ValueError: for one that is given under two names.
         """
-        given = dict(arguments)
+        settings = dict(arguments)
         for theirs, (name, value) in (also or {}).items():
-            if value is not None and name in given:
+            if value is not None and name in settings:
                 raise ValueError(f"{name} and {theirs} say the same; give one of them")
             if value is not None:
-                given[name] = value
-        known = cls.__struct_fields__
-        for name in given:
-            if name not in known:
-                raise TypeError(f"unknown setting {name!r}{did_you_mean(name, known)}")
-        return cls(**given)
+                settings[name] = value
+        fields = cls.__struct_fields__
+        for name in settings:
+            if name not in fields:
+                raise TypeError(f"unknown setting {name!r}{did_you_mean(name, fields)}")
+        return cls(**settings)
 
     def build(
         self,
@@ -179,7 +179,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.tensorboard and directory is not None:
             exporters.append(tensorboard_trace_handler(directory / "tensorboard"))
         ready = self.on_trace_ready
-        unused = self.keep_last is not None or (self.schedule is DEFAULT and self._asked_for())
+        unused = self.keep_last is not None or (self.schedule is DEFAULT and self._is_controlled())
         return trace(
             schedule=None if unused else self.schedule,
             keep_last=self.keep_last,
@@ -197,10 +197,10 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             fixed=("output_dir",),
         )
 
-    def _asked_for(self) -> bool:
+    def _is_controlled(self) -> bool:
         """True if windows can be requested."""
-        said = options_from_environment()
-        return self.control is not None or (said is not None and said.control is not None)
+        options = options_from_environment()
+        return self.control is not None or (options is not None and options.control is not None)
 
     def base(self, otherwise: str | Path | None) -> str | os.PathLike[str] | None:
         """The directory in which runs are made: of STEPSCOPE_OPTIONS, of these settings, or `otherwise`.

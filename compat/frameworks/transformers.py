@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from stepscope.compat.frameworks import say_what_to_install
+from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
 from stepscope.compat.frameworks.loop_settings import DEFAULT, LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
@@ -17,7 +17,7 @@ else:
     try:
         from transformers import TrainerCallback, TrainerState, TrainingArguments
     except ModuleNotFoundError as error:
-        say_what_to_install(error, "transformers", "Transformers", "transformers accelerate")
+        raise_missing(error, "transformers", "Transformers", "transformers accelerate")
 
 
 class StepscopeCallback(Traced, TrainerCallback):
@@ -97,27 +97,27 @@ class StepscopeCallback(Traced, TrainerCallback):
 
     @guarded
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.loop.leave("micro_step")
+        self.loop.exit("micro_step")
         self.loop.enter("micro_step", epoch=int(state.epoch or 0))
 
     @guarded
     def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.loop.leave("micro_step")
+        self.loop.exit("micro_step")
         self.loop.enter("optimizer_step")
 
     @guarded
     def on_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.loop.leave("optimizer_step")
+        self.loop.exit("optimizer_step")
 
     @guarded
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.loop.leave("micro_step")  # of releases that do not tell of the optimizer
+        self.loop.exit("micro_step")  # of releases that do not tell of the optimizer
         self.loop.step()
 
     @guarded
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.loop.leave("micro_step")  # of an epoch that ended among accumulated batches
-        self.loop.leave("epoch")
+        self.loop.exit("micro_step")  # of an epoch that ended among accumulated batches
+        self.loop.exit("epoch")
         self.loop.step("epoch")
 
     @guarded
@@ -129,7 +129,7 @@ class StepscopeCallback(Traced, TrainerCallback):
     @guarded
     def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.loop.stage == "fit":
-            if self.loop.leave("prediction_step"):
+            if self.loop.exit("prediction_step"):
                 self.loop.enter("prediction_step")
             else:
                 self.loop.enter("evaluation")
@@ -150,8 +150,8 @@ class StepscopeCallback(Traced, TrainerCallback):
     def _end_evaluation(self) -> None:
         if self.loop.stage == "evaluate":
             self.loop.close()
-        self.loop.leave("prediction_step")
-        self.loop.leave("evaluation")
+        self.loop.exit("prediction_step")
+        self.loop.exit("evaluation")
 
     # what else is told
 
@@ -175,5 +175,5 @@ def _schedule(cycle: Mapping[str, int]) -> Schedule | None:
     """A schedule of what is given; what is not is as by default."""
     if not cycle:
         return None
-    given = {"wait": DEFAULT.wait, "warmup": DEFAULT.warmup, "active": DEFAULT.active, "repeat": DEFAULT.repeat}
-    return schedule(**{**given, **cycle})
+    default = {"wait": DEFAULT.wait, "warmup": DEFAULT.warmup, "active": DEFAULT.active, "repeat": DEFAULT.repeat}
+    return schedule(**{**default, **cycle})

@@ -61,7 +61,7 @@ class mstx:
             if number:
                 _open[number] = (span, domain)
         if not number:
-            _say("range_start", f"{MAX_OPEN} ranges are open already: range_end() is missing somewhere")
+            _log_once("range_start", f"{MAX_OPEN} ranges are open already: range_end() is missing somewhere")
             return 0
         span.__enter__()
         return number
@@ -81,9 +81,9 @@ class mstx:
             if found is not None and found[1] == domain:
                 del _open[range_id]
         if found is None:
-            _say("range_end", f"no range {range_id!r} is open; give what range_start() returned, once")
+            _log_once("range_end", f"no range {range_id!r} is open; give what range_start() returned, once")
         elif found[1] != domain:
-            _say("range_end", f"range {range_id} is of domain {found[1]!r}, not {domain!r}: it goes on")
+            _log_once("range_end", f"range {range_id} is of domain {found[1]!r}, not {domain!r}: it goes on")
         else:
             found[0].__exit__(None, None, None)
 
@@ -91,12 +91,12 @@ class mstx:
 def _usable(call: str, message: object, domain: object) -> bool:
     for what, text in (("message", message), ("domain", domain)):
         if not isinstance(text, str) or not text:
-            _say(call, f"{what} must be a non-empty str, {got(text)}")
+            _log_once(call, f"{what} must be a non-empty str, {got(text)}")
             return False
     return True
 
 
-def _say(call: str, text: str) -> None:
+def _log_once(call: str, text: str) -> None:
     if call not in _reported:
         _reported.add(call)
         log.warning("mstx.%s: %s", call, text)

@@ -23,13 +23,13 @@ class MXNetStateError(MXNetValueError, KeyError):
         return str(self.args[0])
 
 
-def one_of(what: str, value: object, known: Iterable[str], error: type[MXNetValueError] = MXNetValueError) -> str:
+def one_of(what: str, value: object, allowed: Iterable[str], error: type[MXNetValueError] = MXNetValueError) -> str:
     """The value, if it is one of those that are known.
 
     Raises:
         MXNetValueError: naming the value, those that there are, and the nearest; or the `error` that was given.
     """
-    names = list(known)
+    names = list(allowed)
     if isinstance(value, str) and value in names:
         return value
     nearest = difflib.get_close_matches(str(value), names, 1)

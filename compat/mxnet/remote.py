@@ -119,12 +119,12 @@ class RemoteWindows(ABC):
 
     def _switch(self, on: bool) -> None:
         try:
-            self._ask(on)
+            self._request_window(on)
         except ControlError as error:
             raise MXNetError(str(error)) from error
 
     @abstractmethod
-    def _ask(self, on: bool) -> None:
+    def _request_window(self, on: bool) -> None:
         """Asks for a window, or ends those that there are.
 
         Raises:
@@ -151,7 +151,7 @@ class RemoteProcesses(RemoteWindows):
         super().__init__(ranks)
         self._pids, self._timeout = pids, timeout
 
-    def _ask(self, on: bool) -> None:
+    def _request_window(self, on: bool) -> None:
         command = Command(command="arm", request=self._request) if on else Command(command="abort")
         problems: list[str] = []
         for pid in self._pids:
@@ -200,7 +200,7 @@ class RemoteCollector(RemoteWindows):
             self._command += ["--ranks", ",".join(map(str, ranks))]
         self._timeout = timeout
 
-    def _ask(self, on: bool) -> None:
+    def _request_window(self, on: bool) -> None:
         command = [*self._command, *(("--seconds", f"{LONGEST:g}") if on else ("--abort",))]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=20 * self._timeout)

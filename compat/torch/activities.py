@@ -129,12 +129,12 @@ def _kinds(activities: list[Any]) -> dict[str, Any]:
 def _check_kinds(activity: str, kinds: object) -> None:
     if isinstance(kinds, str) or not isinstance(kinds, Iterable):
         raise TypeError(f"kinds of events of {activity} must be a list, {got(kinds)}")
-    known = KINDS.get(activity, set())
+    allowed = KINDS.get(activity, set())
     for kind in cast(Iterable[object], kinds):
         if not isinstance(kind, str):
             raise TypeError(f"kinds of events of {activity} must be str, {got(kind)}")
-        if kind not in known and not _is_newer():
-            hint = did_you_mean(kind, known)
+        if kind not in allowed and not _is_newer():
+            hint = did_you_mean(kind, allowed)
             raise ValueError(f"activities hold {kind!r}, which is no kind of event of {activity}{hint}")
 
 

@@ -20,9 +20,9 @@ from stepscope.build import trace
 from stepscope.compat.torch.activities import choose, has_torch, members
 from stepscope.compat.torch.results import Results, View, export_facts
 from stepscope.compat.torch.windows.callbacks import Callbacks
-from stepscope.compat.torch.windows.cycle import Asked, Cycle
+from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
 from stepscope.compat.torch.windows.cycle_hooks import CycleHooks, Observer, observer_of_environment
-from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
@@ -114,10 +114,10 @@ class profile(Results):
         """
         super().__init__()
         wanted, names = choose(activities, use_cuda)
-        for what, given in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
-            fits = callable(given) or (what == "on_trace_ready" and isinstance(given, Exporter))
-            if given is not None and not fits:
-                raise TypeError(f"{what} must be callable, {got(given)}")
+        for what, function in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
+            fits = callable(function) or (what == "on_trace_ready" and isinstance(function, Exporter))
+            if function is not None and not fits:
+                raise TypeError(f"{what} must be callable, {got(function)}")
         if post_processing_timeout_s is not None:
             if not isinstance(post_processing_timeout_s, int | float):
                 raise TypeError(f"post_processing_timeout_s must be a number, {got(post_processing_timeout_s)}")
@@ -132,10 +132,10 @@ class profile(Results):
         }
         self._control = Control.of(control)
         device = next((device for device in DEVICES if device in names), None)
-        self._asked = Asked(**flags, use_device=None if device is None else device.lower())
-        self._kept = KeptResults() if all(flags[need] for need in NEEDS) else None
-        if self._kept is not None:
-            weakref.finalize(self, self._kept.release)
+        self._torch_flags = TorchFlags(**flags, use_device=None if device is None else device.lower())
+        self._results = LatestResults() if all(flags[need] for need in NEEDS) else None
+        if self._results is not None:
+            weakref.finalize(self, self._results.release)
         self.activities = members(names)
         self.record_shapes, self.profile_memory = record_shapes, profile_memory
         self.with_stack, self.with_flops, self.with_modules = with_stack, with_flops, with_modules
@@ -144,7 +144,7 @@ class profile(Results):
         self.acc_events = acc_events
         self.custom_trace_id_callback = custom_trace_id_callback
         self.post_processing_timeout_s = post_processing_timeout_s
-        self.use_device = self._asked.use_device
+        self.use_device = self._torch_flags.use_device
         self.record_steps = schedule is not None or self._control is not None
         self._schedule: ScheduleFunction = schedule or (always if self._control is None else never)
         self.on_trace_ready: Callable[..., Any] | None = None
@@ -160,7 +160,7 @@ class profile(Results):
             mode,
             activities=wanted,
             experimental_config=experimental_config,
-            keeper=self._kept,
+            keeper=self._results,
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
@@ -217,7 +217,7 @@ class profile(Results):
         )
         # Which steps are recorded, the environment may have the last word on.
         counts = self.record_steps or current.keep_last is not None or current.schedule is not always
-        self._asked = replace(self._asked, steps=counts)
+        self._torch_flags = replace(self._torch_flags, steps=counts)
         current.step_num = self._step
         current.start()
         self._current = self._last_run = current
@@ -455,7 +455,7 @@ class profile(Results):
         assert self._journal is not None
         step = self._step_after(window)
         cycle = Cycle(
-            asked=self._asked,
+            torch_flags=self._torch_flags,
             window=window,
             journal=self._journal.path,
             step_num=step,
@@ -474,7 +474,7 @@ class profile(Results):
 
     def _step_after(self, window: Window) -> int:
         steps, stopping = window.steps, self._stopping
-        if not self._asked.steps or not steps:
+        if not self._torch_flags.steps or not steps:
             return self.step_num if stopping is None else stopping
         at, number = self._renumbered
         last = (number if steps[-1].start_ns <= at < window.end_ns else steps[-1].number) + 1

@@ -78,7 +78,7 @@ class record_function:
 
 def _programs_profiler_records() -> bool:
     """Whether a profiler of torch that is none of ours records on this thread."""
-    return "torch.profiler" in sys.modules and slot.taken and not slot.emits and not session.here
+    return "torch.profiler" in sys.modules and slot.is_occupied and not slot.emits and not session.here
 
 
 def _span(name: str, args: str | None) -> span:

@@ -17,8 +17,8 @@ from stepscope.compat.torch.events.function_events import FunctionEvents
 from stepscope.compat.torch.events.profiler_util import build_tree
 from stepscope.compat.torch.events.window_spans import WindowSpans
 from stepscope.compat.torch.windows.chrome_export import export_window
-from stepscope.compat.torch.windows.cycle import Asked, Cycle
-from stepscope.compat.torch.windows.memory_timeline import NEEDS, KeptResults, export_memory_timeline
+from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults, export_memory_timeline
 from stepscope.exporters.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.events import clock
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class Results(ABC):
-    """The half of `torch.profiler.profile` that is asked. Anything may be asked and exported any number of times."""
+    """The half of `torch.profiler.profile` that returns and exports results, any number of times."""
 
-    _asked: Asked
-    _kept: KeptResults | None = None
+    _torch_flags: TorchFlags
+    _results: LatestResults | None = None
     post_processing_timeout_s: float | None = None
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class Results(ABC):
         """
         _need_torch("key_averages()")
         cycles = self._counted()
-        asked = self._asked
+        torch_flags = self._torch_flags
         grouped = group_by_input_shape or group_by_stack_n > 0 or group_by_overload_name
-        if not (grouped or asked.profile_memory or asked.with_flops or asked.use_device):
+        if not (grouped or torch_flags.profile_memory or torch_flags.with_flops or torch_flags.use_device):
             return averages(WindowSpans(cycle) for cycle in cycles)
         return self.events().key_averages(group_by_input_shape, group_by_stack_n, group_by_overload_name)
 
@@ -107,7 +107,7 @@ class Results(ABC):
         lists = [FunctionEvents(cycle, deadline).build() for cycle in cycles]
         if not lists:
             util: Any = import_module("torch.autograd.profiler_util")
-            empty = util.EventList([], profile_memory=self._asked.profile_memory)
+            empty = util.EventList([], profile_memory=self._torch_flags.profile_memory)
             build_tree(empty)
             return empty
         for further in lists[1:]:
@@ -140,7 +140,7 @@ class Results(ABC):
             ProfilerStateError: if there is no window yet, or stacks were not recorded.
             ValueError: if there is no such metric.
         """
-        if not self._asked.with_stack:
+        if not self._torch_flags.with_stack:
             raise ProfilerStateError("export_stacks() needs stacks: make the profile with with_stack=True")
         self._last("stacks")
         events = self.events()
@@ -157,12 +157,12 @@ class Results(ABC):
         Raises:
             ProfilerStateError: if shapes, memory and stacks were not recorded, or the window is not the last.
         """
-        missing = [name for name in NEEDS if not getattr(self._asked, name)]
-        if missing or self._kept is None:
+        missing = [name for name in NEEDS if not getattr(self._torch_flags, name)]
+        if missing or self._results is None:
             wanted = ", ".join(f"{name}=True" for name in missing)
             raise ProfilerStateError(f"export_memory_timeline() needs more: make the profile with {wanted}")
-        result = self._kept.of(self._last("a memory timeline").window)
-        export_memory_timeline(result, path, device, self._asked.use_device)
+        result = self._results.of(self._last("a memory timeline").window)
+        export_memory_timeline(result, path, device, self._torch_flags.use_device)
 
     def get_trace_id(self) -> str | None:
         """Identifies the last window; `None` before there is one."""
@@ -213,7 +213,7 @@ def export_facts(cycle: Cycle, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Facts that an export of a window has beside its events, as torch writes them: the settings, the ranks and the metadata."""
     flags = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
     return {
-        **{flag: 1 for flag in flags if getattr(cycle.asked, flag)},
+        **{flag: 1 for flag in flags if getattr(cycle.torch_flags, flag)},
         "trace_id": cycle.trace_id,
         **groups.of_window(cycle.window.end_ns),
         **metadata,
@@ -232,8 +232,8 @@ class View(Results):
         super().__init__()
         self._owner = owner
         self._frozen = tuple(cycles)
-        self._asked = cycles[-1].asked
-        self._kept = owner._kept
+        self._torch_flags = cycles[-1].torch_flags
+        self._results = owner._results
         self._metadata = Metadata()
         self.post_processing_timeout_s = owner.post_processing_timeout_s
         self.step_num = cycles[-1].step_num

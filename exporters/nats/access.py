@@ -50,7 +50,10 @@ class NatsAccess(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def options(self) -> list[str]:
         """The same as options of the command line."""
-        given = ((f"--nats-{name.replace('_', '-')}", getattr(self, name)) for name in self.__struct_fields__)
+        options = ((f"--nats-{name.replace('_', '-')}", getattr(self, name)) for name in self.__struct_fields__)
         return [
-            word for option, value in given if value for word in ((option,) if value is True else (option, str(value)))
+            word
+            for option, value in options
+            if value
+            for word in ((option,) if value is True else (option, str(value)))
         ]

@@ -44,11 +44,11 @@ class Guarded(Client):
         super().__init__()
         self._servers_meant = servers
         places = {"_process_info": Client, "_current_server": self, "_transport": self}
-        gone = [name for name, owner in places.items() if not hasattr(owner, name)]
-        if gone:
+        missing = [name for name, owner in places.items() if not hasattr(owner, name)]
+        if missing:
             raise NatsError(
-                f"nats: nats-py {version('nats-py')} has no Client.{', Client.'.join(gone)}, private names that it takes to look at a "
-                "server before credentials are sent to it, so nothing is sent; take a version that has them"
+                f"nats: nats-py {version('nats-py')} has no Client.{', Client.'.join(missing)}, private names that it takes "
+                "to look at a server before credentials are sent to it, so nothing is sent; take a version that has them"
             )
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:

@@ -84,15 +84,15 @@ def _checked(url: str) -> SplitResult:
     """The parts of a URL. Whatever is wrong with it is said without it: it may hold a secret."""
     try:
         parts = urlsplit(url)
-        known = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts, known = urlsplit(""), False
+        parts, valid = urlsplit(""), False
     if "@" in url:
         raise ValueError(
             "the URL of a NATS server must not hold a user, a password or a token; give files that hold them: "
             "NatsAccess(credentials=...), NatsAccess(token_file=...) or NatsAccess(user=..., password_file=...); on the "
             "command line --nats-credentials, --nats-token-file, or --nats-user and --nats-password-file"
         )
-    if not known or parts.query or parts.fragment or parts.path.strip("/"):
+    if not valid or parts.query or parts.fragment or parts.path.strip("/"):
         raise ValueError("a NATS server must be such as nats://host:4222 or tls://host; what was given is not")
     return parts

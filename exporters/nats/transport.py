@@ -127,12 +127,12 @@ class NatsTransport(Transport):
                 await layout.create(jetstream, self._names, self._limits)
                 await self._greet(jetstream, names)
             self._max_bytes = client.max_payload - layout.OVERHEAD
-            beside = (
-                self._compare_clocks(lambda ping: self._ask(client, names.clock, ping)),
-                self._say_again(jetstream, names.key),
+            background = (
+                self._compare_clocks(lambda ping: self._request(client, names.clock, ping)),
+                self._repeat_hello(jetstream, names.key),
                 self._publish_summaries(client, names.live),
             )
-            tasks = [asyncio.ensure_future(work) for work in beside]
+            tasks = [asyncio.ensure_future(work) for work in background]
             try:
                 await self._publish_all(jetstream, names.frames, hello.stream)
             finally:
@@ -144,12 +144,12 @@ class NatsTransport(Transport):
                 await client.close()
 
     async def _greet(self, jetstream: JetStreamContext, names: StreamNames) -> None:
-        """Says whose stream it is, and continues where JetStream's last message of it ends."""
+        """Sends `Hello`, and continues where JetStream's last message of it ends."""
         await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._hello()))
         stored = await layout.stored_before(jetstream, self._names, names.frames)
         self._shipper.resume(max(stored, self._shipper.confirmed.number))
 
-    async def _ask(self, client: Client, subject: str, ping: bytes) -> None:
+    async def _request(self, client: Client, subject: str, ping: bytes) -> None:
         """Asks whichever collector takes the stream for its clock; perhaps none does now."""
         with contextlib.suppress(NatsError, TimeoutError, FormatError):
             reply = await client.request(subject, ping, timeout=self._settings.timeout)
@@ -157,8 +157,8 @@ class NatsTransport(Transport):
             if isinstance(header, protocol.Pong):
                 self._compared(header)
 
-    async def _say_again(self, jetstream: JetStreamContext, key: str) -> None:
-        """Says whose the stream is before that vanishes: who comes later needs it as long as there is anything of the stream."""
+    async def _repeat_hello(self, jetstream: JetStreamContext, key: str) -> None:
+        """Sends `Hello` again before the server deletes it: collectors need it as long as the stream has messages."""
         delay = layout.HELLO_SPARE / 2
         while True:
             await asyncio.sleep(delay)
@@ -173,7 +173,7 @@ class NatsTransport(Transport):
         """Publishes summaries as they come. While the connection is lost they wait, and the oldest are dropped."""
         while True:
             self._summarized.clear()
-            while client.is_connected and (summary := self._take_summary()) is not None:
+            while client.is_connected and (summary := self._next_summary()) is not None:
                 try:
                     await client.publish(subject, summary)
                 except NatsError as error:
@@ -230,7 +230,7 @@ class NatsTransport(Transport):
         """
         shipper = self._shipper
         oldest = shipper.confirmed.number
-        chunk = shipper.take(min(self._max_bytes, self._settings.message_bytes))
+        chunk = shipper.next_chunk(min(self._max_bytes, self._settings.message_bytes))
         if chunk is None:
             return None
         first, next = chunk.begin.number, chunk.end.number
@@ -241,7 +241,7 @@ class NatsTransport(Transport):
                     "set a larger max_payload",
                     self.where, first, f"{len(chunk.data):,}", f"{self._max_bytes:,}",
                 )  # fmt: skip
-            shipper.leave_out(chunk)
+            shipper.skip_chunk(chunk)
             return _Message(next, "", b"", oldest)
         data = protocol.encode(protocol.Frames(first, chunk.count, chunk.segment, chunk.begin.at), chunk.data)
         return _Message(next, f"{stream}:{first}:{next}", data, first if all_stored else oldest)
@@ -268,10 +268,10 @@ class NatsTransport(Transport):
 
 
 def _has_room(waiting: Sequence[tuple[_Message, object]]) -> bool:
-    """Whether another message may be published beside those that wait to be stored.
+    """Whether another message may be published in addition to those that wait to be stored.
 
     None follows a frame that is left out until all before it are stored: the next message says then that it does not come.
     """
     size = sum(len(message.data) for message, _ in waiting)
-    left_out = waiting and not waiting[-1][0].data
-    return len(waiting) < layout.IN_FLIGHT and size < layout.IN_FLIGHT_BYTES and not left_out
+    oversized = waiting and not waiting[-1][0].data
+    return len(waiting) < layout.IN_FLIGHT and size < layout.IN_FLIGHT_BYTES and not oversized

@@ -555,7 +555,7 @@ class Conversion:
         """Returns requests for the rest of a window, and for its own span."""
         buffer = self._window(window.index)
         del self._windows[window.index]
-        yield from self._convert(buffer, buffer.take_all(), final=True)
+        yield from self._convert(buffer, buffer.drain(), final=True)
         steps = {step.number: (step.start_ns, step.end_ns) for step in window.steps}
         about: dict[str, Any] = {
             "stepscope.window.steps": len(window.steps),
@@ -569,7 +569,7 @@ class Conversion:
         """Returns requests for windows that were not closed, and for the run's own span."""
         for index in sorted(self._windows):
             buffer = self._windows.pop(index)
-            yield from self._convert(buffer, buffer.take_all(), final=True)
+            yield from self._convert(buffer, buffer.drain(), final=True)
             yield from self._end(buffer, buffer.first, buffer.last, {}, {"stepscope.window.complete": False})
         if self._first is None:
             return

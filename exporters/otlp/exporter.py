@@ -162,7 +162,7 @@ class OtlpExporter:
 
     def settle(self) -> Iterable[DeliveryResult]:
         """Returns what became of events since the last call."""
-        return self._outcomes.take()
+        return self._outcomes.drain()
 
     def _opened(self) -> Conversion:
         if self._conversion is None:

@@ -105,7 +105,7 @@ class RateLimit:
         self._tokens = 0.0
         self._at: int | None = None
 
-    def take(self, wanted: int, start: int, end: int) -> int:
+    def reserve(self, wanted: int, start: int, end: int) -> int:
         """Takes tokens for events that happened from `start` to `end`, in ns.
 
         Returns:
@@ -120,9 +120,9 @@ class RateLimit:
             self._tokens = min(self._tokens + self._rate * max((end - self._at) / 1e9, 0.0), capacity)
             self._at = max(self._at, end)
         # A rate below one a second collects parts of a token over several calls.
-        taken = min(wanted, int(self._tokens))
-        self._tokens -= taken
-        return taken
+        count = min(wanted, int(self._tokens))
+        self._tokens -= count
+        return count
 
 
 class Rows:
@@ -184,14 +184,14 @@ class WindowBuffer:
             before, self._complete = self._complete, self._latest
             self._latest = max(self._latest, int(steps["step"].max()))
             if self._complete > before:
-                return self._take_steps(self._complete)
+                return self._drain_steps(self._complete)
         if self._count > self._max_events or self._newest - self._oldest > self._max_ns:
-            return self.take_all()
+            return self.drain()
         return None
 
-    def take_all(self) -> Rows:
+    def drain(self) -> Rows:
         """Removes all events from the buffer and returns them."""
-        return self._take(self._batches, [])
+        return self._drain_rows(self._batches, [])
 
     def put_back(self, rows: Rows, orphans: Mask) -> None:
         """Buffers spans again whose parents have not ended; they are among the next events that are taken."""
@@ -224,22 +224,22 @@ class WindowBuffer:
             found = np.where(contains & spans, RUN_TRACE, found)
         return found  # type: ignore[no-any-return]
 
-    def _take_steps(self, last: int) -> Rows:
-        taken: list[EventBatch] = []
+    def _drain_steps(self, last: int) -> Rows:
+        ended: list[EventBatch] = []
         rest: list[EventBatch] = []
         for batch in self._batches:
             early = batch.events["step"] <= last
             if early.all():
-                taken.append(batch)
+                ended.append(batch)
             elif early.any():
-                taken.append(EventBatch(batch.source, batch.window, batch.events[early], batch.args))
+                ended.append(EventBatch(batch.source, batch.window, batch.events[early], batch.args))
                 rest.append(EventBatch(batch.source, batch.window, batch.events[~early], batch.args))
             else:
                 rest.append(batch)
-        return self._take(taken, rest)
+        return self._drain_rows(ended, rest)
 
-    def _take(self, taken: list[EventBatch], rest: list[EventBatch]) -> Rows:
-        rows = Rows(self._orphans + taken)
+    def _drain_rows(self, batches: list[EventBatch], rest: list[EventBatch]) -> Rows:
+        rows = Rows(self._orphans + batches)
         self._orphans, self._batches = [], rest
         self._count = sum(map(len, rest))
         self._oldest = min((int(batch.events["ts"].min()) for batch in rest), default=FOREVER)
@@ -327,10 +327,10 @@ class Selection:
     def _find_orphans(self, spans: Mask, is_sent: Callable[[int], bool], final: bool) -> Mask:
         """Spans of the run's trace whose topmost ancestor here has a parent that has not arrived."""
         orphans: Mask = np.zeros(len(spans), np.bool_)
-        outside = np.flatnonzero(spans & self._passing & (self.trace_step == RUN_TRACE))
-        if final or not len(outside):
+        stepless = np.flatnonzero(spans & self._passing & (self.trace_step == RUN_TRACE))
+        if final or not len(stepless):
             return orphans
-        top = outside.copy()
+        top = stepless.copy()
         for _ in range(MAX_DEPTH):
             above = self.parent[top]
             if (above < 0).all():
@@ -339,7 +339,7 @@ class Selection:
         missing = self.parent[top] == UNKNOWN
         missing[missing] = [not is_sent(span) for span in self._events["parent"][top[missing]].tolist()]
         if int(missing.sum()) <= MAX_ORPHANS:
-            orphans[outside[missing]] = True
+            orphans[stepless[missing]] = True
         return orphans
 
     def _limit(self, candidates: Mask, limit: RateLimit) -> Mask:
@@ -348,7 +348,7 @@ class Selection:
         if not len(indices):
             return candidates
         events = self._events[indices]
-        allowed = limit.take(len(indices), int(events["ts"].min()), int(events["ts"].max()))
+        allowed = limit.reserve(len(indices), int(events["ts"].min()), int(events["ts"].max()))
         if allowed == len(indices):
             return candidates
         self._drop("rate", len(indices) - allowed)
@@ -394,7 +394,7 @@ class Selection:
             return indices[:0]
         times = self._events["ts"][indices]
         indices = indices[np.argsort(times, kind="stable")]
-        allowed = limit.take(len(indices), int(times.min()), int(times.max()))
+        allowed = limit.reserve(len(indices), int(times.min()), int(times.max()))
         self._drop("rate", len(indices) - allowed)
         return indices[len(indices) - 1 - np.arange(allowed) * len(indices) // max(allowed, 1)][::-1]
 

@@ -174,8 +174,8 @@ class Sender:
             if self._throttled and self._not_before >= deadline:
                 tried = f"not tried: it is to come again in {self._not_before - anyio.current_time():.0f} s"
                 raise BrokenError(f"{self.target}: {self._failure}; {tried}")
-            while (left := min(self._not_before, deadline) - anyio.current_time()) > 0:
-                with anyio.move_on_after(left):
+            while (remaining := min(self._not_before, deadline) - anyio.current_time()) > 0:
+                with anyio.move_on_after(remaining):
                     await self._retry_now.wait()
             try:
                 response = await self._post(body)

@@ -51,7 +51,7 @@ class Address:
         self.is_local = is_local(parts.hostname or "")
         self.token_file = token if isinstance(token, Path) else None
         """The file that holds the token, if one does."""
-        self.token_given = bool(token)
+        self.has_token = bool(token)
         """Whether there is a token that others cannot take from the environment."""
         self._token = token
         if scheme == "ws" and not (insecure or self.is_local):
@@ -108,12 +108,12 @@ def _checked(url: str) -> SplitResult:
         raise TypeError(f"url must be a str such as ws://host:7788, {got(url)}")
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("ws", "wss", "http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in ("ws", "wss", "http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts, known = urlsplit(""), False
+        parts, valid = urlsplit(""), False
     if parts.username is not None or parts.password is not None:
         raise ValueError("the collector's url must not hold a user or a password; give token=...")
-    if not known:
+    if not valid:
         likely = f"; did you mean {f'ws://{url}'!r}?" if _HOST.fullmatch(url) else ""
         raise ValueError(f"the collector's url must be such as ws://host:7788 or wss://host, got {url[:200]!r}{likely}")
     if parts.query or parts.fragment:

@@ -130,4 +130,4 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
         shipper.close()
     if is_buffer(journal) and not shipper.left_out_frames:
         delete_buffer(journal)
-    return Delivered(head.stream, shipper.take_confirmed().total(), shipper.left_out, shipper.left_out_frames)
+    return Delivered(head.stream, shipper.drain_confirmed().total(), shipper.left_out, shipper.left_out_frames)

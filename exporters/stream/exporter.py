@@ -117,9 +117,9 @@ class CollectorExporter:
         """When the last summary was made, in seconds of the loop's clock."""
         self._run: Run | None = None
         self._exported: Counter[int] = Counter()
-        """Events that were given to `export` and whose outcome was not reported, by window."""
-        self._given = 0
-        """Events that were given to `export`."""
+        """Events that were passed to `export` and whose outcome was not reported, by window."""
+        self._received = 0
+        """Events passed to `export`."""
         self._confirmed: Counter[int] = Counter()
         """Events that the collector confirmed, and that are not reported yet: `export` may be called later."""
         self._outcomes = Outcomes()
@@ -213,10 +213,10 @@ class CollectorExporter:
     async def _beat(self) -> None:
         """Sends a summary without steps where none end, so that the collector knows that the process is there."""
         while True:
-            left = self._summarized + BEAT_S - self._loop.time()
-            if left <= 0:
+            remaining = self._summarized + BEAT_S - self._loop.time()
+            if remaining <= 0:
                 self._summarize(NO_FACTS)
-            await asyncio.sleep(max(left, 1.0))
+            await asyncio.sleep(max(remaining, 1.0))
 
     async def _obey(self, text: bytes) -> bytes:
         """Carries out a command of the collector's."""
@@ -234,7 +234,7 @@ class CollectorExporter:
         if self._shipper is None:
             raise ClosedError("the collector's exporter was not opened")
         self._exported[batch.window] += len(batch)
-        self._given += len(batch)
+        self._received += len(batch)
         if self._buffer is None:
             return
         before = self._buffer.written + self._buffer.dropped_cap
@@ -257,26 +257,26 @@ class CollectorExporter:
             journal = self._journal
             self._ending = True
             self._summarize(NO_FACTS)
-            await self._transport.settled(lambda: not journal.is_open)
+            await self._transport.wait_finished(lambda: not journal.is_open)
             await journal.changed.wait_for(lambda: not journal.is_open)  # else fewer events would count as kept
             await self._transport.close()
         except asyncio.CancelledError:
-            if problem := await self._leave():
+            if problem := await self._save_unsent():
                 raise OutputError(problem) from None
             raise
-        if problem := await self._leave():
+        if problem := await self._save_unsent():
             raise OutputError(problem)
 
     def settle(self) -> list[DeliveryResult]:
         """Returns outcomes since the last call: events that were confirmed, or are in the journal when the run ends, are exported."""
         if not self._closed:
             self._account()
-        return self._outcomes.take()
+        return self._outcomes.drain()
 
     def _account(self) -> None:
         """Counts confirmed events as exported."""
         if self._shipper is not None:
-            self._confirmed += self._shipper.take_confirmed()
+            self._confirmed += self._shipper.drain_confirmed()
         for window in [*self._confirmed]:
             count = min(self._confirmed[window], self._exported[window])
             self._outcomes.export(window, count)
@@ -319,7 +319,7 @@ class CollectorExporter:
         if self._exported[window] <= 0:
             del self._exported[window]
 
-    async def _leave(self) -> str:
+    async def _save_unsent(self) -> str:
         """Ends everything at once. Returns what is wrong; empty if nothing is."""
         assert self._transport is not None and self._shipper is not None and self._journal is not None
         shipper, journal, statistics = self._shipper, self._journal, self._transport.statistics()
@@ -334,7 +334,7 @@ class CollectorExporter:
         why = f"{self._transport.where}: {statistics.last_error or 'not confirmed in time'}"
         complete = shipper.is_confirmed and not journal.is_open
         if not complete:
-            self._keep(journal)
+            self._count_unsent(journal)
             command = shlex.join(["stepscope", "deliver", str(journal.path), *self._delivery()])
             self.kept = UnsentFiles(str(journal.path), why, command)
         shipper.close()
@@ -350,19 +350,19 @@ class CollectorExporter:
             f"{shipper.left_out:,} events, or ends of windows"
         )
 
-    def _keep(self, journal: LiveJournal) -> None:
-        """Counts events that are in the journal as kept. It does not say of which windows others are: the newest count as lost."""
-        lost = max(self._given - (journal.written - journal.lost - journal.deleted_unsent), 0)
+    def _count_unsent(self, journal: LiveJournal) -> None:
+        """Counts events that are in the journal as unsent. The windows of other events are unknown: the newest count as lost."""
+        lost = max(self._received - (journal.written - journal.lost - journal.deleted_unsent), 0)
         for window in sorted(self._exported):
             count = min(self._exported[window], max(self._exported.total() - lost, 0))
-            self._outcomes.keep(window, count)
+            self._outcomes.add_unsent(window, count)
             self._remove(window, count)
 
     def _delivery(self) -> list[str]:
         """Options with which `stepscope deliver` sends the journal to the same collector."""
         assert self._transport is not None
-        asked = self._address.token_given or NO_TOKEN in self._transport.statistics().last_error
-        token = ["--token-file", str(self._address.token_file or "FILE")] if asked else []
+        needs_token = self._address.has_token or NO_TOKEN in self._transport.statistics().last_error
+        token = ["--token-file", str(self._address.token_file or "FILE")] if needs_token else []
         return ["--url", self.url, *token, *(["--insecure"] if self._settings.insecure else [])]
 
 

@@ -135,7 +135,7 @@ class Shipper:
         """Bytes that can be taken."""
         return max(self.end - self._reader.position[1], 0)
 
-    def take(self, max_bytes: int) -> Chunk | None:
+    def next_chunk(self, max_bytes: int) -> Chunk | None:
         """The next frames to send: up to `max_bytes`, but at least one frame. `None` if there is none."""
         reader, end = self._reader, self.end
         pieces: list[bytes] = []
@@ -169,10 +169,10 @@ class Shipper:
         self.sent_bytes += size
         return chunk
 
-    def leave_out(self, chunk: Chunk) -> None:
-        """Notes that the chunk that was taken last is not sent: its events are never confirmed."""
-        left_out = msgspec.structs.replace(chunk, events=Counter(), left_out=chunk.events.total())
-        self._unconfirmed[-1] = left_out
+    def skip_chunk(self, chunk: Chunk) -> None:
+        """Notes that the last chunk is not sent: its events are never confirmed."""
+        skipped = msgspec.structs.replace(chunk, events=Counter(), left_out=chunk.events.total())
+        self._unconfirmed[-1] = skipped
 
     def confirm(self, next: int) -> None:
         """The collector has all frames before number `next`."""
@@ -196,10 +196,10 @@ class Shipper:
         """
         self._unconfirmed.clear()
         self.sent_bytes = 0
-        reader, place, known = self._reader, self.confirmed, self._checksum
+        reader, place, stored = self._reader, self.confirmed, self._checksum
         if next < place.number:  # it has lost frames that it had
             reader.restart()
-            place, known = Place(*reader.position), None
+            place, stored = Place(*reader.position), None
         reader.resume(place.number, place.at)
         events: Counter[int] = Counter()
         while place.number < next:
@@ -210,18 +210,18 @@ class Shipper:
             if number > next:  # frames are missing here, and the collector has some of them
                 break
             place = Place(number, at)
-            known = fmt.FRAME_HEADER.unpack(reader.files.pread(fmt.FRAME_HEADER.size, reader.head[0]))[-1]
+            stored = fmt.FRAME_HEADER.unpack(reader.files.pread(fmt.FRAME_HEADER.size, reader.head[0]))[-1]
             if number > self._counted:
                 events += found
-        if place.number == next and None not in (checksum, known) and checksum != known:
+        if place.number == next and None not in (checksum, stored) and checksum != stored:
             raise FormatError(
                 f"the collector has another frame {next - 1} than {self.path}: the machine may have lost power; "
                 "deliver the journal to another directory"
             )
         reader.resume(place.number, place.at)
-        self._advance(place, known, events)
+        self._advance(place, stored, events)
 
-    def take_confirmed(self) -> Counter[int]:
+    def drain_confirmed(self) -> Counter[int]:
         """Number of events, by window, that were confirmed since the last call."""
         events, self._events = self._events, Counter()
         return events

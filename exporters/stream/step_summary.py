@@ -57,23 +57,23 @@ def summary_of(facts: Facts, *, events: int, lost: int) -> StepSummary:
         events: written to the journal so far.
         lost: events that the journal does not have.
     """
-    left_out = max(len(facts) - MAX_SUMMARY_STEPS, 0)
-    facts = facts[left_out:]
+    omitted = max(len(facts) - MAX_SUMMARY_STEPS, 0)
+    facts = facts[omitted:]
     if not len(facts):
-        return StepSummary(events, lost, left_out, [], b"")
+        return StepSummary(events, lost, omitted, [], b"")
     begin, end, step, window = (facts[name] for name in ("begin", "end", "step", "window"))
     follows = (begin[1:] == end[:-1]) & (step[1:] == step[:-1] + 1) & (window[1:] == window[:-1])
     begins: list[int] = [0, *(np.flatnonzero(~follows) + 1).tolist()][-MAX_SUMMARY_RUNS:]
     if begins[0]:
         rest = summary_of(facts[begins[0] :], events=events, lost=lost)
-        return msgspec.structs.replace(rest, left_out=left_out + begins[0])
+        return msgspec.structs.replace(rest, left_out=omitted + begins[0])
     borders = [*begins, len(facts)]
     packed = _packed(facts)
     runs = [
         StepRun(int(window[first]), int(step[first]), int(begin[first]), packed[first:last].tobytes())
         for first, last in zip(borders[:-1], borders[1:], strict=True)
     ]
-    return StepSummary(events, lost, left_out, runs, _sums(facts).tobytes())
+    return StepSummary(events, lost, omitted, runs, _sums(facts).tobytes())
 
 
 def _packed(facts: Facts) -> NDArray[np.void]:
@@ -88,8 +88,8 @@ def _packed(facts: Facts) -> NDArray[np.void]:
     excess[:, [*_COMMUNICATION, _DATA]] = -1
     most = excess.argmax(axis=1)
     rows = np.arange(len(facts))
-    known = excess[rows, most] >= 0
-    packed["phase"] = np.where(known & (phases[rows, most] > 0), most, NO_PHASE)
+    has_phase = excess[rows, most] >= 0
+    packed["phase"] = np.where(has_phase & (phases[rows, most] > 0), most, NO_PHASE)
     packed["share"] = np.where(packed["phase"] != NO_PHASE, _share(phases[rows, most], durations), 0)
     return packed  # type: ignore[no-any-return]
 
@@ -244,8 +244,8 @@ def _facts_of(summary: StepSummary) -> Facts:
     facts["collections"] = np.rint(by_collection * _positive(sums["collections"]))
     for name in SIGNALS:
         total = float(sums[name])
-        known = abs(total) < MOST_READ
-        facts[name] = np.nan if not known else total if name == "resident_bytes" else by_time * total
+        readable = abs(total) < MOST_READ
+        facts[name] = np.nan if not readable else total if name == "resident_bytes" else by_time * total
     return facts  # type: ignore[no-any-return]
 
 

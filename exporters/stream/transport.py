@@ -105,10 +105,10 @@ class Transport(ABC):
         self._summaries.append(message)
         self._summary_bytes += len(message)
         while self._summary_bytes > MAX_SUMMARY_BYTES:
-            self._take_summary()
+            self._next_summary()
         self._news.set()
 
-    def _take_summary(self) -> bytes | None:
+    def _next_summary(self) -> bytes | None:
         """The oldest summary that was not sent; `None` if there is none."""
         if not self._summaries:
             return None
@@ -116,7 +116,7 @@ class Transport(ABC):
         self._summary_bytes -= len(message)
         return message
 
-    async def settled(self, is_complete: Callable[[], object] = lambda: True) -> None:
+    async def wait_finished(self, is_complete: Callable[[], object] = lambda: True) -> None:
         """Waits until the journal is complete and confirmed, or the other end refuses it."""
         self._hurry()
         while not (is_complete() and self._shipper.is_confirmed) and not self._refused:
@@ -187,11 +187,11 @@ class Transport(ABC):
         self._last_error, self._refused = error or self._last_error, refused
         self._changed.set()
 
-    async def _compare_clocks(self, ask: Callable[[bytes], Awaitable[object]]) -> None:
+    async def _compare_clocks(self, send: Callable[[bytes], Awaitable[object]]) -> None:
         """Asks for the collector's clock, often at first; who gets the answer gives it to `_compared`."""
         count = 0
         while True:
-            await ask(protocol.encode(protocol.Ping(clock.now())))
+            await send(protocol.encode(protocol.Ping(clock.now())))
             count += 1
             early = count < FIRST_SYNCS
             await asyncio.sleep(self._settings.first_sync if early else self._settings.sync_interval)

@@ -114,8 +114,8 @@ class WebSocketTransport(Transport):
             return "the proxy that the environment names is none: it must be a URL such as http://host:port", False
         if isinstance(failure, InvalidMessage) and self._address.url.startswith("ws:") and not self._connections:
             return wants_tls("wss"), False
-        if said := wants_plain(failure, "ws"):
-            return said, True
+        if problem := wants_plain(failure, "ws"):
+            return problem, True
         if isinstance(failure, WebSocketException):
             return f"{type(failure).__name__}: {failure}", False
         return super()._reason(failure)
@@ -185,14 +185,16 @@ class WebSocketTransport(Transport):
         loop, sent = asyncio.get_running_loop(), -math.inf
         while True:
             self._news.clear()
-            while (summary := self._take_summary()) is not None:
+            while (summary := self._next_summary()) is not None:
                 await socket.send(summary)
             has_room = self._shipper.sent_bytes < IN_FLIGHT
-            left = 0.0 if self._hurried or self._shipper.unsent_bytes >= SMALL else sent + self._gather_s - loop.time()
-            chunk = self._shipper.take(self._message_bytes) if has_room and left <= 0 else None
+            remaining = (
+                0.0 if self._hurried or self._shipper.unsent_bytes >= SMALL else sent + self._gather_s - loop.time()
+            )
+            chunk = self._shipper.next_chunk(self._message_bytes) if has_room and remaining <= 0 else None
             if chunk is None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left if left > 0 else None):
+                    async with asyncio.timeout(remaining if remaining > 0 else None):
                         await self._news.wait()
                 continue
             sent = loop.time()
@@ -201,7 +203,7 @@ class WebSocketTransport(Transport):
             if len(message) <= self._largest:
                 await socket.send(message)
             else:
-                self._shipper.leave_out(chunk)
+                self._shipper.skip_chunk(chunk)
                 log.error(
                     "%s: frame %d is left out: it takes %s bytes, and the collector takes %s (--max-message)",
                     self.where, chunk.begin.number, f"{len(message):,}", f"{self._largest:,}",
@@ -242,8 +244,8 @@ class WebSocketTransport(Transport):
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        while (left := self._last_received + self._settings.timeout * self._patience - loop.time()) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(left)
+        while (remaining := self._last_received + self._settings.timeout * self._patience - loop.time()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(remaining)
         # It may be slow: less is sent at once next time, and it has longer to answer.
         self._message_bytes = max(self._message_bytes // 4, SMALLEST)
         self._patience = min(2 * self._patience, MOST_PATIENCE)

@@ -145,10 +145,10 @@ class Patterns:
         ) and not any(fnmatchcase(name, glob) for glob in self._exclude)
 
 
-def _globs(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
-    if not isinstance(given, Iterable):
-        raise TypeError(f"{argument} takes globs such as 'load_*', {got(given)}")
-    globs = (given,) if isinstance(given, str) else tuple(given)
+def _globs(argument: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{argument} takes globs such as 'load_*', {got(value)}")
+    globs = (value,) if isinstance(value, str) else tuple(value)
     for glob in globs:
         if not isinstance(glob, str):
             raise TypeError(f"{argument} takes globs such as 'load_*', {got(glob)}")

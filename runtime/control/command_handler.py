@@ -69,16 +69,16 @@ class CommandHandler:
                 answer(windows=self._profiler.armed())
 
     def _end_on_all_ranks(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
-        asked = command.end_request()
-        if asked.command == "extend" and bool(asked.steps) == bool(asked.seconds):
+        request = command.end_request()
+        if request.command == "extend" and bool(request.steps) == bool(request.seconds):
             answer(error="extend takes a number of steps or seconds")
             return
 
         def on_answer(armed: Armed) -> None:
-            nothing = asked.command == "abort" and armed.reason == NOTHING_WAITS
+            nothing = request.command == "abort" and armed.reason == NOTHING_WAITS
             answer(windows=()) if nothing else answer(armed=armed)
 
-        self._router.all_ranks(asked, trigger, on_answer, key=os.urandom(16).hex())
+        self._router.all_ranks(request, trigger, on_answer, key=os.urandom(16).hex())
 
     def _propose(self, command: Command, trigger: str) -> Armed:
         gate = RemoteGate()

@@ -190,9 +190,9 @@ class Controller:
     def _signalled(self) -> None:
         """Called by the handler of SIGUSR2."""
         self._signals += 1
-        self._task.call_soon(self._take_signal)
+        self._task.call_soon(self._handle_signal)
 
-    def _take_signal(self) -> None:
+    def _handle_signal(self) -> None:
         if self._signals:  # several signals at once are one request
             self._signals = 0
             request = WindowRequest(steps=self.settings.signal_steps, run_id="")

@@ -28,7 +28,7 @@ class RequestHistory:
         self._path = str(path)
         self._accepted = _accepted if shared else {}
         self._shown: dict[WindowRequest, int] = {}
-        self._asked: set[WindowRequest] = set()
+        self._pending: set[WindowRequest] = set()
         self._refused: set[WindowRequest] = set()
         """Refused before this rank had read the file."""
 
@@ -45,12 +45,12 @@ class RequestHistory:
             if accepted.owner is self and not times:
                 return ""
             return f"this request was taken already ({accepted.answer}); another run_id records it again"
-        if request in self._asked:
+        if request in self._pending:
             return "this request was asked for already, and is not decided on yet; another run_id makes it another one"
         if request in self._refused:
             self._refused.discard(request)
             return ""
-        self._asked.add(request)
+        self._pending.add(request)
         return None
 
     def times(self, request: WindowRequest) -> int:
@@ -59,7 +59,7 @@ class RequestHistory:
 
     def decided(self, request: WindowRequest, answer: Armed) -> None:
         """Records the answer. A refused request may be repeated."""
-        self._asked.discard(request)
+        self._pending.discard(request)
         if not answer and request not in self._shown:
             self._refused.add(request)
         if answer:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.agreement.plans import Asked
+from stepscope.runtime.control.agreement.plans import AnyRequest
 from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.requests.armable import Armable
@@ -57,7 +57,7 @@ class RequestRouter:
 
         Args:
             trigger: what asks for it.
-            on_answer: is given the answer; without one, a rank that is not among those asked for is no refusal.
+            on_answer: is called with the answer; without one, a rank that the request does not name is no refusal.
             key: what makes equal requests of several ranks one; see `Agreement.ask`.
             gate: of the window, where each rank uses its own steps.
         """
@@ -73,35 +73,35 @@ class RequestRouter:
             if on_answer is not None:
                 on_answer(armed)
 
-    def all_ranks(self, asked: Asked, trigger: str, on_answer: OnAnswer | None = None, key: str = "") -> None:
+    def all_ranks(self, request: AnyRequest, trigger: str, on_answer: OnAnswer | None = None, key: str = "") -> None:
         """Asks rank 0 for a window on all ranks, or for another end of what runs; there must be an agreement."""
         assert self.agreement is not None
         if on_answer is not None:
-            self._waiting.append((_named(asked, trigger), on_answer))
-        self.agreement.ask(asked, trigger, key)
+            self._waiting.append((_named(request, trigger), on_answer))
+        self.agreement.ask(request, trigger, key)
 
-    def decided(self, asked: Asked, trigger: str, armed: Armed) -> None:
-        """This came of it; also for what another rank has asked for."""
-        if self._history is not None and trigger == "file" and isinstance(asked, WindowRequest):
-            self._history.decided(asked, armed)
+    def decided(self, request: AnyRequest, trigger: str, armed: Armed) -> None:
+        """Reports the decision on a request, also of another rank."""
+        if self._history is not None and trigger == "file" and isinstance(request, WindowRequest):
+            self._history.decided(request, armed)
         if armed:
-            self.report(asked, trigger, str(armed))
+            self.report(request, trigger, str(armed))
         else:
-            self.refuse(asked, trigger, str(armed))
-        name = _named(asked, trigger)
+            self.refuse(request, trigger, str(armed))
+        name = _named(request, trigger)
         for waiting in [waiting for waiting in self._waiting if waiting[0] == name]:
             self._waiting.remove(waiting)
             waiting[1](armed)
 
-    def refuse(self, asked: Asked | str, trigger: str, answer: str) -> None:
+    def refuse(self, request: AnyRequest | str, trigger: str, answer: str) -> None:
         """Reports a refusal."""
         if self._refused is not None:
             self._refused(answer)
-        self.report(asked, trigger, answer, logging.INFO if self._refused else logging.WARNING)
+        self.report(request, trigger, answer, logging.INFO if self._refused else logging.WARNING)
 
-    def report(self, asked: Asked | str, trigger: str, answer: str, level: int = logging.INFO) -> None:
+    def report(self, request: AnyRequest | str, trigger: str, answer: str, level: int = logging.INFO) -> None:
         """Tells log and status file what was answered to a request, or to something of this name."""
-        text, run_id = (asked, "") if isinstance(asked, str) else (asked.text(), asked.run_id)
+        text, run_id = (request, "") if isinstance(request, str) else (request.text(), request.run_id)
         log.log(level, "control: %s, asked for by %s: %s", text, trigger, answer)
         if self._status is not None:
             self._status.put_answer(text, answer, trigger=trigger, run_id=run_id)
@@ -113,5 +113,5 @@ class RequestRouter:
             on_answer(Armed(False, reason="the profiler was closed"))
 
 
-def _named(asked: Asked, trigger: str) -> str:
-    return f"{trigger} {asked!r}"
+def _named(request: AnyRequest, trigger: str) -> str:
+    return f"{trigger} {request!r}"

@@ -63,11 +63,11 @@ def clip(events: Block, intervals: list[Interval]) -> Block:
     starts, stops = np.array(intervals, np.int64).T
     ts, last, long = events["ts"], ends(events), has_duration(events)
     at = np.searchsorted(stops, ts, side="right")
-    known = at < len(stops)
+    before_end = at < len(stops)
     start, stop = starts[np.minimum(at, len(stops) - 1)], stops[np.minimum(at, len(stops) - 1)]
-    whole = known & (ts >= start) & (~long | (last <= stop))
+    whole = before_end & (ts >= start) & (~long | (last <= stop))
     # Few events cross a border, so only these are processed interval by interval.
-    crossing = known & long & ~whole & (last > start)
+    crossing = before_end & long & ~whole & (last > start)
     if not crossing.any():
         inside: Block = events[whole]
         return inside

@@ -50,8 +50,8 @@ def _reduce(value: Any, depth: int, items: int | None, room: Iterator[int]) -> A
         if depth <= 0 or next(room, None) is None:
             return f"<{kind} of {len(container)}>"
         return [_reduce(item, depth - 1, items, room) for item in list(container)[:items]]
-    known = shown(value)
-    return f"<{kind}>" if known is None else _reduce(known, depth, items, room)
+    text = shown(value)
+    return f"<{kind}>" if text is None else _reduce(text, depth, items, room)
 
 
 def _key(key: Any) -> str:

@@ -211,14 +211,14 @@ class Rows:
         if steps is not None:
             here = steps[0] == track
             found.append((steps[1][here], steps[2][here]))
-        known = sum(spans.count for spans in others) + sum(len(begins) for begins, _ in found)
+        count = sum(spans.count for spans in others) + sum(len(begins) for begins, _ in found)
         cached = self._edges.get((source, track))
-        if cached is not None and cached[0] == known:
+        if cached is not None and cached[0] == count:
             return cached[1]
         found += [spans.on(track) for spans in others]
         none = np.zeros(0, np.int64)
         edges = Edges.of(
             np.concatenate([none, *(part[0] for part in found)]), np.concatenate([none, *(part[1] for part in found)])
         )
-        self._edges[source, track] = known, edges
+        self._edges[source, track] = count, edges
         return edges

@@ -58,11 +58,11 @@ def shown(value: object) -> str | dict[str, Any] | float | None:
     return None
 
 
-def _is(kind: type | None, known: Mapping[str, Collection[str]]) -> bool:
+def _is(kind: type | None, names_by_module: Mapping[str, Collection[str]]) -> bool:
     """Whether a type is one of these, and not another one with the same name."""
     if kind is None or type(kind.__module__) is not str:
         return False
-    names = known.get(kind.__module__)
+    names = names_by_module.get(kind.__module__)
     if names is None or kind.__name__ not in names:
         return False
     return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind

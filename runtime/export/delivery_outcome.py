@@ -18,23 +18,23 @@ class UnsentFiles(msgspec.Struct, frozen=True):
     """Command that sends them."""
 
 
-def counted(ledger: OutputLedger, kept: UnsentFiles | None = None) -> str:
+def counted(ledger: OutputLedger, unsent: UnsentFiles | None = None) -> str:
     """Outcome of all events: `0 of 80 events confirmed, 77 kept in runs/1/unsent/a (no answer), 3 dropped (undelivered)`.
 
     Args:
         ledger: accounts of a window or a run.
-        kept: files of unconfirmed events, if known.
+        unsent: files of unconfirmed events, if there are any.
     """
     if 0 < ledger.offered == ledger.in_flight:  # "0 of 80" would look like a failure
         return f"{ledger.offered:,} events not written yet"
     text = f"{ledger.exported - ledger.kept:,} of {ledger.offered:,} events"
-    if ledger.kept or kept is not None:
+    if ledger.kept or unsent is not None:
         what = f"{ledger.kept:,}" if ledger.kept else "the end of the stream"
-        text += f" confirmed, {what} kept" + (f" in {kept.place} ({kept.why})" if kept is not None else "")
+        text += f" confirmed, {what} kept" + (f" in {unsent.place} ({unsent.why})" if unsent is not None else "")
     text += "".join(f", {count:,} dropped ({reason})" for reason, count in ledger.dropped.items() if count)
     return text + (f", {ledger.in_flight:,} not written yet" if ledger.in_flight else "")
 
 
-def remedy(kept: UnsentFiles | None) -> str:
+def remedy(unsent: UnsentFiles | None) -> str:
     """How to send unconfirmed events, after a semicolon; empty if there are none."""
-    return "" if kept is None else f"; when this process has ended, send that with: {kept.command}"
+    return "" if unsent is None else f"; when this process has ended, send that with: {unsent.command}"

@@ -20,10 +20,10 @@ class Accounts:
     def __init__(self) -> None:
         self._offered: Counter[int] = Counter()
         self._exported: Counter[int] = Counter()
-        self._kept: Counter[int] = Counter()
+        self._unsent: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
         self._in_flight: Counter[int] = Counter()
-        self._past_offered = self._past_exported = self._past_kept = 0
+        self._past_offered = self._past_exported = self._past_unsent = 0
         self._past_dropped: Counter[str] = Counter()
         self._all_dropped = self._reported = 0
         self._closed: dict[int, None] = {}
@@ -44,8 +44,8 @@ class Accounts:
         """Counts dropped events, also of an old window."""
         if count:
             self._all_dropped += count
-            known = window in self
-            (self._dropped.setdefault(window, Counter()) if known else self._past_dropped)[reason] += count
+            is_open = window in self
+            (self._dropped.setdefault(window, Counter()) if is_open else self._past_dropped)[reason] += count
 
     def lose(self, lost: Lost) -> None:
         """Counts exported events as dropped instead: of one window, or the last exported ones."""
@@ -72,7 +72,7 @@ class Accounts:
         rest = self._in_flight.pop(window, 0)
         exported = min(result.exported, rest)
         self.export(window, exported)
-        self._add_kept(window, min(result.kept, exported))
+        self._add_unsent(window, min(result.kept, exported))
         rest -= exported
         for reason, count in result.dropped.items():
             dropped = min(count, rest)
@@ -81,11 +81,11 @@ class Accounts:
         if rest:
             self._in_flight[window] = rest
 
-    def _add_kept(self, window: int, count: int) -> None:
+    def _add_unsent(self, window: int, count: int) -> None:
         if window in self:
-            self._kept[window] += count
+            self._unsent[window] += count
         else:
-            self._past_kept += count
+            self._past_unsent += count
 
     def lose_all(self, reason: str) -> None:
         """Counts all exported events as dropped instead, as the output cannot be read."""
@@ -135,7 +135,7 @@ class Accounts:
         """Adds the accounts of this window to the sum of old windows."""
         self._past_offered += self._offered.pop(window, 0)
         self._past_exported += self._exported.pop(window, 0)
-        self._past_kept += self._kept.pop(window, 0)
+        self._past_unsent += self._unsent.pop(window, 0)
         if window in self._dropped:
             self._past_dropped += self._dropped.pop(window)
 
@@ -145,7 +145,7 @@ class Accounts:
     def ledger(self, window: int) -> OutputLedger:
         """Accounts of one window; empty for an old one."""
         offered, exported = self._offered.get(window, 0), self._exported.get(window, 0)
-        return _ledger(offered, exported, self._kept.get(window, 0), self._dropped.get(window, _NOTHING))
+        return _ledger(offered, exported, self._unsent.get(window, 0), self._dropped.get(window, _NOTHING))
 
     def total(self) -> OutputLedger:
         """Accounts of the run."""
@@ -155,10 +155,10 @@ class Accounts:
         return _ledger(
             self._past_offered + self._offered.total(),
             self._past_exported + self._exported.total(),
-            self._past_kept + self._kept.total(),
+            self._past_unsent + self._unsent.total(),
             dropped,
         )
 
 
-def _ledger(offered: int, exported: int, kept: int, dropped: Counter[str]) -> OutputLedger:
-    return OutputLedger(offered, exported, dict(dropped), offered - exported - dropped.total(), kept)
+def _ledger(offered: int, exported: int, unsent: int, dropped: Counter[str]) -> OutputLedger:
+    return OutputLedger(offered, exported, dict(dropped), offered - exported - dropped.total(), unsent)

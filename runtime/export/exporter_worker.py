@@ -46,7 +46,7 @@ PATIENCE = 0.25
 GROUP_ITEMS = 64
 """Most items in a group, whose small writes are put together."""
 
-TAKEN_BYTES = 64 << 10
+BATCH_BYTES = 64 << 10
 """Bytes of events after which no further item joins a group."""
 
 WINDOWS_WAITING = 1000
@@ -113,8 +113,8 @@ class ExporterWorker:
         self._now = now
         self._outputs = outputs
         self._queue: deque[Item] = deque()
-        self._taken: deque[Item] = deque()
-        """Items that were taken from the queue, and that the exporter has not handled. The first one is the current one."""
+        self._batch: deque[Item] = deque()
+        """Items that have left the queue and that the exporter has not handled. The first one is the current one."""
         self._work = LoopCondition()
         self._progress = LoopCondition()
         self._lock = locks.reentrant()
@@ -134,7 +134,7 @@ class ExporterWorker:
         """Why all further events are dropped; empty while the exporter gets events."""
         self._bytes = self._peak = self._batches = self._handled = 0
         self._accounts = Accounts()
-        self._kept: UnsentFiles | None = None
+        self._unsent_files: UnsentFiles | None = None
         self._cap_seen = 0
         self._written_before = 0
         """Events in the exporter's files before the current batch."""
@@ -321,7 +321,7 @@ class ExporterWorker:
     def handled(self) -> int:
         """Number of queued items that the exporter has handled, or that were dropped and counted."""
         with self._lock:
-            return self.items_queued - len(self._queue) - len(self._taken) - len(self._group)
+            return self.items_queued - len(self._queue) - len(self._batch) - len(self._group)
 
     @property
     def unreported_drops(self) -> int:
@@ -363,7 +363,7 @@ class ExporterWorker:
     def _drop_all(self, reason: str) -> None:
         with self._lock:
             self._abandoned = self._abandoned or reason
-            for batch in (*self._taken, *self._queue):
+            for batch in (*self._batch, *self._queue):
                 if isinstance(batch, EventBatch):
                     self._accounts.drop(batch.window, reason, len(batch))
             for item in self._group:
@@ -374,7 +374,7 @@ class ExporterWorker:
             if self._unreadable:
                 self._accounts.lose_all(reason)
             self._queue.clear()
-            self._taken.clear()
+            self._batch.clear()
             self._bytes = 0
         self._progress.notify_all()
 
@@ -388,7 +388,7 @@ class ExporterWorker:
                 self._broken = True
             while True:
                 closing = self._closing  # before the queue is read: no batch is offered after it is set
-                if self._take():
+                if self._fill_batch():
                     await self._export_batches()
                     self._stuck = False
                     self._progress.notify_all()
@@ -420,25 +420,25 @@ class ExporterWorker:
             finally:
                 self._collect_results()
 
-    def _take(self) -> bool:
-        """Moves the next item from the queue to `_taken`; for an exporter that groups writes, further ones too, up to `GROUP_ITEMS`
-        and about `TAKEN_BYTES`. Returns whether there was one."""
+    def _fill_batch(self) -> bool:
+        """Moves the next item from the queue to `_batch`; for an exporter that groups writes, further ones too,
+        up to `GROUP_ITEMS` and about `BATCH_BYTES`. Returns whether there was one."""
         with self._lock:
             most, size = 1 if self._grouped is None else GROUP_ITEMS, 0
-            while self._queue and len(self._taken) < most and size < TAKEN_BYTES:
+            while self._queue and len(self._batch) < most and size < BATCH_BYTES:
                 item = self._queue.popleft()
-                self._taken.append(item)
+                self._batch.append(item)
                 if isinstance(item, EventBatch):
                     size += _size(item)
             self._bytes -= size
-            self._idle = not self._taken
+            self._idle = not self._batch
         if self._idle:
             self._progress.notify_all()
         return not self._idle
 
     async def _export_batches(self) -> None:
-        """Has the exporter handle the taken items, as one group of writes if there are several."""
-        group = self._grouped if len(self._taken) > 1 and not self._broken else None
+        """Has the exporter handle the batch, as one group of writes if there are several."""
+        group = self._grouped if len(self._batch) > 1 and not self._broken else None
         if group is not None:
             group.begin_group()
             self._in_group = True
@@ -453,9 +453,9 @@ class ExporterWorker:
             self._finish_group()
 
     def _current(self) -> Item | None:
-        """The first of the taken items; `None` once all are handled, or dropped at the deadline for closing."""
+        """The first item of the batch; `None` once all are handled, or dropped at the deadline for closing."""
         with self._lock:
-            return self._taken[0] if self._taken else None
+            return self._batch[0] if self._batch else None
 
     def _finish_group(self) -> None:
         with self._lock:
@@ -482,8 +482,8 @@ class ExporterWorker:
     def _remove(self, handled: _Exported | WindowClosed | None = None) -> None:
         """Removes the current item, whose outcome is counted. If the exporter may not have written it, it joins the group. The lock is
         held."""
-        if self._taken:
-            self._taken.popleft()
+        if self._batch:
+            self._batch.popleft()
             if handled is not None and self._in_group:
                 self._group.append(handled)
 
@@ -519,7 +519,7 @@ class ExporterWorker:
         cap = self._cap()
         count = len(batch)
         with self._lock:
-            if not self._taken:
+            if not self._batch:
                 return  # abandoned meanwhile, and counted
             refused = min(cap - self._cap_seen, count)
             self._cap_seen += refused
@@ -554,7 +554,7 @@ class ExporterWorker:
         if cap == self._cap_seen and not self._reports:
             return
         results = [] if self._deferred is None else list(self._deferred.settle())
-        kept = None if self._unsent is None else self._unsent.kept
+        unsent = None if self._unsent is None else self._unsent.kept
         losses = [] if self._counting is None else list(self._counting.take_lost())
         cap = 0 if self._deferred is not None else cap
         with self._lock:
@@ -565,7 +565,7 @@ class ExporterWorker:
                 self._cap_seen = cap
             for lost in losses:
                 self._accounts.lose(lost)
-            self._kept = None if self._abandoned else kept
+            self._unsent_files = None if self._abandoned else unsent
 
     async def _guard(self, what: str, method: Callable[..., Awaitable[None]], *args: Any) -> bool:
         """Awaits a call of the exporter, and stores its exception. Only a cancellation of this task propagates."""
@@ -611,7 +611,7 @@ class ExporterWorker:
         """Accounts so far."""
         count, first = self.raised.count, self.raised.retained[:1]
         with self._lock:
-            waiting = (*self._taken, *self._queue)
+            waiting = (*self._batch, *self._queue)
             return ExporterStatistics(
                 name=self.name,
                 ledger=self._accounts.total(),
@@ -625,5 +625,5 @@ class ExporterWorker:
                 errors=count,
                 first_error=first[0].text if first else "",
                 busy_ns=self._busy_ns(),
-                kept=self._kept,
+                kept=self._unsent_files,
             )

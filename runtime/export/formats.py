@@ -69,9 +69,9 @@ def exporter_for(path: str | os.PathLike[str], format: str | None = None) -> Exp
             raise ValueError(f"unknown format {format!r}; known are {', '.join(sorted(_formats)) or 'none'}")
         return _formats[format].factory(target)
     name = target.name.lower()
-    fitting = [(len(end), known) for known in _formats.values() for end in known.suffixes if name.endswith(end)]
+    fitting = [(len(end), format_) for format_ in _formats.values() for end in format_.suffixes if name.endswith(end)]
     if not fitting:
-        endings = ", ".join(f"{end} ({known.name})" for known in _formats.values() for end in known.suffixes)
+        endings = ", ".join(f"{end} ({format_.name})" for format_ in _formats.values() for end in format_.suffixes)
         raise ValueError(f"no format has the ending of {target.name!r}; known are {endings or 'none'}")
     return max(fitting, key=lambda pair: pair[0])[1].factory(target)
 

@@ -78,7 +78,7 @@ def create(
     flags: int,
     mode: int,
     other_name: Callable[[Path, int], Path],
-    taken: Callable[[Path], bool] = lambda _: False,
+    is_used: Callable[[Path], bool] = lambda _: False,
 ) -> tuple[int, Path]:
     """Creates a file with this name, or with the next free one. Links are not followed.
 
@@ -87,7 +87,7 @@ def create(
         flags: for `os.open`.
         mode: permissions, before the umask is applied.
         other_name: returns alternative number 2, 3, ... of a name.
-        taken: whether a name is not free although no file has it.
+        is_used: whether a name is not free although no file has it.
 
     Raises:
         OSError: if it cannot be created.
@@ -95,7 +95,7 @@ def create(
     name = path
     for number in range(2, _MAX_NAMES):
         try:
-            if taken(name):
+            if is_used(name):
                 raise FileExistsError
             return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode), name
         except FileExistsError:

@@ -256,24 +256,24 @@ class FlightWindows(WindowRouter):
             self._backlog.pop(window.index, None)
         return closed
 
-    def kept(self) -> dict[str, int]:
+    def retained(self) -> dict[str, int]:
         """Returns the number of retained events that are in no window, by source."""
         parts = (self._accepted, self._outside, self._late, self._superseded)
         return {source: count - sum(part[source] for part in parts) for source, count in list(self._seen.items())}
 
     def ledger(self) -> dict[str, SourceLedger]:
         """Returns the accounts of each source over the run. Retained events count when they are discarded."""
-        kept = self.kept()
+        retained = self.retained()
         return {
-            source: msgspec.structs.replace(known, produced=known.produced - kept.get(source, 0))
-            for source, known in super().ledger().items()
+            source: msgspec.structs.replace(accounts, produced=accounts.produced - retained.get(source, 0))
+            for source, accounts in super().ledger().items()
         }
 
     def statistics(self) -> WindowsStatistics:
         """Accounts so far."""
-        known = super().statistics()
-        withheld = known.withheld + sum(map(len, self._urgent))
-        return msgspec.structs.replace(known, kept=self.kept(), withheld=withheld)
+        accounts = super().statistics()
+        withheld = accounts.withheld + sum(map(len, self._urgent))
+        return msgspec.structs.replace(accounts, kept=self.retained(), withheld=withheld)
 
     # inside
 
@@ -356,8 +356,8 @@ class FlightWindows(WindowRouter):
                 events["id"][gaps & block.counted] = 0
             block.counted = gaps if block.counted is None else block.counted | gaps
         inside &= events["kind"] != int(Kind.GAP)
-        new = inside if block.taken is None else inside & ~block.taken
-        block.taken = inside if block.taken is None else block.taken | inside
+        new = inside if block.in_window is None else inside & ~block.in_window
+        block.in_window = inside if block.in_window is None else block.in_window | inside
         self._accepted[block.source] += int(new.sum())
         return window.release(EventBatch(block.source, window.index, window.accept(block.source, events), args))
 
@@ -377,16 +377,16 @@ class FlightWindows(WindowRouter):
                 backlog.remove(block)
                 self._urgent += self._deliver_retained(window, block)
         near = any(block.first < end and block.last >= start for (start, end), _ in self._closed)
-        if block.taken is None and not near:
+        if block.in_window is None and not near:
             self._outside[block.source] += block.count
             return
         read = self.retention.read(block)
-        taken = np.zeros(0, np.bool_) if block.taken is None else block.taken
+        in_window = np.zeros(0, np.bool_) if block.in_window is None else block.in_window
         if read is None:
-            self._outside[block.source] += block.count - int(taken.sum())
+            self._outside[block.source] += block.count - int(in_window.sum())
             return
         rest = read[0]["kind"] != int(Kind.GAP)
-        self._count_by_outcome(block.source, read[0][rest & ~taken] if len(taken) else read[0][rest])
+        self._count_by_outcome(block.source, read[0][rest & ~in_window] if len(in_window) else read[0][rest])
 
 
 def _mark_block(mark: StepMark, serial: int) -> Block:

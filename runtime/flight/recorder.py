@@ -122,7 +122,7 @@ class Flight:
         """All events up to this time, in ns, have arrived: asks the triggers, opens windows and discards old blocks."""
         windows = self.windows
         blocks, self._blocks = self._blocks, []
-        known = until
+        examined = until
         if len(windows.steps):
             under_way = windows.steps.mark(windows.steps.find(until))
             news = News(
@@ -134,8 +134,8 @@ class Flight:
             )
             for fired in self.watch.look(news):
                 self._save(fired, until)
-            known = self.watch.known
-        windows.discard(known)
+            examined = self.watch.examined_until
+        windows.discard(examined)
 
     def finished(self, window: Window) -> list[int]:
         """A window was closed. Returns the indices of windows whose output must be deleted now."""

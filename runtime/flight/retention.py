@@ -35,7 +35,7 @@ class RetainedBlock(msgspec.Struct, eq=False):
     chunk: Chunk
     at: int
     size: int
-    taken: NDArray[np.bool_] | None = None
+    in_window: NDArray[np.bool_] | None = None
     """Mask of events that are in a window; `None` if none is."""
     counted: NDArray[np.bool_] | None = None
     """Mask of gaps that a window has counted."""
@@ -96,7 +96,7 @@ class Retention:
             payload = fmt.encode_rows(source, -1, piece, heap)
             need = sum(len(part) for part in payload) + OVERHEAD + fmt.FRAME_HEADER.size + fmt.FILE_HEADER.size
             while self._chunks and self._bytes + need > self._max:
-                self._take(0, early=True).remove()
+                self._pop_chunk(0, early=True).remove()
             chunk = self._chunk()
             at, size = self._append(chunk, payload)
             chunk, blocks = self._chunks[-1]
@@ -135,12 +135,12 @@ class Retention:
         for index in range(len(self._chunks) - 2, -1, -1):
             chunk, blocks = self._chunks[index]
             if chunk.last <= before and not any(block.wanted for block in blocks):
-                self._take(index).remove()
+                self._pop_chunk(index).remove()
 
     def clear(self) -> None:
         """Discards everything. Its files stay until `remove_files`, as the journals may not have it yet."""
         while self._chunks:
-            self._cleared.append(self._take(0))
+            self._cleared.append(self._pop_chunk(0))
 
     def remove_files(self) -> None:
         """Deletes the files of what `clear` has discarded."""
@@ -194,7 +194,7 @@ class Retention:
         self._bytes += size
         return at, size
 
-    def _take(self, index: int, early: bool = False) -> Chunk:
+    def _pop_chunk(self, index: int, early: bool = False) -> Chunk:
         chunk, blocks = self._chunks[index]
         for block in blocks:
             self._before_discard(block)

@@ -23,25 +23,25 @@ class SavedWindows:
     def __init__(self, keep_newest: int, keep_slowest: int) -> None:
         self._newest = keep_newest
         self._slowest = keep_slowest
-        self._kept: list[SavedWindow] = []
+        self._windows: list[SavedWindow] = []
         self.saved = 0
         self.discarded = 0
 
     @property
     def remaining(self) -> tuple[int, ...]:
         """Windows that are retained, the oldest first."""
-        return tuple(saved.index for saved in self._kept)
+        return tuple(saved.index for saved in self._windows)
 
     def add(self, window: Window) -> list[int]:
         """Adds a window. Returns the indices of windows that must be deleted now, perhaps including this one."""
         self.saved += 1
         slowest = max((step.end_ns - step.start_ns for step in window.steps), default=window.end_ns - window.start_ns)
-        self._kept.append(SavedWindow(window.index, slowest))
-        by_age = sorted(self._kept, key=lambda saved: saved.index, reverse=True)
-        by_time = sorted(self._kept, key=lambda saved: (saved.slowest_ns, -saved.index), reverse=True)
+        self._windows.append(SavedWindow(window.index, slowest))
+        by_age = sorted(self._windows, key=lambda saved: saved.index, reverse=True)
+        by_time = sorted(self._windows, key=lambda saved: (saved.slowest_ns, -saved.index), reverse=True)
         remaining = {saved.index for saved in (*by_age[: self._newest], *by_time[: self._slowest])}
-        discarded = [saved.index for saved in self._kept if saved.index not in remaining]
-        self._kept = [saved for saved in self._kept if saved.index in remaining]
+        discarded = [saved.index for saved in self._windows if saved.index not in remaining]
+        self._windows = [saved for saved in self._windows if saved.index in remaining]
         self.discarded += len(discarded)
         return discarded
 
@@ -50,8 +50,8 @@ def window_name(index: int, facts: object) -> str:
     """Returns a file name for a saved window: its index, and the step and reason in its metadata."""
     text = f"{index:06}"
     if isinstance(facts, dict):
-        known: dict[object, object] = facts  # pyright: ignore[reportUnknownVariableType]
-        step, reason = known.get("step"), known.get("reason")
+        metadata: dict[object, object] = facts  # pyright: ignore[reportUnknownVariableType]
+        step, reason = metadata.get("step"), metadata.get("reason")
         text += f"-step{step}" if isinstance(step, int) else ""
         text += f"-{slug(reason)}" if isinstance(reason, str) else ""
     return text

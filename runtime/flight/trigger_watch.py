@@ -56,7 +56,7 @@ class TriggerWatch:
     def __init__(self, settings: FlightRecorder) -> None:
         self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
         """Exceptions of evaluators."""
-        self.known = 0
+        self.examined_until = 0
         """Time, in ns, up to which the findings of all triggers were collected by the last look."""
         self._settings = settings
         # Any thread and signal handlers append: a deque needs no lock for that.
@@ -96,28 +96,30 @@ class TriggerWatch:
         """Whether all findings until `at`, in ns, were processed."""
         return not (self._calls or self._waiting) and all(thread.resolved(at) for thread in self._threads)
 
-    def take_calls(self) -> None:
+    def note_calls(self) -> None:
         """Counts the queued calls of `save`, for the next look."""
         while self._calls:
             self._note(self._calls.popleft())
 
     def look(self, news: News) -> list[Fired]:
-        """Asks all triggers. Returns the findings, by time, up to the time that all triggers have seen (`known`)."""
+        """Asks all triggers. Returns the findings, by time, up to the time that all triggers have seen (`examined_until`)."""
         for name, evaluator in self._evaluators:
-            self._take(name, ask(evaluator, news), news.now)
-        self.known = news.now
+            self._add_answer(name, ask(evaluator, news), news.now)
+        self.examined_until = news.now
         for thread in self._threads:
             try:
                 thread.look(news)
             except RuntimeError as error:  # there is no thread for it
                 self.raised.record_and_log("look", error, f"trigger {thread.name!r}")
-            self.known = min(
-                self.known, thread.seen(news.now)
-            )  # before the answers: more may come while they are taken
+            self.examined_until = min(
+                self.examined_until, thread.seen(news.now)
+            )  # before the answers: more may come while they are read
             for answer in thread.answers():
-                self._take(thread.name, answer, news.now)
-        due = sorted((fired for fired in self._waiting if fired.finding.at <= self.known), key=lambda f: f.finding.at)
-        self._waiting = [fired for fired in self._waiting if fired.finding.at > self.known]
+                self._add_answer(thread.name, answer, news.now)
+        due = sorted(
+            (fired for fired in self._waiting if fired.finding.at <= self.examined_until), key=lambda f: f.finding.at
+        )
+        self._waiting = [fired for fired in self._waiting if fired.finding.at > self.examined_until]
         return due
 
     def end(self) -> None:
@@ -170,7 +172,7 @@ class TriggerWatch:
         self._fired[fired.reason] += 1
         self._waiting.append(fired)
 
-    def _take(self, name: str, answer: Answer, now: int) -> None:
+    def _add_answer(self, name: str, answer: Answer, now: int) -> None:
         if answer.error is not None:
             self.raised.record_and_log(answer.method, answer.error, f"trigger {name!r}", answer.text)
             return
@@ -184,5 +186,5 @@ class TriggerWatch:
 
 def _is_ours(trigger: Trigger) -> bool:
     """Whether a trigger runs no code of the program."""
-    asks = isinstance(trigger, MemoryHigh) and trigger.device is not None
-    return type(trigger).__module__.startswith(f"{__package__}.") and not asks
+    reads_driver = isinstance(trigger, MemoryHigh) and trigger.device is not None
+    return type(trigger).__module__.startswith(f"{__package__}.") and not reads_driver

@@ -13,7 +13,7 @@ from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.private_files import DeletionCheck, create
 from stepscope.runtime.journal.format import FILE_HEADER, encode_file_header
 from stepscope.runtime.journal.segments import MAX_SEGMENTS, Segment, has_later, segment_path
-from stepscope.runtime.session.file_lock import hold, release
+from stepscope.runtime.session.file_lock import acquire, release
 
 Piece = bytes | bytearray | memoryview
 
@@ -23,7 +23,7 @@ _FLAGS = os.O_RDWR | os.O_APPEND
 class AppendFile:
     """A file, readable by this user only, to which pieces are appended. One thread at a time may use it.
 
-    A new file is locked while it is open, so that other processes know that it is being written (`file_lock.is_held`).
+    A new file is locked while it is open, so that other processes know that it is being written (`file_lock.is_locked`).
 
     A write that returns has reached the kernel. A write that fails does not change the file.
 
@@ -54,7 +54,7 @@ class AppendFile:
             else:
                 self._fd, self.path = create(path, _FLAGS, 0o600, _other_name, has_later)
                 self._segment = Segment(self.path, 0, FILE_HEADER.size, FILE_HEADER.size)
-                self._lock = hold(self.path)
+                self._lock = acquire(self.path)
         except OSError as error:
             raise self._error(error, "create" if segment is None else "open") from error
 
@@ -80,7 +80,7 @@ class AppendFile:
             raise self._error(error, "continue") from error
         lock = -1
         with contextlib.suppress(OSError):  # no descriptor is left: then others cannot know
-            lock = hold(path)  # before the lock of the last file is released: recovery looks at both
+            lock = acquire(path)  # before the lock of the last file is released: recovery looks at both
         header = encode_file_header(sync, number, self.size)
         content = b"".join([header, *pieces])
         try:
@@ -159,9 +159,9 @@ class AppendFile:
             release(self._lock)
 
     def _write_all(self, pieces: list[Piece]) -> None:
-        left = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        while left:
-            left = left[os.write(self._fd, left) :]
+        remaining = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        while remaining:
+            remaining = remaining[os.write(self._fd, remaining) :]
 
     def _error(self, error: OSError, doing: str) -> OutputError:
         return OutputError(error.errno, f"cannot {doing} the file: {error.strerror or error}", str(self.path))

@@ -53,7 +53,7 @@ class _Table:
         return ours, ~inside | (ours == _UNKNOWN)
 
 
-class _KnownTracks:
+class _OwnTracks:
     """The tracks of this process by identity. All maps share it: of a thousand processes, each has few tracks."""
 
     def __init__(self) -> None:
@@ -115,13 +115,13 @@ class IdMap:
                 self._tracks.set(record.id, tracks.read(kind, record.pid, record.tid, record.name, parent))
                 continue
             identity = (int(kind), record.pid, record.tid, parent, record.name)
-            used, same = self._used.get(identity, 0), _known.of(identity)
+            used, same = self._used.get(identity, 0), _own_tracks.of(identity)
             if used < len(same):
                 ours = same[used]
                 self._used[identity] = used + 1
             else:
                 ours = tracks.read(kind, record.pid, record.tid, record.name, parent)
-                self._used[identity] = len(_known.of(identity))
+                self._used[identity] = len(_own_tracks.of(identity))
             self._tracks.set(record.id, ours)
 
     def track(self, theirs: int) -> int:
@@ -206,13 +206,13 @@ class IdMap:
             self.lost_arguments += count
 
 
-_known = _KnownTracks()
+_own_tracks = _OwnTracks()
 
 
 def _forked() -> None:
     """A thread of the parent may have held the lock."""
-    global _known
-    _known = _KnownTracks()
+    global _own_tracks
+    _own_tracks = _OwnTracks()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -169,16 +169,16 @@ class IndexBuilder:
 
     def close_window(self, window: Window, begin: int, end: int) -> None:
         """Adds the end of a window, whose frame has the positions `begin` to `end`."""
-        known = self.open.pop(window.index, None) or _Open(begin)
+        opened = self.open.pop(window.index, None) or _Open(begin)
         output = window.ledger.outputs.get(JOURNAL)
         self.dropped |= output is not None and bool(output.dropped)
         steps = window.steps
         self.rows += ROW.pack(
             window.index,
-            known.begin,
+            opened.begin,
             end,
             begin,
-            known.events.total(),
+            opened.events.total(),
             min(sum(count for source in window.ledger.sources.values() for count in source.dropped.values()), _MOST),
             window.start_ns,
             window.end_ns,

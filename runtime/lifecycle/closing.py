@@ -72,7 +72,7 @@ class CloseProcedure:
         seconds = max((deadline - clock.now()) / 1e9, 0.0)
         removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
         if not removal.wait(seconds) and (late := self._late(removal, closed)):
-            self._give_up(late)
+            self._abandon(late)
             BackgroundCall(self._end_late, removal, deadline, name="stepscope closing").start()
             return
         self._end(removal)
@@ -130,7 +130,7 @@ class CloseProcedure:
             self.timed_out = False
         except BaseException as error:  # an internal error, or the end of the loop
             log.error("profiler %r could not be closed", self._name, exc_info=error)
-            self._give_up("it failed: please report it")
+            self._abandon("it failed: please report it")
         try:
             drain_loop.release()
             if not self.timed_out:
@@ -140,7 +140,7 @@ class CloseProcedure:
         finally:
             _unfinished.discard(self)
 
-    def _give_up(self, why: str) -> None:
+    def _abandon(self, why: str) -> None:
         self.timed_out = True
         self.note = (
             f"not delivered: closing was given up, because {why}; the rest is left in {self._opened.recorder.directory}: when this "

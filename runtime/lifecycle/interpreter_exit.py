@@ -94,7 +94,7 @@ def _close_last() -> None:
     wait_for_late_closings()
 
 
-def _give_up_waiting() -> None:
+def _stop_waiting() -> None:
     """Ends the wait for threads after Ctrl-C."""
     _at_once.set()
     if _last is not None:
@@ -117,4 +117,4 @@ atexit.register(signals.finish)
 atexit.register(call_after_exit)
 atexit.register(close_recorder)
 atexit.register(_close_what_is_open)
-atexit.register(_give_up_waiting)
+atexit.register(_stop_waiting)

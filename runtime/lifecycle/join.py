@@ -111,7 +111,7 @@ def leave() -> bool:
 
 def _try_sessions(level: int) -> bool:
     if recorder.current() is not None:
-        _say(logging.INFO, "this process has a session of its own, so it does not join another")
+        _log_once(logging.INFO, "this process has a session of its own, so it does not join another")
         return False
     import_module(
         "stepscope.runtime.lifecycle.interpreter_exit"
@@ -125,9 +125,9 @@ def _try_sessions(level: int) -> bool:
         else:
             return True
     if problems:
-        _say(logging.WARNING, f"cannot join the session of the process above: {'; '.join(problems)}")
+        _log_once(logging.WARNING, f"cannot join the session of the process above: {'; '.join(problems)}")
     else:
-        _say(level, "no process above this one has a session to join")
+        _log_once(level, "no process above this one has a session to join")
     return False
 
 
@@ -190,7 +190,7 @@ def _program() -> str:
     return Path(getattr(sys, "argv", [""])[0]).name or "python"
 
 
-def _say(level: int, reason: str) -> None:
+def _log_once(level: int, reason: str) -> None:
     if reason not in _reported:
         _reported.add(reason)
         log.log(level, "stepscope.join: %s", reason)

@@ -146,14 +146,14 @@ class Output:
 
     def _cannot_be_written(self, error: OSError) -> None:
         is_file = error.errno == errno.EEXIST and self.path.is_file()
-        said = f"cannot write the run to {self.path}: {'it is a file' if is_file else error.strerror}"
+        problem = f"cannot write the run to {self.path}: {'it is a file' if is_file else error.strerror}"
         if self._named and error.errno in _WRONG_NAMES:
             hint = "name a directory" if is_file else "choose another output_dir"
-            raise OutputError(error.errno, f"{said}; {hint}") from error
+            raise OutputError(error.errno, f"{problem}; {hint}") from error
         log.warning(
             "%s. The program goes on; what would be written there is not written, and a killed run cannot be recovered: "
             "choose another output_dir",
-            said,
+            problem,
         )
 
     def announce(self, session: Path, profiler: int, run: Run, keep_last: int = 0) -> None:
@@ -204,7 +204,7 @@ class Output:
             path, note = self._note
             outputs = [output for output in note.outputs if output != name]
             outputs = [*outputs, name][-MAX_OUTPUTS:] if being_written else outputs
-            traces = [known for known in note.traces if known.file != self._shortened(name)]
+            traces = [earlier for earlier in note.traces if earlier.file != self._shortened(name)]
             if trace is not None and being_written:
                 file_name, first = self._shortened(name), self._shortened(os.path.abspath(trace.first))
                 traces.append(msgspec.structs.replace(trace, file=file_name, first=first))

@@ -227,7 +227,7 @@ class Pipeline:
             else:
                 self._handle(message)
         if self.flight is not None:
-            self.flight.watch.take_calls()
+            self.flight.watch.note_calls()
 
     async def process(self, turn: DrainedTurn, part_events: int, pace: Callable[[], Awaitable[bool]]) -> None:
         """Routes a turn: first step marks, then events in parts, then deliveries of backends. Then closes windows.

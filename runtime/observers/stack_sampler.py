@@ -113,10 +113,10 @@ class ThreadTimes:
     def record(self) -> str:
         """Records the counters. Returns a note if some threads cannot be read; else an empty text."""
         note = ""
-        known = python_threads()
+        threads = python_threads()
         tids = [tid for tid, _, _ in _core.thread_times(os.getpid())[0]]
         if not tids:
-            tids, note = list(known), "only threads that Python started: /proc/self/task cannot be read"
+            tids, note = list(threads), "only threads that Python started: /proc/self/task cannot be read"
         before, self._times = self._times, {}
         for tid in tids:
             total = processor_time(tid)
@@ -124,7 +124,7 @@ class ThreadTimes:
             if added < 0:  # a new thread has this number now
                 added = total
                 self._names.pop(tid, None)
-            name = self._name(tid, known)
+            name = self._name(tid, threads)
             self._times[tid] = total
             self._sums[name] = self._sums.get(name, 0) + added
         self._names = {tid: self._names[tid] for tid in self._times}
@@ -133,8 +133,8 @@ class ThreadTimes:
             _core.put(True, strings.intern(name), self._category, track, now, float(value), b"")
         return note
 
-    def _name(self, tid: int, known: dict[int, threading.Thread]) -> str:
-        thread = known.get(tid)
+    def _name(self, tid: int, threads: dict[int, threading.Thread]) -> str:
+        thread = threads.get(tid)
         name = thread.name if thread is not None else self._names.get(tid) or _comm(tid)
         if name not in self._sums and len(self._sums) >= MAX_NAMES:
             name = OTHERS

@@ -95,12 +95,12 @@ class WorkerAccounts:
 
     def statistics(self, living: Mapping[Path, WorkerStatistics]) -> tuple[WorkerStatistics, ...]:
         """Accounts of each process, ended ones first. `living` was read before."""
-        now = {directory: self._since(directory, known) for directory, known in living.items()}
+        now = {directory: self._since(directory, total) for directory, total in living.items()}
         past = self._past
         ended = dict(past.ended)
         earlier = () if past.earlier is None else (past.earlier,)
-        return (*earlier, *ended.values(), *(known for directory, known in now.items() if directory not in ended))
+        return (*earlier, *ended.values(), *(total for directory, total in now.items() if directory not in ended))
 
-    def _since(self, directory: Path, known: WorkerStatistics) -> WorkerStatistics:
+    def _since(self, directory: Path, total: WorkerStatistics) -> WorkerStatistics:
         before = self._before.get(directory)
-        return known if before is None else known.since(before)
+        return total if before is None else total.since(before)

@@ -192,7 +192,7 @@ class Workers:
         self._session = session
         self._ring_bytes = ring_bytes
         self._living: dict[Path, Worker] = {}
-        self._known: set[Path] = set()
+        self._examined: set[Path] = set()
         self._all = WorkerAccounts({})
         self._accounts = [self._all]
         self._to_remove: deque[tuple[int, Path]] = deque()
@@ -297,9 +297,9 @@ class Workers:
             return
         try:
             found = parts(self._session)
-            self._known.intersection_update(found)  # names of removed directories are not reused
+            self._examined.intersection_update(found)  # names of removed directories are not reused
             for directory in found:
-                if directory not in self._known:
+                if directory not in self._examined:
                     if len(self._living) >= MAX_LIVING:
                         return  # the next call continues
                     self._attach_process(directory)
@@ -318,7 +318,7 @@ class Workers:
                 raise cause from None
             if not is_missing(directory):
                 log.warning("a process that joined cannot be followed: %s", error)
-        self._known.add(directory)
+        self._examined.add(directory)
 
     def _waits_for(self, worker: Worker) -> bool:
         """Whether to wait for the remaining events of an ended process, which cannot be read now."""

@@ -46,8 +46,8 @@ def retained_blocks(session: SessionFiles, profiler: int) -> Iterator[RingConten
                     frames.count_undecodable()
                     continue
                 header, events, args = decoded
-                known = (events["kind"] > 0) & (events["kind"] <= int(max(Kind)))
-                yield RingContent(events[known], args, empty_block(), header.source)
+                valid = (events["kind"] > 0) & (events["kind"] <= int(max(Kind)))
+                yield RingContent(events[valid], args, empty_block(), header.source)
             if frames.damage:
                 session.notes.append(f"{session.directory}/{name}: parts of it are damaged")
         finally:

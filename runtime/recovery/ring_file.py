@@ -143,14 +143,14 @@ def _content(raw: bytearray, first: int, number: int, ring: _Header, counted: in
     events["step"] = np.where(marks, events["dur"].astype(np.int32), NO_STEP)
     events["dur"][marks] = 0
     # Slots that were never written to the file (`ring_back`), or are damaged, have no event: their numbers are missing.
-    known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
+    valid = (events["kind"] > 0) & (events["kind"] <= max(Kind))
     # A released slot is in the journal, and so are the gaps before it.
     expected = max(ring.serial, counted)
-    waiting = known & (where + first >= min(max(ring.tail, first), ring.head))
+    waiting = valid & (where + first >= min(max(ring.tail, first), ring.head))
     waiting &= (serials - (expected & 0xFFFFFFFF)) & 0xFFFFFFFF < _FAR
     gaps = _gaps(events[waiting], serials[waiting], expected, ring.produced)
     gaps["track"], gaps["parent"] = ring.track, number + 1
-    return RingContent(events[known], heap, gaps, drained=~waiting[known])
+    return RingContent(events[valid], heap, gaps, drained=~waiting[valid])
 
 
 _FAR = 1 << 31

@@ -129,22 +129,22 @@ class UnsavedEvents:
 
     def _rings(self) -> Iterator[tuple[Block, bytes, Block, str, bool]]:
         """The retained blocks of a flight recorder, and the rings, without duplicates."""
-        known = _NO_KEYS
+        retained = _NO_KEYS
         for number, (files, ids) in enumerate(self._parts):
             if number == 0:  # only the session's owner retains steps
-                found = [known]
+                found = [retained]
                 for piece in retained_blocks(files, self._profiler):
                     ids.localise(piece.events, piece.args)
                     self.note_gaps(piece.events)
                     found.append(keys_of(piece.events))
                     yield piece.events, bytes(piece.args), piece.gaps, piece.source, False
-                known = np.sort(np.concatenate(found))
+                retained = np.sort(np.concatenate(found))
             for ring in files.rings(self._counted[number], released=self.released):
                 ids.localise(ring.events, ring.args)
                 ids.localise(ring.gaps, bytearray())
                 ring.gaps["name"] = strings.intern("dropped")
                 # Drained events stay in the ring until they are overwritten. Only steps of the session's owner count.
-                new = ~_among(keys_of(ring.events), known)
+                new = ~_among(keys_of(ring.events), retained)
                 new &= (number == 0) | (ring.events["kind"] != int(Kind.STEP))
                 drained = np.ones(len(new), np.bool_) if ring.drained is None else ring.drained
                 args = bytes(ring.args)
@@ -171,7 +171,7 @@ class UnfinishedWindow:
         self._counts: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
         self._seen: list[Keys] = []  # of events that are in the journal and in the rings
-        self._known: Keys = _NO_KEYS
+        self._saved_keys: Keys = _NO_KEYS
         self._window: OpenWindow | None = None
 
     @property
@@ -209,23 +209,23 @@ class UnfinishedWindow:
         self._seen.append(unsaved.among(events))
 
     def begin(self, marks: Block, end: int) -> None:
-        """Sets the borders. `marks` are all known step marks of the profiler."""
-        known = join_blocks([*self._marks, marks])
+        """Sets the borders. `marks` are the step marks outside the journal of the profiler."""
+        all_marks = join_blocks([*self._marks, marks])
         # The same mark may be in the journal and in a ring.
-        known = known[np.unique(known["ts"], return_index=True)[1]]
-        before = known[known["ts"] <= self.start][-1:]
+        all_marks = all_marks[np.unique(all_marks["ts"], return_index=True)[1]]
+        before = all_marks[all_marks["ts"] <= self.start][-1:]
         first = StepMark(self.start, int(before["step"][0]) if len(before) else NO_STEP)
         if len(before) and int(before["ts"][0]) == self.start:
             first = StepMark(self.start, first.number, int(before["track"][0]), int(before["parent"][0]))
         self._window = OpenWindow(self.index, first)
         self._window.end_at(max(end, self.start + 1))
-        self._window.add_marks(known)
-        self._known = np.sort(np.concatenate([_NO_KEYS, *self._seen]))
+        self._window.add_marks(all_marks)
+        self._saved_keys = np.sort(np.concatenate([_NO_KEYS, *self._seen]))
         self._seen.clear()
 
     def add_unsaved(self, events: Block, args: bytes, source: str = RECORDER) -> EventBatch:
         """Counts and returns the events, or parts of events, within this window that the journal lacks."""
-        events = events[~_among(keys_of(events), self._known)]
+        events = events[~_among(keys_of(events), self._saved_keys)]
         accepted = self.window.accept(source, events) if len(events) else events
         gaps = accepted["kind"] == int(Kind.GAP)
         self.dropped += int(accepted["id"][gaps].sum())
@@ -238,8 +238,8 @@ class UnfinishedWindow:
         spans = self.window.step_spans(track, last=True)
         if len(spans):
             spans["flags"][-1] |= int(Flag.OPEN)
-        known = np.concatenate([np.empty(0, np.int32), *self._step_spans])
-        return self.add_unsaved(spans[(spans["step"] >= 0) & ~np.isin(spans["step"], known)], b"", STEPS)
+        written = np.concatenate([np.empty(0, np.int32), *self._step_spans])
+        return self.add_unsaved(spans[(spans["step"] >= 0) & ~np.isin(spans["step"], written)], b"", STEPS)
 
     def finish(self, profiler: str, wall_start_ns: int, metadata: dict[str, Any], note: str) -> Window:
         """The recovered window."""
@@ -270,11 +270,11 @@ def _pid_of(part: SessionFiles) -> int:
     return int(part.directory.name.split("-")[0])
 
 
-def _among(keys: Keys, known: Keys) -> Mask:
-    """Mask of the keys that are in `known`, which is sorted. With millions of them it is much faster than `np.isin`."""
-    if not len(known):
+def _among(keys: Keys, sorted_keys: Keys) -> Mask:
+    """Mask of the keys that are in `sorted_keys`. With millions of them it is much faster than `np.isin`."""
+    if not len(sorted_keys):
         return np.zeros(len(keys), np.bool_)
-    found: Mask = known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys
+    found: Mask = sorted_keys[np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)] == keys
     return found
 
 

@@ -126,20 +126,20 @@ class ChosenEnd(NamedTuple):
     reason: str = ""
 
 
-def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], ahead: int) -> ChosenEnd:
+def choose_end(request: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], ahead: int) -> ChosenEnd:
     """Chooses how the windows of several ranks end.
 
     Args:
-        asked: the request.
+        request: the request.
         windows: the armed windows of each rank, also those that have ended.
         ahead: the first step that all ranks can reach in time after they have agreed on it.
 
     Returns:
         The same change for all ranks, or the reason why there is none.
     """
-    if asked.command == "abort":
+    if request.command == "abort":
         meant = {
-            rank: [window for window in statuses if window.open and asked.run_id in ("", window.run_id)]
+            rank: [window for window in statuses if window.open and request.run_id in ("", window.run_id)]
             for rank, statuses in windows.items()
         }
         ranks = tuple(sorted(rank for rank, statuses in meant.items() if statuses))
@@ -148,7 +148,7 @@ def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], 
         last = max(ahead - 1, 0)
         if last > MAX_STEP:
             return ChosenEnd(None, reason=BEYOND.format(last))
-        change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason)
+        change = EndChange(command="abort", last=last, run_id=request.run_id, reason=request.reason)
         return ChosenEnd(change, ranks)
     running = [window for statuses in windows.values() for window in statuses if window.state == "running"]
     if not running:
@@ -167,11 +167,11 @@ def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], 
             return ChosenEnd(None, reason=f"rank {rank} has the window behind it: it ended there with step {each.last}")
     ranks = tuple(sorted(rank for rank, each in same.items() if each is not None))
     first = window.first or 0
-    if (window.last is None) != bool(asked.seconds):
+    if (window.last is None) != bool(request.seconds):
         return ChosenEnd(None, reason=OTHER_UNIT.format("seconds" if window.last is None else "steps"))
     if window.last is None:
-        return ChosenEnd(EndChange(command="extend", first=first, seconds=asked.seconds), ranks)
-    steps = asked.stop_step - window.last if asked.stop_step else asked.steps
+        return ChosenEnd(EndChange(command="extend", first=first, seconds=request.seconds), ranks)
+    steps = request.stop_step - window.last if request.stop_step else request.steps
     if steps <= 0:
         return ChosenEnd(None, reason=f"the window ends with step {window.last}; only abort makes it shorter")
     more = -(-steps // window.granularity) * window.granularity

@@ -81,7 +81,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             every=level.every * self.every,
             chosen=self.chosen,
             shortest=round(self.shortest_us * 1000),
-            asked=level == FULL,
+            requested=level == FULL,
         )
 
     def refusal(self, backends: Iterable[object]) -> str:
@@ -133,8 +133,8 @@ def detail_from(spec: str | WindowDetail | None) -> WindowDetail | None:
                 f"detail is {spec!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
             )
         if name not in (*_LIMITS, *SWITCHES):
-            known = did_you_mean(name, (*_LIMITS, *SWITCHES))
-            raise ValueError(f"detail is {spec!r}: {part.strip()!r} is nothing that a window can have{known}")
+            suggestion = did_you_mean(name, (*_LIMITS, *SWITCHES))
+            raise ValueError(f"detail is {spec!r}: {part.strip()!r} is nothing that a window can have{suggestion}")
         if name in fields:
             raise ValueError(f"detail is {spec!r}: it says {name} twice")
         fields[name] = _number(spec, name, value) if name in _LIMITS else _switch(spec, name, value)

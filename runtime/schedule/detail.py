@@ -1,4 +1,4 @@
-"""Levels of detail: how much of what was asked for is recorded, and which events of a block that leaves out."""
+"""Levels of detail: how much of what was requested is recorded, and which events of a block that leaves out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENTS, OPERATORS = _core.RECORD_EVENTS, _core.RECORD_OPERATORS
 EVERYTHING = EVENTS | OPERATORS
 """All kinds of events that the recorder can record, as bits."""
 
-_KEPT = 1 << 16
+_MAX_CHANGES = 1 << 16
 """Changes of what is wanted that events are sorted by; older ones are let go. Events come within seconds."""
 
 
@@ -34,15 +34,15 @@ class Detail(msgspec.Struct, frozen=True):
     """Options of backends with a method `choose`, and whether they are on, whatever the backends were made for."""
     shortest: int = 0
     """Operators that arrive live and took less, in ns, are left out."""
-    asked: bool = False
-    """Whether what is left out was asked for, so that nobody needs to be told."""
+    requested: bool = False
+    """Whether the program requested this level, so that no message reports it."""
 
     def wanted(self, step: int) -> int:
         """Kinds of events that are recorded in a step: the sum of `EVENTS` and `OPERATORS`, or 0."""
-        return self.kept if self.every and step % self.every == 0 else 0
+        return self.kinds if self.every and step % self.every == 0 else 0
 
     @property
-    def kept(self) -> int:
+    def kinds(self) -> int:
         """Kinds of events in the steps that are recorded."""
         return EVERYTHING if self.operators else EVENTS
 
@@ -80,17 +80,17 @@ class DetailFilter:
     def change(self, at: int, detail: Detail) -> None:
         """The steps that begin at `at` (ns) or later have this detail."""
         self._changes.append((at, detail))
-        del self._changes[:-_KEPT]
+        del self._changes[:-_MAX_CHANGES]
 
     def add_marks(self, marks: Block) -> None:
         """Takes the profiler's step marks, in the order of their times; each is looked at once."""
         if not self._changes:
             return
-        known = self._last_mark
+        last = self._last_mark
         for at, step in zip(marks["ts"].tolist(), marks["step"].tolist(), strict=True):
-            if at <= known:
+            if at <= last:
                 continue
-            known = at
+            last = at
             number = bisect_right(self._changes, at, key=lambda change: change[0])
             detail = self._changes[number - 1][1] if number else FULL
             wanted = detail.wanted(step), detail.shortest
@@ -98,8 +98,8 @@ class DetailFilter:
                 self._times.append(at)
                 self._masks.append(wanted)
                 self._arrays = None
-        self._last_mark = known
-        del self._times[:-_KEPT], self._masks[:-_KEPT]
+        self._last_mark = last
+        del self._times[:-_MAX_CHANGES], self._masks[:-_MAX_CHANGES]
 
     def wanted(self, events: Block, *, ended: bool = True) -> Mask | None:
         """Whether each event is wanted; `None`: all are.
@@ -129,5 +129,5 @@ class DetailFilter:
         if chosen is None:
             return events
         self.left_out += int(len(events) - chosen.sum())
-        kept: Block = events[chosen]
-        return kept
+        wanted: Block = events[chosen]
+        return wanted

@@ -31,7 +31,7 @@ from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.files.encoding import exact_json, from_exact_json
 from stepscope.runtime.files.paths import absolute, temporary_directory
 from stepscope.runtime.options import Options
-from stepscope.runtime.session.file_lock import hold, lock, release
+from stepscope.runtime.session.file_lock import acquire, lock, release
 from stepscope.runtime.session.system import is_running, process_identity
 
 log = logging.getLogger("stepscope")
@@ -108,7 +108,7 @@ def make_session(
         try:
             _write(directory / "options", exact_json(options))
             write_identity(directory)
-            descriptor = hold(directory / "process.json")
+            descriptor = acquire(directory / "process.json")
             use(directory)
         except OSError as error:
             release(descriptor)

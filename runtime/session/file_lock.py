@@ -50,7 +50,7 @@ def no_locks(error: OSError, path: Path) -> OSError:
     return OSError(error.errno, f"its file system has no locks ({error.strerror}); put it on one that has", str(path))
 
 
-def hold(path: Path) -> int:
+def acquire(path: Path) -> int:
     """Locks a file until `release` or the end of this process. A forked child does not inherit the lock.
 
     Returns:
@@ -61,18 +61,18 @@ def hold(path: Path) -> int:
     """
     descriptor = lock(path)
     if descriptor >= 0:
-        _held.add(descriptor)
+        _acquired.add(descriptor)
     return descriptor
 
 
 def release(descriptor: int) -> None:
-    """Releases a lock of `hold`. Idempotent."""
-    if descriptor in _held:
-        _held.remove(descriptor)
+    """Releases a lock of `acquire`. Idempotent."""
+    if descriptor in _acquired:
+        _acquired.remove(descriptor)
         os.close(descriptor)
 
 
-def is_held(path: Path) -> bool | None:
+def is_locked(path: Path) -> bool | None:
     """Whether a process holds the lock of a file; `None` if unknown: the file is missing, read-only or cannot be locked."""
     try:
         os.close(lock(path, alone=True, write=True))
@@ -83,14 +83,14 @@ def is_held(path: Path) -> bool | None:
     return False
 
 
-_held: set[int] = set()
+_acquired: set[int] = set()
 """Descriptors of the locks that this process holds."""
 
 
 def _forked() -> None:
-    for descriptor in _held:
+    for descriptor in _acquired:
         os.close(descriptor)
-    _held.clear()
+    _acquired.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -22,9 +22,9 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: `; did you mean ...?`, or all known names."""
-    known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+    allowed = sorted(names)
+    close = difflib.get_close_matches(name, allowed, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(allowed)}"
 
 
 P = ParamSpec("P")

@@ -36,7 +36,7 @@ class BackendWorker:
         """Notified when it is closed."""
         self._posted = self._begun = 0
         self._ending = self._late = False
-        self._asked = asyncio.Event()
+        self._close_requested = asyncio.Event()
         self._close: Callable[[], Awaitable[None]]
         self._closing: anyio.CancelScope | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,7 +71,7 @@ class BackendWorker:
     async def close(self, close: Callable[[], Awaitable[None]]) -> None:
         """Awaits a coroutine function as the last call. Then cancels spawned tasks, and ends the thread."""
         self._close = close
-        self.call(self._asked.set)
+        self.call(self._close_requested.set)
         self._ending = True
         await self._wait_closed()
 
@@ -110,7 +110,7 @@ class BackendWorker:
     # on the thread
 
     async def _run(self) -> None:
-        await self._asked.wait()
+        await self._close_requested.wait()
         with anyio.CancelScope() as self._closing:
             if self._late:
                 self._closing.deadline = anyio.current_time() + GRACE

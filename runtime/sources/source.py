@@ -243,8 +243,8 @@ class Source:
         self._guard("derive", call)
         ns = clock.now() - began
         if ns >= LOOP_BLOCKED_S * 1e9:
-            known, self._blocked = self._blocked, max(ns, self._blocked)
-            if not known:
+            before, self._blocked = self._blocked, max(ns, self._blocked)
+            if not before:
                 log.warning("%s", self.blocked_notes[0])
         return block
 

@@ -418,7 +418,7 @@ class StepController(_core.StepCounter):
         self._every = 0
         self.recorder.want(self.serial, on, self._detail.wanted(self.number), waits=self.live)
         if on and self._detail.every > 1:
-            self._kept, self._every = self._detail.kept, self._detail.every
+            self._kept, self._every = self._detail.kinds, self._detail.every
 
     def _plan(self, step: int) -> ProfilerAction:
         """The action from this step on: that of schedule and armed windows, but no window begins while the loop is too far behind.

@@ -14,7 +14,7 @@ from stepscope import Options, Profiler
 from stepscope.control import Armed, WindowRequest
 from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
-from stepscope.runtime.control.agreement.plans import Asked
+from stepscope.runtime.control.agreement.plans import AnyRequest
 from stepscope.runtime.schedule.schedule import never
 
 QUICK = Options(journal=False, drain_interval=0.01)
@@ -54,12 +54,12 @@ class Rank:
             world_size=ranks,
             patience=patience,
             margin=0.05,
-            outcome=lambda asked, trigger, armed: self._answers(asked).append(armed),
+            outcome=lambda request, trigger, armed: self._answers(request).append(armed),
         )
         self.profiler.start()
 
-    def _answers(self, asked: Asked) -> list[Armed]:
-        return self.outcomes if isinstance(asked, WindowRequest) else self.ends
+    def _answers(self, request: AnyRequest) -> list[Armed]:
+        return self.outcomes if isinstance(request, WindowRequest) else self.ends
 
     def _ready(self, window: stepscope.Window) -> None:
         self.complete.append(window.complete)

@@ -81,7 +81,7 @@ class KinetoMode:
         if self._recording:
             self._throws_away = True
             self._recording = False
-            session.leave(self, clock.now())
+            session.remove(self, clock.now())
             self._gaps.end(clock.now())
         if self._closed:
             self._watching.close()
@@ -122,7 +122,7 @@ class KinetoMode:
         """The settings of torch's profiler now."""
         return self._wants
 
-    def take(self, trace: FinishedTrace) -> None:
+    def add(self, trace: FinishedTrace) -> None:
         """Gets a stretch of the recording; those of one mode do not overlap."""
         if self._throws_away:
             trace.result.release()
@@ -153,13 +153,13 @@ class KinetoMode:
 
     def _stop(self, at: int) -> None:
         self._recording = False
-        session.leave(self, at)
+        session.remove(self, at)
         self._gaps.end(at)
         self._worker.put(at)
 
     def _allowed(self) -> bool:
         """True if a window may have operators; says what it will lack."""
-        if not self._detail.operators and not self._detail.asked:
+        if not self._detail.operators and not self._detail.requested:
             self._problems["a window has no operators, to keep within overhead_budget"] += 1
         return self._detail.operators
 

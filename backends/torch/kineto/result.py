@@ -13,12 +13,12 @@ from stepscope.runtime.threads.native_threads import RLock
 
 
 class SharedResult:
-    """A result of kineto that several take, each on a thread of its own. The last one who lets go frees it."""
+    """A result of kineto with several users, each on a thread of its own. The last `release` frees it."""
 
-    def __init__(self, result: Any, takers: int = 1) -> None:
+    def __init__(self, result: Any, users: int = 1) -> None:
         """Args: torch's `_ProfilerResult`; how often `release` will be called."""
         self._result: Any = result
-        self._left = takers
+        self._users = users
         self._counting = locks.reentrant()
         # Not one of `locks`, as it is held while a file is written. Reentrant: a handler may export what is being exported.
         self._saving = RLock()
@@ -29,10 +29,10 @@ class SharedResult:
         """torch's own object; `None` once it was freed."""
         return self._result
 
-    def keep(self) -> None:
+    def add_user(self) -> None:
         """One more will call `release`."""
         with self._counting:
-            self._left += 1
+            self._users += 1
 
     def save(self, path: str) -> bool:
         """Writes kineto's trace, any number of times.
@@ -50,7 +50,7 @@ class SharedResult:
             alone = save_without_gil(self._result, path)
             if not alone:
                 self._result.save(path)
-            if self._left > 1:
+            if self._users > 1:
                 whole = make_scratch_file("stepscope-kineto-", ".json")
                 shutil.copyfile(path, whole)
                 self._copy = whole  # last: it is whole, whatever interrupted this
@@ -61,10 +61,10 @@ class SharedResult:
         return {event.correlation_id(): flops for event in self._result.events() if (flops := event.flops())}
 
     def release(self) -> None:
-        """One taker less."""
+        """One user less."""
         with self._counting:
-            self._left -= 1
-            if self._left:
+            self._users -= 1
+            if self._users:
                 return
         self._result = None
         copy, self._copy = self._copy, None

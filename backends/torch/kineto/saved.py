@@ -80,7 +80,7 @@ class SavedTrace(KinetoFile):
             except RecursionError:
                 self.problem = f"{self.path} holds JSON that is nested too deep"
         if not self.base_ns and (found := _BASE.search(self._tail)):
-            self._take_base(int(found[1]))
+            self._set_base(int(found[1]))
 
     def _open(self) -> io.BufferedIOBase:
         with self.path.open("rb") as file:
@@ -122,7 +122,7 @@ class SavedTrace(KinetoFile):
                     self.head = dict(msgspec.json.decode(_text(text[: found.end()]) + b"]}", type=dict[str, Any]))
                 except (msgspec.DecodeError, RecursionError):
                     continue  # a text or an inner object that has this name as well
-                self._take_base(self.head.get("baseTimeNanoseconds", 0))
+                self._set_base(self.head.get("baseTimeNanoseconds", 0))
                 return text[found.end() :]
             at = max(0, len(text) - 64)
             more = self._read(file)
@@ -138,7 +138,7 @@ class SavedTrace(KinetoFile):
                 return f"{self.path} is no JSON, or is cut before its events: {error}"
         return f"{self.path} is no trace of torch.profiler: it has no traceEvents"
 
-    def _take_base(self, base: object) -> None:
+    def _set_base(self, base: object) -> None:
         if not isinstance(base, int) or not 0 <= base < 1 << 62:
             raise FormatError(f"{self.path} is no trace of torch.profiler: baseTimeNanoseconds is {base!r:.40}")
         self.base_ns = base

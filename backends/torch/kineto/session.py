@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ELSEWHERE = "another profiler of this process records with kineto on another thread, and a process has one recording"
 ROBBED = "the program's own torch profiler recorded on another thread, and a process has one recording of kineto"
-TAKEN = "somebody else ended our recording, or took torch's profiler from it"
+LOST = "somebody else ended our recording, or took torch's profiler from it"
 _SLACK_NS = 1_000_000
 """By how much the begin of a recording may lie outside of the call that began it: some versions of torch round it."""
 
@@ -60,7 +60,7 @@ class KinetoSession:
         """A profile of ours in torch's slot whose recording is lost, and that could not be ended yet."""
         self._began_ns = (0, 0)
         """Wall time right before and after the recording began."""
-        self._left_out: frozenset[tuple[int, str]] = frozenset()
+        self._excluded: frozenset[tuple[int, str]] = frozenset()
         self._anchor: ClockAnchor | None = None
         self._brackets: list[tuple[int, int]] = []
         self.records_device = False
@@ -84,7 +84,7 @@ class KinetoSession:
             problem = "" if self._profile is not None or self._occupied() else self._make(member.wants)
             if not problem:
                 self._warm.append(member)
-            self._settle()
+            self._update_thread()
             return problem
 
     def enter(self, member: KinetoMode) -> str:
@@ -106,11 +106,11 @@ class KinetoSession:
                     self._members.remove(member)
                     if self._members:
                         self._begin_again()
-            self._settle()
+            self._update_thread()
             return problem
 
-    def leave(self, member: KinetoMode, at: int) -> None:
-        """Gives a member all up to `at`, and records for it no longer."""
+    def remove(self, member: KinetoMode, at: int) -> None:
+        """Delivers all up to `at` to a member, and stops recording for it."""
         with self._lock:
             if member not in self._members:
                 return
@@ -120,7 +120,7 @@ class KinetoSession:
             self._had_all_threads = False
             if self._members:
                 self._begin_again()
-            self._settle()
+            self._update_thread()
 
     def cool(self, member: KinetoMode) -> None:
         """A member that warmed up will not enter. torch has no way back but to record, and to throw it away."""
@@ -131,10 +131,10 @@ class KinetoSession:
             if not self._warm and not self._recording and self._profile is not None and not self._occupied():
                 if not self._start():
                     self._end()
-            self._settle()
+            self._update_thread()
 
     def forget(self, member: KinetoMode) -> str:
-        """The thread that records has ended, with a member that did not leave. From any thread.
+        """The thread that records has ended, with a member that was not removed. From any thread.
 
         Returns:
             torch's error at the end; empty for none.
@@ -151,12 +151,12 @@ class KinetoSession:
             self._recording = self.records_device = self._robbed = self.all_threads = False
             self._profile = self._stuck = None
             try:
-                if not slot.taken:  # else that would end what this thread has in its slot
+                if not slot.is_occupied:  # else that would end what this thread has in its slot
                     slot.empty()
             except (RuntimeError, BackendError) as error:
                 return f"torch's profiler did not end: {first_line(error)}"
             finally:
-                self._settle()
+                self._update_thread()
             return ""
 
     # Occupant
@@ -207,20 +207,20 @@ class KinetoSession:
             self._stuck = None  # it ended with its thread
         return self._thread in (0, get_ident()) or not (self._warm or self._members)
 
-    def _settle(self) -> None:
+    def _update_thread(self) -> None:
         used = self._warm or self._members or self._stuck is not None
         self._thread = get_ident() if used else 0
 
     def _occupied(self) -> str:
         """Why torch's slot, or kineto, cannot be had now; empty if it can."""
-        if not self.free() or slot.kineto_taken:
+        if not self.free() or slot.kineto_in_use:
             return PROGRAM
         for occupant in slot.occupants:
             if slot.emits and occupant is not self:
                 occupant.reoccupy()  # it may have had no way to end
         if slot.emits:
             return "another profile on this thread records operators live, and torch has room for one"
-        if slot.taken:
+        if slot.is_occupied:
             return PROGRAM
         return OPERATOR_RUNS if slot.operator_runs else ""
 
@@ -228,9 +228,9 @@ class KinetoSession:
         """Ends a recording of this thread that was lost to another one, if there is such and that one's has ended."""
         if self._thread != get_ident():
             return True
-        if self._stuck is not None and not slot.kineto_taken:
+        if self._stuck is not None and not slot.kineto_in_use:
             profile, self._stuck = self._stuck, None
-            _hold_kineto()
+            _occupy_kineto()
             _refusal("stop", lambda: profile.__exit__(None, None, None))
         return self._stuck is None
 
@@ -292,15 +292,15 @@ class KinetoSession:
             self._profile = None
             return problem
         self._began_ns = before, time.time_ns()
-        own = leave_out_own_threads() if self._wants.with_stack else frozenset[int]()
+        own = exclude_own_threads() if self._wants.with_stack else frozenset[int]()
         self._pid = os.getpid()
         self._recording = True
         self._robbed = False
-        self.all_threads = not slot.holds("KINETO")
+        self.all_threads = not slot.has_profiler("KINETO")
         if self.all_threads:
             slot.set_all_threads(True)
         live = slot.emitting if self.all_threads else ()  # operators that the recorder has as well
-        self._left_out = frozenset(
+        self._excluded = frozenset(
             [(thread, "python_function") for thread in own]
             + [(thread, category) for thread in live for category in ("cpu_op", "user_annotation")]
         )
@@ -335,7 +335,7 @@ class KinetoSession:
                 if robbed and device:
                     member.lose(since, at, f"{ROBBED}, which has what the device did")
                 flops = member.wants.with_flops
-                member.take(FinishedTrace(shared, at, anchors, brackets, flops, since, self._left_out))
+                member.add(FinishedTrace(shared, at, anchors, brackets, flops, since, self._excluded))
 
     def _end(self) -> tuple[Any, str]:
         """Stops torch's profiler: what it recorded, or why there is nothing."""
@@ -344,19 +344,19 @@ class KinetoSession:
         if all_threads:
             slot.set_all_threads(False)
         self._recording = self.records_device = self._robbed = self.all_threads = False
-        if not (all_threads or slot.holds("KINETO")):
-            return None, TAKEN
+        if not (all_threads or slot.has_profiler("KINETO")):
+            return None, LOST
         if robbed:
-            if slot.kineto_taken:  # ending ours now would end that recording, and crash the program at its end
+            if slot.kineto_in_use:  # ending ours now would end that recording, and crash the program at its end
                 self._stuck = profile
                 if not slot.all_threads:  # else that would switch off the other recording
                     _toggle(False, {_cpu()})
                 return None, ROBBED
-            _hold_kineto()
+            _occupy_kineto()
         problem = _refusal("stop", lambda: profile.__exit__(None, None, None))
         result = profile.kineto_results
         if not problem and not self._is_whole(result):
-            problem = TAKEN
+            problem = LOST
         return (None if problem else result), problem
 
     def _is_whole(self, result: Any) -> bool:
@@ -385,8 +385,8 @@ slot.occupants.append(session)
 
 def _find_device(wants: TorchSettings) -> str | None:
     """The accelerator that is there and asked for, as torch names it."""
-    asked = (name for name in DEVICES if not wants.activities or name in wants.activities)
-    return next((name.lower() for name in asked if device_is_there(name)), None)
+    requested = (name for name in DEVICES if not wants.activities or name in wants.activities)
+    return next((name.lower() for name in requested if device_is_there(name)), None)
 
 
 def first_line(error: BaseException) -> str:
@@ -397,18 +397,18 @@ def first_line(error: BaseException) -> str:
 def _await_births() -> None:
     """Waits, a second at most, until no thread has just begun: torch's tracer of Python functions hooks into every thread,
     and one that it met half made was seen to crash. A profiler that starts makes some."""
-    quiet, known = 0, set[int | None]()
+    quiet, before = 0, set[int | None]()
     for _ in range(500):
         threads = threading.enumerate()
         now = {thread.ident for thread in threads}
-        quiet = quiet + 1 if now == known and all(thread.is_alive() for thread in threads) else 0
+        quiet = quiet + 1 if now == before and all(thread.is_alive() for thread in threads) else 0
         if quiet == 5:
             return
-        known = now
+        before = now
         time.sleep(0.002)
 
 
-def leave_out_own_threads() -> frozenset[int]:
+def exclude_own_threads() -> frozenset[int]:
     """Has torch's tracer of Python functions, which has hooked into every thread, leave out those of the runtime.
 
     Returns:
@@ -447,19 +447,19 @@ def _refusal(what: str, call: Any) -> str:
     return ""
 
 
-def _hold_kineto() -> None:
+def _occupy_kineto() -> None:
     """Lets kineto record something, so that a profile which has lost kineto to another one can be ended.
 
     torch crashes when it stops kineto where that records nothing. Operators are not lost: torch itself keeps them until
     the end. The profile that is begun here ends with its thread.
     """
 
-    def hold() -> None:
+    def record() -> None:
         profile: Any = import_module("torch.autograd.profiler").profile(use_kineto=True)
         if not _refusal("start", lambda: private(profile, "_prepare_trace")()):
             _refusal("start", lambda: private(profile, "_start_trace")())
 
-    BackgroundCall(hold, name="stepscope-kineto-holder", elsewhere=True).result()
+    BackgroundCall(record, name="stepscope-kineto-holder", elsewhere=True).result()
 
 
 def _toggle(enable: bool, activities: set[Any]) -> bool:

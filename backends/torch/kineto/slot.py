@@ -49,7 +49,7 @@ _FUNCTIONS = {
 }
 
 _SOMEWHERE = -1
-"""Stands for a thread that is not known."""
+"""Stands for an unknown thread."""
 
 
 class Occupant(Protocol):
@@ -142,7 +142,7 @@ class TorchSlot:
         """By the id of torch's record of each open region: the thread it began on and that thread's number of changes
         then; `None` if it began outside of a recording of kineto."""
         self._enabled: Callable[[], bool] | None = None
-        """The function of torch that `taken` calls; `None` before the first call."""
+        """The function of torch that `is_occupied` calls; `None` before the first call."""
         self._warned = False
         self.all_threads = False
         """Whether a recording of kineto, ours or the program's, has every thread (`profile_all_threads`). It is in no thread's
@@ -178,7 +178,7 @@ class TorchSlot:
             self.all_threads = self.all_threads and flags._is_profiler_enabled
             self._changes_at_watch = self._changes.copy()
             if flags._is_profiler_enabled:  # on which thread torch does not say
-                self._kineto.add(get_ident() if self.taken else _SOMEWHERE)
+                self._kineto.add(get_ident() if self.is_occupied else _SOMEWHERE)
             for name in _MODULES:
                 module = sys.modules.get(name)
                 for function, what in _FUNCTIONS.items():
@@ -265,18 +265,18 @@ class TorchSlot:
         return self._calls.in_operator
 
     @property
-    def taken(self) -> bool:
+    def is_occupied(self) -> bool:
         """True if a profiler is in the slot of the calling thread."""
         enabled = self._enabled
         if enabled is None:
             enabled = self._enabled = import_module("torch").autograd._profiler_enabled
         return bool(enabled())
 
-    def holds(self, kind: str) -> bool:
+    def has_profiler(self, kind: str) -> bool:
         """True if the slot of the calling thread has a profiler of this kind, as torch names it: `KINETO`, `ITT`; one of any
         kind, where torch does not say which."""
-        tell = getattr(import_module("torch")._C._autograd, "_profiler_type", None)  # torch 2.0 and later
-        return self.taken and (tell is None or str(tell()).endswith(kind))
+        profiler_type = getattr(import_module("torch")._C._autograd, "_profiler_type", None)  # torch 2.0 and later
+        return self.is_occupied and (profiler_type is None or str(profiler_type()).endswith(kind))
 
     def empty(self) -> None:
         """Ends what is in the slot of the calling thread, which is ours.
@@ -291,7 +291,7 @@ class TorchSlot:
         private(profiler, "_run_on_profiler_stop")()
 
     @property
-    def kineto_taken(self) -> bool:
+    def kineto_in_use(self) -> bool:
         """True if the program uses kineto, on whatever thread that lives."""
         with self._lock:
             if self._kineto:
@@ -314,7 +314,7 @@ class TorchSlot:
         @functools.wraps(original)
         def begin(region: Any) -> Any:
             where = _SOMEWHERE if self.all_threads else get_ident()
-            mark = (where, self._changes[where]) if self.all_threads or (self.taken and not self.emits) else None
+            mark = (where, self._changes[where]) if self.all_threads or (self.is_occupied and not self.emits) else None
             result = original(region)
             self._regions[id(region.record)] = mark
             return result
@@ -325,15 +325,15 @@ class TorchSlot:
         """Ends a region elsewhere if its recording has ended and another profiler is in the slot of this thread."""
 
         def end(record: Any) -> Any:
-            stale = self._is_stale(id(record)) and (self.taken or self.all_threads)
+            stale = self._is_stale(id(record)) and (self.is_occupied or self.all_threads)
             self._regions.pop(id(record), None)
             if stale and self.all_threads:
-                _never_ended.append(record)  # that recording has every thread
+                _open_records.append(record)  # that recording has every thread
                 return None
             if stale:
                 return _end_elsewhere(record, original)
             result = original(record)
-            if self._waits and not self.operator_runs and not self.taken:
+            if self._waits and not self.operator_runs and not self.is_occupied:
                 self._waits = False
                 for occupant in self.occupants:
                     occupant.reoccupy()
@@ -380,7 +380,7 @@ class TorchSlot:
         me = get_ident()
         flags: Any = import_module("torch.autograd.profiler")
         if what == "flag":  # torch says in a variable that no profiler is on: ours may be
-            enabled = self.taken or self.all_threads
+            enabled = self.is_occupied or self.all_threads
             original(*args, **kwargs)
             flags._set_is_profiler_enabled(enabled)
             return None
@@ -397,7 +397,7 @@ class TorchSlot:
             if what != "prepare":
                 self.change()
             with self._lock:
-                if what == "disable" or (what == "enable" and kineto and not self.taken):
+                if what == "disable" or (what == "enable" and kineto and not self.is_occupied):
                     self.set_all_threads(what == "enable")
                 if kineto:
                     self._kineto.add(me)
@@ -405,7 +405,7 @@ class TorchSlot:
                     self._kineto -= {me, _SOMEWHERE}
             return result
         finally:
-            if self.emits or not self.taken:
+            if self.emits or not self.is_occupied:
                 for occupant in self.occupants:
                     occupant.reoccupy()
 
@@ -415,7 +415,7 @@ def in_operator() -> bool:
     return _core.called_by("libtorch")
 
 
-_never_ended: list[Any] = []
+_open_records: list[Any] = []
 """Regions that stay open, as there is no thread to end them on. torch would end them if they were freed."""
 
 
@@ -425,7 +425,7 @@ def _end_elsewhere(record: Any, end: Callable[[Any], Any]) -> Any:
     try:
         call.start()
     except RuntimeError:
-        _never_ended.append(record)
+        _open_records.append(record)
         return None
     return call.result()
 

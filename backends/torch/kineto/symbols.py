@@ -111,7 +111,7 @@ def _loaded(library: str) -> tuple[Path, ctypes.CDLL]:
     return path, ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
 
 
-def _function(library: str, name: str, returns: Any, *takes: Any) -> Any:
+def _function(library: str, name: str, returns: Any, *arguments: Any) -> Any:
     """A function of one of torch's libraries, which is loaded already. Calls of it release the GIL.
 
     Raises:
@@ -119,7 +119,7 @@ def _function(library: str, name: str, returns: Any, *takes: Any) -> Any:
         AttributeError: if it does not export the name.
     """
     function = getattr(_loaded(library)[1], name)
-    function.restype, function.argtypes = returns, takes
+    function.restype, function.argtypes = returns, arguments
     return function
 
 
@@ -146,9 +146,9 @@ def _enable_numbers(torch: Any) -> None:
     set_numbers(*functions, module, offset, key, number_at)
 
 
-def _agree(what: str, read: object, said: object) -> None:
-    if read != said:
-        raise BackendError(f"torch {what} reads {read!r} in memory where torch says {said!r}")
+def _agree(what: str, read: object, expected: object) -> None:
+    if read != expected:
+        raise BackendError(f"torch {what} reads {read!r} in memory where torch says {expected!r}")
 
 
 def _current_node(torch: Any) -> tuple[int, int, int]:
@@ -208,10 +208,10 @@ def _thread_variables(library: str) -> tuple[int, Any]:
         BackendError: if it has no such variables.
     """
     path, loaded = _loaded(library)
-    ask = ctypes.CDLL(None).dlinfo
-    ask.argtypes = [c_void_p, c_int, c_void_p]
+    dlinfo = ctypes.CDLL(None).dlinfo
+    dlinfo.argtypes = [c_void_p, c_int, c_void_p]
     module, block = c_size_t(), c_void_p()
-    failed = ask(loaded._handle, _TLS_MODULE, ctypes.byref(module)) or ask(
+    failed = dlinfo(loaded._handle, _TLS_MODULE, ctypes.byref(module)) or dlinfo(
         loaded._handle, _TLS_BLOCK, ctypes.byref(block)
     )
     nbytes = _thread_variables_nbytes(path)

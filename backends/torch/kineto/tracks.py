@@ -24,7 +24,7 @@ class KinetoTracks:
         self._names: dict[tuple[int | str, int | str], str] = {}
         self._labels: dict[int | str, str] = {}
         self._programs: dict[int | str, str] = {}
-        self._known = 1
+        self._next = 1
         self._threads: dict[tuple[int, int], int] = {}
         self._processes: dict[int, int] = {}
 
@@ -60,8 +60,8 @@ class KinetoTracks:
         if pid != os.getpid() and self._labels.get(pid, "").startswith("GPU"):
             return tracks.new(TrackKind.STREAM, pid, number, name or f"stream {tid}", self._process(pid))
         self._learn()
-        known = self._threads.get((pid, number)) if isinstance(tid, int) else None
-        return known or tracks.new(TrackKind.THREAD, pid, number, name or f"thread {tid}", self._process(pid))
+        thread = self._threads.get((pid, number)) if isinstance(tid, int) else None
+        return thread or tracks.new(TrackKind.THREAD, pid, number, name or f"thread {tid}", self._process(pid))
 
     def _process(self, pid: int) -> int:
         self._learn()
@@ -72,8 +72,8 @@ class KinetoTracks:
         return self._processes[pid]
 
     def _learn(self) -> None:
-        for track in tracks.living(self._known):
-            self._known = track.id + 1
+        for track in tracks.living(self._next):
+            self._next = track.id + 1
             if track.pid != os.getpid():
                 continue  # another backend's device
             if track.kind is TrackKind.THREAD:

@@ -54,7 +54,7 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     since: int
     """When it began, in ns of our clock."""
     left_out: frozenset[tuple[int, str]]
-    """What is not taken: categories of events of threads, by the system's numbers."""
+    """Categories of events, by the system's numbers of their threads, that are not converted."""
     name: str = "torch's recording"
     """What messages call it."""
 
@@ -136,7 +136,7 @@ class KinetoWorker:
         path: Path | None = None
         released = False
         if self._keeper is not None:
-            trace.result.keep()  # before it is saved, so that the keeper can save it again
+            trace.result.add_user()  # before it is saved, so that the keeper can save it again
         try:
             path = make_scratch_file("stepscope-kineto-", ".json")
             if not self._save(trace, path):

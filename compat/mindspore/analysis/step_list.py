@@ -29,16 +29,16 @@ def read_step_list(step_list: Any) -> tuple[int, ...] | None:
     return tuple(sorted(set(steps)))
 
 
-def not_recorded(asked: Sequence[int] | None, recorded: Iterable[int]) -> str:
+def not_recorded(requested: Sequence[int] | None, recorded: Iterable[int]) -> str:
     """Says which of the steps asked for were not recorded, with the nearest that was; empty if all were."""
-    known = sorted(set(recorded))
-    missing = sorted(set(asked or ()) - set(known))
+    steps = sorted(set(recorded))
+    missing = sorted(set(requested or ()) - set(steps))
     if not missing:
         return ""
     named = ", ".join(map(str, missing[:MOST_NAMED]))
     more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-    if not known:
+    if not steps:
         return f"step_list: {named}{more}: no step was recorded"
-    nearest = min(known, key=lambda step: abs(step - missing[0]))
+    nearest = min(steps, key=lambda step: abs(step - missing[0]))
     were = "was" if len(missing) == 1 else "were"
     return f"step_list: {named}{more} {were} not recorded; the nearest to {missing[0]} is {nearest}"

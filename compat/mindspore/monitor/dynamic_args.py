@@ -346,15 +346,15 @@ def _level(value: Any) -> ProfilerLevel | None:
 def _mode(value: Any) -> int:
     number = _integer(value)
     if number not in _MODES:
-        known = "-1 (none), 0 (at once) and 1 (in the background)"
-        raise ValueError(f"there are {known}")
+        choices = "-1 (none), 0 (at once) and 1 (in the background)"
+        raise ValueError(f"there are {choices}")
     return number
 
 
 def _framework(value: int) -> str | None:
     if value not in _FRAMEWORK:
-        known = "-1 (none), 0 ('all') and 1 ('time')"
-        raise ValueError(f"there are {known}")
+        choices = "-1 (none), 0 ('all') and 1 ('time')"
+        raise ValueError(f"there are {choices}")
     return _FRAMEWORK[value]
 
 

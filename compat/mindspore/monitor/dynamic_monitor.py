@@ -287,9 +287,12 @@ def _callback_class() -> Any:
 
 
 def _check(late: object, step_position: object, granularity: object) -> None:
-    for name, value, known in (("late", late, ("refuse", "clip")), ("step_position", step_position, ("begin", "end"))):
-        if value not in known:
-            raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
+    for name, value, choices in (
+        ("late", late, ("refuse", "clip")),
+        ("step_position", step_position, ("begin", "end")),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} must be {choices[0]!r} or {choices[1]!r}, got {value!r}")
     if isinstance(granularity, bool) or not isinstance(granularity, int) or granularity < 1:
         raise ValueError(f"granularity must be a whole number from 1, got {granularity!r}")
 

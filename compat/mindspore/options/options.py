@@ -157,12 +157,12 @@ def read_options(arguments: Mapping[str, Any], who: str, *, metrics: Mapping[int
         TypeError: naming an option, its value and the type that it should have.
         ValueError: for a value out of its range, and for one that needs another option.
     """
-    known = ProfilerOptions.__struct_fields__
+    fields = ProfilerOptions.__struct_fields__
     values: dict[str, Any] = {}
     for name, value in arguments.items():
         name = _ALIASES.get(name, name)
-        if name not in known:
-            meant = "; it is an argument of analyse()" if name in _OF_ANALYSE else did_you_mean(name, known)
+        if name not in fields:
+            meant = "; it is an argument of analyse()" if name in _OF_ANALYSE else did_you_mean(name, fields)
             log.warning("%s: %r is no option and has no effect%s", who, name, meant)
             continue
         try:
@@ -276,8 +276,8 @@ def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if value not in ACTIVITIES:
-            known = ", ".join(map(str, ACTIVITIES))
-            raise ValueError(f"it must be one of {known}, or a list of ProfilerActivity")
+            names = ", ".join(map(str, ACTIVITIES))
+            raise ValueError(f"it must be one of {names}, or a list of ProfilerActivity")
         return ACTIVITIES[value]
     found = _several(ProfilerActivity)(value)
     if not found:

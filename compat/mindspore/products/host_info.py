@@ -62,7 +62,7 @@ class HostInfo(Product):
     def _thread(self, track: int) -> int | None:
         """Number of the thread; `None` for what is not of the host."""
         if track not in self._threads:
-            known = tracks.get(track)
-            host = known is not None and known.kind in (TrackKind.THREAD, TrackKind.TASK)
-            self._threads[track] = known.tid if known is not None and host else None
+            entry = tracks.get(track)
+            host = entry is not None and entry.kind in (TrackKind.THREAD, TrackKind.TASK)
+            self._threads[track] = entry.tid if entry is not None and host else None
         return self._threads[track]

@@ -92,9 +92,9 @@ def _steps(component: str, readings: list[tuple[int, float]], window: Window) ->
     for step in window.steps:
         first = int(np.searchsorted(times, step.start_ns, "left"))
         last = int(np.searchsorted(times, step.end_ns, "right"))
-        known = values[max(first - 1, 0) : last]
-        if last and len(known):
-            sizes = (known.max(), known[-1], known[-1] - known[0])
+        inside = values[max(first - 1, 0) : last]
+        if last and len(inside):
+            sizes = (inside.max(), inside[-1], inside[-1] - inside[0])
             yield (step.number, component, *map(_megabytes, sizes), last - first)
 
 

@@ -75,7 +75,7 @@ class OperatorTable:
     def __init__(self) -> None:
         self._sums: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(lambda: [0, 0])
         self._shapes: dict[str, int] = {"": 0}
-        self._known: dict[bytes, int] = {}
+        self._numbers: dict[bytes, int] = {}
         self._devices: dict[int, int] = {}
 
     def add(self, batch: EventBatch) -> None:
@@ -128,9 +128,9 @@ class OperatorTable:
         found, place = np.unique(track, return_inverse=True)
         for each in found.tolist():
             if each not in self._devices:
-                known = tracks.get(each)
-                stream = known is not None and known.kind is TrackKind.STREAM
-                self._devices[each] = known.pid if known is not None and stream else -1
+                entry = tracks.get(each)
+                stream = entry is not None and entry.kind is TrackKind.STREAM
+                self._devices[each] = entry.pid if entry is not None and stream else -1
         return np.array([self._devices[each] for each in found.tolist()], np.int64)[place]
 
     def _shapes_of(self, events: Block, heap: bytes) -> NDArray[np.uint32]:
@@ -140,12 +140,12 @@ class OperatorTable:
         for index in np.flatnonzero(may_have).tolist():
             at, length = int(events["args_at"][index]), int(events["args_len"][index])
             text = heap[at : at + length]
-            number = self._known.get(text)
+            number = self._numbers.get(text)
             if number is None:
                 found: Any = _core.decode_arguments(heap, at, length).get(SHAPES)
                 number = self._shapes.setdefault("" if found is None else str(found), len(self._shapes))
-                if len(self._known) < MOST_ARGUMENTS:
-                    self._known[text] = number
+                if len(self._numbers) < MOST_ARGUMENTS:
+                    self._numbers[text] = number
             shapes[index] = number
         return shapes
 
@@ -235,8 +235,8 @@ def find_operators(
     """
     found = [row for row in rows if name is None or name in (row.type, row.short, row.name)]
     if name is not None and not found:
-        known = sorted({row.type for row in rows})
-        raise RuntimeError(f"no operator {name!r} was recorded{did_you_mean(name, known[:50])}")
+        types = sorted({row.type for row in rows})
+        raise RuntimeError(f"no operator {name!r} was recorded{did_you_mean(name, types[:50])}")
     return tuple(
         row
         for row in found

@@ -57,8 +57,8 @@ class ProcessorUse(Product):
             """The values of a counter at these times; not a number where it was not recorded."""
             if name not in series:
                 return np.full(len(at), np.nan)
-            known = np.searchsorted(series[name]["ts"], at, "right") - 1
-            values: NDArray[np.float64] = series[name]["value"][np.maximum(known, 0)]
+            newest = np.searchsorted(series[name]["ts"], at, "right") - 1
+            values: NDArray[np.float64] = series[name]["value"][np.maximum(newest, 0)]
             return values
 
         lengths = np.diff(at, append=max(window.end_ns, int(at[-1])))

@@ -98,8 +98,8 @@ class StepPhases(Product):
 
     def _is_operators(self, track: int) -> bool:
         if track not in self._operators:
-            known = tracks.get(track)
-            self._operators[track] = known is not None and known.name.startswith(OPERATORS)
+            entry = tracks.get(track)
+            self._operators[track] = entry is not None and entry.name.startswith(OPERATORS)
         return self._operators[track]
 
     def _add_named(self, events: Block) -> None:

@@ -104,8 +104,8 @@ class StepTimes(Product):
     def _cover(self, events: Block, what: str) -> None:
         for step in np.unique(events["step"]).tolist():
             here: Any = events[events["step"] == step]
-            known = self._covered.get((step, what), _NONE)
-            self._covered[step, what] = union(known, (here["ts"], here["ts"] + here["dur"]))
+            before = self._covered.get((step, what), _NONE)
+            self._covered[step, what] = union(before, (here["ts"], here["ts"] + here["dur"]))
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         kind = "operator" if any(what == "operator" for _, what in self._covered) else "span"

@@ -80,7 +80,7 @@ class CapturedWindow:
         self._journal = journal
         self._done: dict[tuple[bool, tuple[int, ...] | None], Future[WindowAnalysis]] = {}
         self._operators: OperatorTable | None = None
-        self._keeps_operators = True
+        self._caches_operators = True
 
     def analyse(self, request: AnalysisRequest) -> Future[WindowAnalysis]:
         """Has the products made; those that were made already in the same way are not made again."""
@@ -91,7 +91,7 @@ class CapturedWindow:
 
     def _analyse(self, request: AnalysisRequest) -> WindowAnalysis:
         done, table = analyse_window(self.raw, self.window, self.directory, request)
-        if request.steps is None and self._keeps_operators:
+        if request.steps is None and self._caches_operators:
             self._operators = table
         return done
 
@@ -107,8 +107,8 @@ class CapturedWindow:
         self._journal = journal or self._journal
 
     def forget_operators(self) -> None:
-        """Keeps its table of operators no longer in memory."""
-        self._keeps_operators, self._operators = False, None
+        """Removes its table of operators from memory."""
+        self._caches_operators, self._operators = False, None
 
     @property
     def analysed(self) -> bool:
@@ -162,8 +162,8 @@ class Capture:
         plan = self._plan
         loader: tuple[Signal, ...] = ("loader",) if plan.options.data_process else ()
         options = Options(close_timeout=CLOSE_SECONDS, signals=loader)
-        known: dict[str, Any] = {} if plan.options.peak_flops is None else {PEAK: plan.options.peak_flops}
-        known |= {CAPACITY: capacities()} if plan.options.memory else {}
+        facts: dict[str, Any] = {} if plan.options.peak_flops is None else {PEAK: plan.options.peak_flops}
+        facts |= {CAPACITY: capacities()} if plan.options.memory else {}
         try:
             backends = sources.choose(plan.options, plan.target)
             self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
@@ -175,7 +175,7 @@ class Capture:
                 on_trace_ready=self._ready,
                 name="mindspore",
                 output_dir=self.directory / RAW,
-                metadata={**plan.metadata(), **known},
+                metadata={**plan.metadata(), **facts},
                 start=False,
                 overhead_budget=plan.options.overhead_budget,
                 options=options,
@@ -279,11 +279,11 @@ class Capture:
             recorded = windows_in(self.journal)
         except (FormatError, OSError) as error:
             return (f"the windows of {self.journal} cannot be listed: {error}; it stays where it is",)
-        known = {window.window.index for window in self.windows}
+        delivered = {window.window.index for window in self.windows}
         return tuple(
             f"window {index}: {self._failed.get(index, 'it was not delivered before the recording was closed')}; its raw data "
             f"stay in {self.journal.parent}: `stepscope analyse {self.directory}` makes its products"
-            for index in sorted((recorded | self._failed.keys()) - known)
+            for index in sorted((recorded | self._failed.keys()) - delivered)
         )
 
     def move(self, base: Path) -> None:

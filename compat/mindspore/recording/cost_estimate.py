@@ -78,12 +78,12 @@ class RecordingCosts:
     def estimate(self, options: ProfilerOptions) -> CostEstimate:
         """Estimates the cost of a recording with these options."""
         with self._lock:
-            known = self._sums.get(_detail(options), RecordingCost())
+            measured = self._sums.get(_detail(options), RecordingCost())
         return CostEstimate(
-            steps=known.steps,
-            bytes_per_step=known.bytes / known.steps if known.steps else 0.0,
-            ns_per_step=known.cost_ns / known.steps if known.steps else 0.0,
-            fraction=known.cost_ns / known.recorded_ns if known.recorded_ns >= MIN_RECORDED_NS else None,
+            steps=measured.steps,
+            bytes_per_step=measured.bytes / measured.steps if measured.steps else 0.0,
+            ns_per_step=measured.cost_ns / measured.steps if measured.steps else 0.0,
+            fraction=measured.cost_ns / measured.recorded_ns if measured.recorded_ns >= MIN_RECORDED_NS else None,
             ns_per_event=event_costs().span,
         )
 

@@ -158,10 +158,10 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
 """By option and device. `npu` and `gpu` are activities that were asked for by name."""
 
 
-def limits(asked: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
+def limits(requested: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
     """A sentence for each option, as `ProfilerOptions.requested` names them, that cannot be followed here."""
     sentences: list[str] = []
-    for name in asked:
+    for name in requested:
         table = CAPABILITIES.get(name)
         if table is None:
             continue

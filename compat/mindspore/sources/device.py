@@ -49,12 +49,12 @@ def detect_target() -> DeviceTarget:
     device, mode, version = "CPU", "", ""
     if mindspore is not None:
         name = str(mindspore.get_context("device_target"))
-        known = {device.lower(): device for device in DEVICES}
-        if name.lower() not in known:
+        devices = {device.lower(): device for device in DEVICES}
+        if name.lower() not in devices:
             raise RuntimeError(
                 f"MindSpore's device_target is {name!r}, which no profiler knows{did_you_mean(name, DEVICES)}"
             )
-        device = known[name.lower()]
+        device = devices[name.lower()]
         mode = "graph" if mindspore.get_context("mode") == mindspore.GRAPH_MODE else "pynative"
         version = str(getattr(mindspore, "__version__", ""))
     elif torch is not None and torch.cuda.is_available():

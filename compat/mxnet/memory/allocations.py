@@ -62,8 +62,8 @@ class Allocations:
         for label, one in labelled:
             if one.bytes > 0:
                 block = (one.device, one.address, one.bytes)
-                asked = requested.get(block, one.bytes) if latest[block[:2]] is one else one.bytes
-                yield label or NONE, asked, one.device, one.bytes
+                requested_bytes = requested.get(block, one.bytes) if latest[block[:2]] is one else one.bytes
+                yield label or NONE, requested_bytes, one.device, one.bytes
 
     def _unexplained_memory(self) -> list[tuple[str, int]]:
         """By device what is in use beside the allocations that backends tell of, by this process and others."""
@@ -76,7 +76,7 @@ class Allocations:
         finally:
             nvml.close()
         with self._lock:
-            allocated = {one.device: one.held for _, one in self._log.labelled()}
+            allocated = {one.device: one.in_use for _, one in self._log.labelled()}
         unexplained = [(device, size - allocated.get(device, 0)) for device, size in used.items()]
         return [(device, size) for device, size in unexplained if size > 0]
 

@@ -19,40 +19,40 @@ OPERATOR_CATEGORY = "Custom Operator"
 class Label:
     """A label that was entered, and the one around it."""
 
-    __slots__ = ("left", "outer", "text")
+    __slots__ = ("ended", "outer", "text")
 
     def __init__(self, text: str, outer: Label | None) -> None:
         self.text = text
         self.outer = outer
-        self.left = False
-        """Whether it was left in another context than the one that it holds in."""
+        self.ended = False
+        """Whether it ended in another context than the one that it applies to."""
 
 
 class Labels:
-    """Labels that follow asyncio tasks: one that is made under a label keeps it, also when that is left."""
+    """Labels that follow asyncio tasks: a task that begins under a label has it, also when the label has ended."""
 
     def __init__(self, name: str) -> None:
         self._innermost: ContextVar[Label | None] = ContextVar(name, default=None)
 
     def current(self) -> Label | None:
-        """The label that holds here."""
+        """The label that applies here."""
         label = self._innermost.get()
-        while label is not None and label.left:
+        while label is not None and label.ended:
             label = label.outer
         return label
 
     def enter(self, text: str) -> Label:
-        """A label holds here, until it is left."""
+        """A label applies here until `exit`."""
         label = Label(text, self.current())
         self._innermost.set(label)
         return label
 
-    def leave(self, label: Label) -> None:
-        """It holds no more, wherever this is called: a generator that entered it may be closed by another thread."""
+    def exit(self, label: Label) -> None:
+        """Ends a label, from any context: a generator that entered it may be closed by another thread."""
         if self._innermost.get() is label:
             self._innermost.set(label.outer)
         else:
-            label.left = True
+            label.ended = True
 
 
 _scopes = Labels("stepscope_mxnet_scope")
@@ -89,7 +89,7 @@ def scope(name: str = NONE, append_mode: bool = True) -> Generator[str]:
         with _core.span(text, category=CATEGORY):
             yield text
     finally:
-        _scopes.leave(label)
+        _scopes.exit(label)
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def custom_operator(name: str) -> Generator[None]:
         with _core.span(legal("operator", f"{name}::pure_python"), category=OPERATOR_CATEGORY):
             yield
     finally:
-        _operators.leave(label)
+        _operators.exit(label)
 
 
 @contextlib.contextmanager
@@ -115,8 +115,6 @@ def sub_operator(name: str) -> Generator[None]:
         TypeError: if the name is no str.
     """
     outer = _operators.current()
-    known = legal("operator", name)
-    with _core.span(
-        known if outer is None else legal("operator", f"{outer.text}::{known}"), category=OPERATOR_CATEGORY
-    ):
+    text = legal("operator", name)
+    with _core.span(text if outer is None else legal("operator", f"{outer.text}::{text}"), category=OPERATOR_CATEGORY):
         yield

@@ -35,20 +35,20 @@ def capabilities_of(settings: MXNetSettings) -> tuple[Capability, ...]:
         Capability("api", False, engine),
         Capability(
             "memory",
-            settings.asks_for("memory"),
+            settings.records("memory"),
             "of the process and of torch's devices, 20 times a second"
-            if settings.asks_for("memory")
+            if settings.records("memory")
             else "not asked for: set_config(profile_memory=True)",
         ),
     )
 
 
-def log_missing(settings: MXNetSettings, asked: frozenset[str]) -> None:
+def log_missing(settings: MXNetSettings, requested: frozenset[str]) -> None:
     """Logs which events are not recorded: as a warning if some of them were asked for by name, else as information."""
-    missing = [one.kind for one in capabilities_of(settings) if not one.recorded and settings.asks_for(one.kind)]
+    missing = [one.kind for one in capabilities_of(settings) if not one.recorded and settings.records(one.kind)]
     if not missing:
         return
-    by_name = any(f"profile_{kind}" in asked or "profile_all" in asked for kind in missing)
+    by_name = any(f"profile_{kind}" in requested or "profile_all" in requested for kind in missing)
     log.log(
         logging.WARNING if by_name else logging.INFO,
         "stepscope.mxnet records what the program marks, but of MXNet no operators or API calls (%s): %s%s",

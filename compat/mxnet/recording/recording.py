@@ -53,7 +53,7 @@ class Recording:
         self._lock = threading.RLock()
         self.files = Files()
         self.settings = MXNetSettings()
-        self._asked: frozenset[str] = frozenset()
+        self._requested: frozenset[str] = frozenset()
         self.profiler: Profiler | None = None
         """The profiler that records, or did last; `None` before the first `run`."""
         self._statistics = Statistics()
@@ -64,12 +64,12 @@ class Recording:
         """True if it has run since `close`."""
         self._pauses = 0
 
-    def configure(self, settings: MXNetSettings, asked: frozenset[str]) -> None:
+    def configure(self, settings: MXNetSettings, requested: frozenset[str]) -> None:
         """Takes settings. While it runs, what cannot be changed in a file that is being written begins another one; what was
         recorded so far stays in the file that it is in."""
         with self._lock:
             changes = any(getattr(settings, name) != getattr(self.settings, name) for name in SHAPES)
-            self.settings, self._asked = settings, asked
+            self.settings, self._requested = settings, requested
             forwarding.to = settings.forward
             if self.profiler is None or not changes:
                 return
@@ -89,7 +89,7 @@ class Recording:
                 return
             if self.profiler is None:
                 self.profiler = self._make()
-                log_missing(self.settings, self._asked)
+                log_missing(self.settings, self._requested)
             self.profiler.start()
             self.running = self._recorded = True
 
@@ -170,7 +170,7 @@ class Recording:
     def of_child(self) -> Recording:
         """The recording of a forked child: the settings, and none of the locks and files."""
         child = Recording()
-        child.settings, child._asked = self.settings, self._asked
+        child.settings, child._requested = self.settings, self._requested
         child.files = Files(child=True)
         return child
 
@@ -188,7 +188,7 @@ class Recording:
         ]
         if settings.gpu_memory_profile_filename_prefix:
             exporters.append(self._allocations)
-        backends = [*settings.backends, *([MemoryBackend()] if settings.asks_for("memory") else [])]
+        backends = [*settings.backends, *([MemoryBackend()] if settings.records("memory") else [])]
         interval = min(settings.options.drain_interval, settings.dump_period)
         made = trace(
             name="mxnet",

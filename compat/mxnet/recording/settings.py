@@ -71,7 +71,7 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     forward: Forward | None = None
     """Who is told of tasks, frames, events and markers besides, such as `NvtxForward()`."""
 
-    def asks_for(self, kind: str) -> bool:
+    def records(self, kind: str) -> bool:
         """True if a kind is to be recorded: `symbolic`, `imperative`, `memory` or `api`."""
         return self.profile_all or bool(getattr(self, f"profile_{kind}"))
 
@@ -98,11 +98,11 @@ def settings_of(arguments: Mapping[str, Any]) -> MXNetSettings:
     Raises:
         MXNetValueError: for a name that there is none of, with the nearest; for a value that does not fit.
     """
-    known = MXNetSettings.__struct_fields__
+    fields = MXNetSettings.__struct_fields__
     values: dict[str, Any] = {}
     for name, value in arguments.items():
-        if name not in known:
-            raise MXNetValueError(f"set_config() has no setting {name!r}{did_you_mean(name, known)}")
+        if name not in fields:
+            raise MXNetValueError(f"set_config() has no setting {name!r}{did_you_mean(name, fields)}")
         values[name] = _value(name, value)
     try:
         settings = MXNetSettings(**values)

@@ -72,10 +72,10 @@ class Values:
         """The value of the nearest rank for each share, `nan` without values."""
         if not self.count:
             return (math.nan,) * len(shares)
-        known = sorted(self._counts)
-        upto: Any = np.cumsum([self._counts[value] for value in known])
+        values = sorted(self._counts)
+        upto: Any = np.cumsum([self._counts[value] for value in values])
         ranks = [max(math.ceil(share * self.count), 1) for share in shares]
-        return tuple(min(max(known[int(np.searchsorted(upto, rank))], self.min), self.max) for rank in ranks)
+        return tuple(min(max(values[int(np.searchsorted(upto, rank))], self.min), self.max) for rank in ranks)
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -40,7 +40,7 @@ class Statistics:
         self._clear()
 
     def _clear(self) -> None:
-        self._known: dict[Kind, set[Key]] = {Kind.SPAN: set(), Kind.COUNTER: set(), Kind.INSTANT: set()}
+        self._names: dict[Kind, set[Key]] = {Kind.SPAN: set(), Kind.COUNTER: set(), Kind.INSTANT: set()}
         self._table = Aggregates()
         """Spans and instants."""
         self._frames: dict[Key, SpanSeries] = {}
@@ -81,11 +81,11 @@ class Statistics:
 
     def _with_room(self, kind: Kind, events: Block) -> Iterator[tuple[Key, Block]]:
         """The events of each category and name for which there is room."""
-        known = self._known[kind]
+        names = self._names[kind]
         for key, block in _by_key(events):
-            if len(known) < MAX_NAMES:
-                known.add(key)
-            if key in known:
+            if len(names) < MAX_NAMES:
+                names.add(key)
+            if key in names:
                 yield key, block
             else:
                 self.left_out += len(block)

@@ -77,13 +77,13 @@ class FunctionEvents:
         self._cycle = cycle
         self._deadline = deadline
         self._spans = WindowSpans(cycle, arguments=True)
-        self._usage = MemoryUsage(self._spans) if cycle.asked.profile_memory else None
+        self._usage = MemoryUsage(self._spans) if cycle.torch_flags.profile_memory else None
         self._threads: dict[int, tuple[int, int]] = {}
         self._names: dict[tuple[int, int | None], tuple[str, str, str]] = {}
 
     def build(self) -> Any:
         """torch's `EventList`, in the order in which they began, with parents, children and stacks."""
-        asked = self._cycle.asked
+        torch_flags = self._cycle.torch_flags
         events = self._of_spans()
         self._launch(events)
         if self._usage is not None:
@@ -91,11 +91,14 @@ class FunctionEvents:
             events += [self._of_memory(last + 1 + n, at, size) for n, (at, size) in enumerate(self._usage.alone())]
             events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
         built = self._util.EventList(
-            events, use_device=asked.use_device, profile_memory=asked.profile_memory, with_flops=asked.with_flops
+            events,
+            use_device=torch_flags.use_device,
+            profile_memory=torch_flags.profile_memory,
+            with_flops=torch_flags.with_flops,
         )
-        if asked.with_stack:
+        if torch_flags.with_stack:
             find_parents(built)
-            _give_stacks(built)
+            _set_stacks(built)
             for event in built:
                 event.cpu_parent, event.cpu_children = None, []
         every, scopes = list(built), [event.scope for event in built]
@@ -109,9 +112,9 @@ class FunctionEvents:
     def _of_spans(self) -> list[Any]:
         spans = self._spans
         block = spans.block
-        callers = spans.callers() if self._cycle.asked.with_stack else None
+        callers = spans.callers() if self._cycle.torch_flags.with_stack else None
         cpu, device = self._usage.of_spans() if self._usage is not None else (None, None)
-        keep, nodes, flows = stack_filter(self._util), spans.nodes(), self._flows()
+        is_shown, nodes, flows = stack_filter(self._util), spans.nodes(), self._flows()
         found: list[Any] = []
         fields = ("ts", "dur", "name", "step", "track", "flags", "args_at", "args_len")
         columns = zip(*(block[field].tolist() for field in fields), strict=True)
@@ -133,7 +136,7 @@ class FunctionEvents:
                 "scope": _USER if annotation else _BACKWARD if number in nodes else _FUNCTION,
             }
             event = self._of_span(number + 1, columns_of_one, on_device, details)
-            event.stack = [entry for entry in event.stack if keep(entry)]
+            event.stack = [entry for entry in event.stack if is_shown(entry)]
             found.append(event)
         return found
 
@@ -162,7 +165,7 @@ class FunctionEvents:
             concrete_inputs=[_concrete(text) for text in args.get("Concrete Inputs", [])],
             kwinputs={} if on_device else _keyword_inputs(args),
             extra_meta=self._metadata(args) if on_device or _COLLECTIVE in args else None,
-            use_device=self._cycle.asked.use_device,
+            use_device=self._cycle.torch_flags.use_device,
             is_async=bool(flags & _ASYNC),
             sequence_nr=int(args.get("Sequence number", -1)),
             device_type=self._device_type() if on_device else self._types.CPU,
@@ -193,9 +196,11 @@ class FunctionEvents:
 
     def _metadata(self, args: dict[str, Any]) -> dict[str, str] | None:
         """The arguments of which torch makes an event's `event_metadata`, as texts."""
-        known = metadata_names(self._util)
+        metadata = metadata_names(self._util)
         found = {
-            key: value if isinstance(value, str) else json.dumps(value) for key, value in args.items() if key in known
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in args.items()
+            if key in metadata
         }
         return found or None
 
@@ -225,7 +230,7 @@ class FunctionEvents:
             fwd_thread=0,
             input_shapes=[],
             stack=[],
-            use_device=self._cycle.asked.use_device,
+            use_device=self._cycle.torch_flags.use_device,
             cpu_memory_usage=size[0],
             device_memory_usage=size[1],
             flops=0,
@@ -251,13 +256,13 @@ class FunctionEvents:
         """Process or device, and thread or stream."""
         found = self._threads.get(track)
         if found is None:
-            known = tracks.get(track)
-            found = self._threads[track] = (0, 0) if known is None else (known.pid, known.tid)
+            entry = tracks.get(track)
+            found = self._threads[track] = (0, 0) if entry is None else (entry.pid, entry.tid)
         return found
 
     def _device_type(self) -> Any:
         names = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU"}
-        return getattr(self._types, names.get(self._cycle.asked.use_device or "cuda", "PrivateUse1"))
+        return getattr(self._types, names.get(self._cycle.torch_flags.use_device or "cuda", "PrivateUse1"))
 
 
 def _script_stack(args: dict[str, Any], callers: tuple[str, ...]) -> tuple[str, ...]:
@@ -295,7 +300,7 @@ def _keyword_inputs(args: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in args.items() if key not in _OWN_ENTRIES}
 
 
-def _give_stacks(events: Any) -> None:
+def _set_stacks(events: Any) -> None:
     """Operators of the backward pass get the stack of the forward operator that made their node, as torch has it: the
     first of the node's sequence number."""
     forward: dict[int, list[str]] = {}

@@ -40,11 +40,11 @@ class MemoryUsage:
     def alone(self) -> list[tuple[int, tuple[int, int]]]:
         """Times and bytes, on the host and on accelerators, of what happened while no operator ran."""
         if not len(self._block):
-            outside = np.ones(len(self._times), np.bool_)
+            between = np.ones(len(self._times), np.bool_)
         else:
             begin = self._block["ts"].astype(np.int64)  # in order
             until = np.maximum.accumulate(begin + self._block["dur"])
             before = np.searchsorted(begin, self._times, side="right") - 1
-            outside = (before < 0) | (until[np.maximum(before, 0)] < self._times)
-        chosen = (column[outside].tolist() for column in (self._times, self._host, self._device))
+            between = (before < 0) | (until[np.maximum(before, 0)] < self._times)
+        chosen = (column[between].tolist() for column in (self._times, self._host, self._device))
         return [(at, (host, device)) for at, host, device in zip(*chosen, strict=True)]

@@ -28,8 +28,8 @@ def without_overload(text: str) -> tuple[str, str]:
 
 def stack_filter(util: Any) -> Callable[[str], bool]:
     """True if torch shows an entry of a stack."""
-    keeps: Callable[[str], bool] = private(util, "_filter_stack_entry")
-    return keeps
+    is_shown: Callable[[str], bool] = private(util, "_filter_stack_entry")
+    return is_shown
 
 
 def metadata_names(util: Any) -> Collection[str]:

@@ -53,7 +53,7 @@ class WindowSpans:
             found = events[events["kind"] == Kind.SPAN].copy()
             marks = (found["name"] == steps) & (found["flags"] & Flag.NUMBERED != 0)
             stepping.update(found["track"][marks].tolist())
-            if not cycle.asked.steps:
+            if not cycle.torch_flags.steps:
                 found = found[~marks]
             if arguments:
                 allocations = events[events["kind"] == Kind.MEMORY].copy()
@@ -66,13 +66,13 @@ class WindowSpans:
         self._heap = bytes(heap)
         every = join_blocks(spans)
         unwanted = _categories(every, _NOT_TORCHS) | np.isin(every["name"], [strings.intern(name) for name in _HIDDEN])
-        if not cycle.asked.with_stack:  # of another profiler that shares the recording
+        if not cycle.torch_flags.with_stack:  # of another profiler that shares the recording
             unwanted |= _categories(every, FRAMES)
         elif len(every):
             unwanted |= _of_ours(every, stepping)
         self.block = _ordered(every[~unwanted])
         """The spans that torch counts."""
-        if cycle.asked.with_stack:
+        if cycle.torch_flags.with_stack:
             ours = own_frames(self.block, _categories(self.block, FRAMES))
             self.block = _ordered(self.block[~ours]) if ours.any() else self.block
         self.memory = join_blocks(memory)

@@ -13,8 +13,8 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.window import Window
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile was asked to record."""
+class TorchFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """The `profile` arguments that choose what torch's tables have."""
 
     record_shapes: bool = False
     profile_memory: bool = False
@@ -30,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Cycle(msgspec.Struct, frozen=True, kw_only=True):
     """One finished window. What is read of it comes from the run's journal, each time anew."""
 
-    asked: Asked
+    torch_flags: TorchFlags
     window: Window
     journal: Path
     step_num: int

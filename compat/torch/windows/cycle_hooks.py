@@ -12,8 +12,8 @@ from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
 
 _FOREVER = (1 << 63) - 1
-KEPT = 64
-"""Identifiers of windows that are remembered."""
+MAX_IDS = 64
+"""The most identifiers of windows in memory."""
 
 
 class Observer(Protocol):
@@ -69,7 +69,7 @@ class CycleHooks:
 
     def _begin(self, at: int) -> None:
         if self.make_id is not None:
-            self._ids = [*self._ids[-KEPT:], (at, str(self.make_id()))]
+            self._ids = [*self._ids[-MAX_IDS:], (at, str(self.make_id()))]
         if self.observer is not None:
             self.observer.start()
             self._observing = True

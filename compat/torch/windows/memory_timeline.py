@@ -17,18 +17,18 @@ from stepscope.runtime.windows.window import Window
 NEEDS = ("record_shapes", "profile_memory", "with_stack")
 
 
-class KeptResults:
-    """Keeps torch's recordings of the last window only: they hold every tensor's history, and are large."""
+class LatestResults:
+    """torch's recordings of the last window only: they have every tensor's history, and are large."""
 
     def __init__(self) -> None:
         self._lock = locks.reentrant()
-        self._kept: list[FinishedTrace] = []
+        self._traces: list[FinishedTrace] = []
 
     def __call__(self, trace: FinishedTrace) -> None:
-        """Takes a recording, and lets go of the one before the last."""
+        """Adds a recording, and releases the one before the last."""
         with self._lock:
-            self._kept.append(trace)
-            outdated, self._kept = self._kept[:-2], self._kept[-2:]
+            self._traces.append(trace)
+            outdated, self._traces = self._traces[:-2], self._traces[-2:]
         for old in outdated:
             old.result.release()
 
@@ -36,12 +36,12 @@ class KeptResults:
         """torch's own result of a window.
 
         Raises:
-            ProfilerStateError: if it is not kept.
+            ProfilerStateError: if it was released.
         """
         with self._lock:
             results = [
                 trace.result.raw
-                for trace in self._kept
+                for trace in self._traces
                 if trace.anchors[0].monotonic_ns < window.end_ns and trace.until > window.start_ns
             ]
         if len(results) == 1:
@@ -57,9 +57,9 @@ class KeptResults:
         )
 
     def release(self) -> None:
-        """Lets go of all."""
+        """Releases all."""
         with self._lock:
-            traces, self._kept = self._kept, []
+            traces, self._traces = self._traces, []
         for trace in traces:
             trace.result.release()
 

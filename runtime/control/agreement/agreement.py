@@ -17,7 +17,7 @@ from pathlib import Path
 from stepscope.runtime.control.agreement.coordinator import Coordinator
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
 from stepscope.runtime.control.agreement.participant import Participant
-from stepscope.runtime.control.agreement.plans import Asked, Plan, Plans, Request
+from stepscope.runtime.control.agreement.plans import AnyRequest, Plan, Plans, Request
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.armable import Armable
@@ -32,7 +32,7 @@ ACTIVE_S = 0.05
 AWAKE_S = 10.0
 """Seconds after a request, or the start, in which turns come faster."""
 
-Outcome = Callable[[Asked, str, Armed], object]
+Outcome = Callable[[AnyRequest, str, Armed], object]
 """Called with a request, its trigger, and the answer."""
 
 
@@ -90,19 +90,19 @@ class Agreement:
             self._name = f"{_begun[counted]} {self._profiler.stage}"
             self._awake_until = time.monotonic() + AWAKE_S
 
-    def ask(self, asked: Asked, trigger: str, key: str = "") -> None:
+    def ask(self, payload: AnyRequest, trigger: str, key: str = "") -> None:
         """Requests a window on all ranks, or another end of windows.
 
         Args:
-            asked: the request.
+            payload: the request.
             trigger: its origin. All ranks, including rank 0, read a request of the watched file (`file`); others are
                 forwarded to rank 0.
             key: identifies equal requests. Default: the request itself.
         """
         self.begin()
-        name = hashlib.sha256((key or json_bytes(asked).decode()).encode()).hexdigest()[:16]
-        window = asked if isinstance(asked, WindowRequest) else None
-        end = asked if isinstance(asked, EndRequest) else None
+        name = hashlib.sha256((key or json_bytes(payload).decode()).encode()).hexdigest()[:16]
+        window = payload if isinstance(payload, WindowRequest) else None
+        end = payload if isinstance(payload, EndRequest) else None
         self._pending[name] = _Pending(Request(self._name, trigger, window, end))
         self._awake_until = time.monotonic() + AWAKE_S
 
@@ -175,11 +175,11 @@ class Agreement:
                 del self._pending[key]
 
     def _conclude(self, plan: Plan, armed: Armed) -> None:
-        asked, trigger = plan.request.asked, plan.request.trigger
+        payload, trigger = plan.request.payload, plan.request.trigger
         for key, pending in list(self._pending.items()):
-            if key == plan.key or (trigger == "file" and pending.request.asked == asked):
+            if key == plan.key or (trigger == "file" and pending.request.payload == payload):
                 del self._pending[key]
-        self._outcome(asked, trigger, armed)
+        self._outcome(payload, trigger, armed)
 
     def _refuse_late(self) -> None:
         """Refuses requests that rank 0 has not answered in time. A rank 0 that runs answers requests of the file itself."""
@@ -202,7 +202,7 @@ class Agreement:
         for key in keys:
             request = self._pending[key].request
             self._remove_request(key)
-            self._outcome(request.asked, request.trigger, Armed(False, run_id=request.asked.run_id, reason=reason))
+            self._outcome(request.payload, request.trigger, Armed(False, run_id=request.payload.run_id, reason=reason))
 
     def _remove_request(self, key: str) -> None:
         if self._pending.pop(key).forwarded and self._plans is not None:

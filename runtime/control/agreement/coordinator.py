@@ -83,21 +83,21 @@ class Coordinator:
         Raises:
             OSError: if the plan cannot be written. Then nothing is recorded or changed.
         """
-        gate, asked = PlannedGate(), request.asked
+        gate, payload = PlannedGate(), request.payload
         window: WindowRequest | None = None
         change: EndChange | None = None
-        if isinstance(asked, WindowRequest):
+        if isinstance(payload, WindowRequest):
             if request.trigger == "signal" and any(
                 each.open and each.trigger == "signal" for each in self._profiler.armed()
             ):
                 return True
-            if asked.start_step == "next" and not (self._pace.known and self._all_joined()):
+            if payload.start_step == "next" and not (self._pace.is_measured and self._all_joined()):
                 return False
-            window, armed = self._choose(asked, request.trigger, gate)
+            window, armed = self._choose(payload, request.trigger, gate)
         elif key in self._ends:
             return True
         else:
-            change, armed = self._choose_end(asked, gate)
+            change, armed = self._choose_end(payload, gate)
         plan = Plan(0, key, request, window, change, "" if armed else armed.reason)
         try:
             plan = self._plans.publish(plan)
@@ -105,7 +105,7 @@ class Coordinator:
             self._profiler.withdraw(gate, f"{self._plans.directory} cannot be written")
             raise
         if window is not None:
-            armed = armed if isinstance(asked, WindowRequest) and asked.wants(0) else plan.answer_elsewhere()
+            armed = armed if isinstance(payload, WindowRequest) and payload.wants(0) else plan.answer_elsewhere()
             self._ends.clear()
         else:
             self._profiler.confirm(gate)
@@ -123,48 +123,48 @@ class Coordinator:
         """The first step that the other ranks can learn in time."""
         return self._profiler.step_num + math.ceil(self._pace.per_second * self._margin) + LEAST_STEPS
 
-    def _choose(self, asked: WindowRequest, trigger: str, gate: PlannedGate) -> tuple[WindowRequest | None, Armed]:
+    def _choose(self, payload: WindowRequest, trigger: str, gate: PlannedGate) -> tuple[WindowRequest | None, Armed]:
         """Chooses the steps of a window, and arms it if rank 0 records it."""
-        unknown = [rank for rank in asked.ranks or () if rank >= self._world_size]
+        unknown = [rank for rank in payload.ranks or () if rank >= self._world_size]
         if unknown:
             named = f"rank{'s' * (len(unknown) > 1)} {ranks_text(unknown)}"
-            return _refused(asked, f"{named}: this job has ranks 0 to {self._world_size - 1}, so none records")
+            return _refused(payload, f"{named}: this job has ranks 0 to {self._world_size - 1}, so none records")
         least, reason = 0, ""
         for _ in range(ATTEMPTS):
-            step, ahead = self._profiler.step_num, self._earliest_step() + asked.warmup
+            step, ahead = self._profiler.step_num, self._earliest_step() + payload.warmup
             too_near = ahead if self._pace.per_second else step + 1
-            window, reason = choose_steps(asked, ahead, least, too_near, f"rank 0 is at step {step}")
+            window, reason = choose_steps(payload, ahead, least, too_near, f"rank 0 is at step {step}")
             if window is None:
-                return _refused(asked, reason)
+                return _refused(payload, reason)
             first = int(window.start_step)
-            if not asked.wants(0):
+            if not payload.wants(0):
                 return window, Armed(True)
             armed = self._profiler.arm(window, trigger=trigger, gate=gate)
             if armed:
                 return window, armed
-            reason = f"rank 0: {refusal_reason(asked, armed.reason)}"
-            nearest = nearest_of(asked, first, self._profiler.step_num, armed.nearest)
-            if nearest is None or not allows_later_steps(asked):
+            reason = f"rank 0: {refusal_reason(payload, armed.reason)}"
+            nearest = nearest_of(payload, first, self._profiler.step_num, armed.nearest)
+            if nearest is None or not allows_later_steps(payload):
                 break
             least = nearest
-        return _refused(asked, reason)
+        return _refused(payload, reason)
 
-    def _choose_end(self, asked: EndRequest, gate: PlannedGate) -> tuple[EndChange | None, Armed]:
+    def _choose_end(self, payload: EndRequest, gate: PlannedGate) -> tuple[EndChange | None, Armed]:
         """Chooses how windows end. The change takes effect on rank 0 when the gate is confirmed."""
         step, ahead = self._profiler.step_num, self._earliest_step()
-        if asked.command == "abort":  # rank 0 does not know windows that only other ranks record
+        if payload.command == "abort":  # rank 0 does not know windows that only other ranks record
             last = min(ahead - 1, MAX_STEP)
-            change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason[:500])
+            change = EndChange(command="abort", last=last, run_id=payload.run_id, reason=payload.reason[:500])
             return change, self._profiler.change_end(change, gate=gate)
-        chosen = choose_end(asked, {0: self._profiler.armed()}, ahead)
+        chosen = choose_end(payload, {0: self._profiler.armed()}, ahead)
         if chosen.change is None:
             return None, Armed(False, reason=chosen.reason)
-        if not asked.seconds and chosen.change.until < ahead:
+        if not payload.seconds and chosen.change.until < ahead:
             reason = f"the window ends with step {chosen.change.until}, too soon to extend it on all ranks: rank 0 is at step {step}"
             return None, Armed(False, reason=reason)
         armed = self._profiler.change_end(chosen.change, gate=gate)
         return (chosen.change if armed else None), armed
 
 
-def _refused(asked: WindowRequest, reason: str) -> tuple[None, Armed]:
-    return None, Armed(False, run_id=asked.run_id, reason=reason)
+def _refused(payload: WindowRequest, reason: str) -> tuple[None, Armed]:
+    return None, Armed(False, run_id=payload.run_id, reason=reason)

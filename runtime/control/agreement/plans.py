@@ -21,7 +21,7 @@ from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from stepscope.runtime.requests.window_request import Rank, WindowRequest
 from stepscope.runtime.session.ranks import ranks_text
 
-Asked = WindowRequest | EndRequest
+AnyRequest = WindowRequest | EndRequest
 """A window, or another end of existing windows."""
 
 MAX_PLANS = 16
@@ -41,7 +41,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     end: EndRequest | None = None
 
     @property
-    def asked(self) -> Asked:
+    def payload(self) -> AnyRequest:
         """The one of the two that is set."""
         return self.window or self.end or EndRequest(command="abort")
 
@@ -67,11 +67,11 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def answer_elsewhere(self) -> Armed:
         """The answer on a rank that the plan does not concern."""
-        asked = self.request.asked
-        if self.window is None or not isinstance(asked, WindowRequest):
-            return Armed(not self.refused, run_id=asked.run_id, reason=self.refused or "asked of other ranks")
-        by = f"by rank{'s' * (len(asked.ranks or ()) != 1)} {ranks_text(asked.ranks)}"
-        return Armed(True, self.first, self.window.stop_step, asked.run_id, by)
+        payload = self.request.payload
+        if self.window is None or not isinstance(payload, WindowRequest):
+            return Armed(not self.refused, run_id=payload.run_id, reason=self.refused or "asked of other ranks")
+        by = f"by rank{'s' * (len(payload.ranks or ()) != 1)} {ranks_text(payload.ranks)}"
+        return Armed(True, self.first, self.window.stop_step, payload.run_id, by)
 
 
 class Unable(msgspec.Struct, frozen=True):

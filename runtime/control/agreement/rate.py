@@ -44,7 +44,7 @@ class Pace:
             self._begin = at, step
 
     @property
-    def known(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether the loop was observed for long enough."""
         return bool(self._rates) and self._at - self._resumed_at >= self._spacing
 

@@ -31,12 +31,12 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
     floor = max(ahead, least)
     first, last = request.rounded(floor)
     waits = request.overlap == "queue" and least > 0
-    known = ahead if waits else floor
-    if first < known and (request.past == "clip" or (first < too_near and not waits)):
+    earliest = ahead if waits else floor
+    if first < earliest and (request.past == "clip" or (first < too_near and not waits)):
         where = f"start_step {first} is past, or too near: {latest}"
         if request.past == "refuse":
             return ChosenSteps(None, f"{where}; the nearest that all ranks can record is {floor}")
-        first = request.group_from(known)
+        first = request.group_from(earliest)
         if first > last:
             return ChosenSteps(None, f"{where}; nothing of the window is left that all ranks can record")
     if waits and first < floor:

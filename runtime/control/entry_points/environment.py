@@ -83,9 +83,9 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name in ("schedule", "keep_last", "window") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
+        present = [name for name in ("schedule", "keep_last", "window") if getattr(self, name) is not None]
+        if len(present) > 1:
+            raise ValueError(f"{' and '.join(present)} exclude each other: give one of them")
         self.changed(Options())
 
     def changed(self, options: Options) -> Options:
@@ -113,12 +113,12 @@ def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions 
         TypeError: if `fixed` is a str.
         ValueError: if `fixed` has an unknown field.
     """
-    known = EnvironmentOptions.__struct_fields__
+    fields = EnvironmentOptions.__struct_fields__
     if isinstance(fixed, str):
         raise TypeError(f"fixed must be a list of names, {got(fixed)}; write fixed=[{fixed!r}]")
     for name in fixed:
-        if name not in known:
-            raise ValueError(f"fixed names {name!r}, which is no field of {VARIABLE}{did_you_mean(name, known)}")
+        if name not in fields:
+            raise ValueError(f"fixed names {name!r}, which is no field of {VARIABLE}{did_you_mean(name, fields)}")
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None

@@ -174,10 +174,10 @@ class WatchedFile(Generic[T]):
     def _forget(self, reading: Reading) -> None:
         """A missing file is no error: `current` stays."""
         self._suspect = None
-        known = ("", reading.problem)
-        if self._bad == known:
+        reported = ("", reading.problem)
+        if self._bad == reported:
             return
-        self._bad, self.problem = known, ""
+        self._bad, self.problem = reported, ""
         if self.current is not None:
             log.warning("%s: %s; the last valid content holds", self.path, reading.problem)
         if self.path.parent.is_dir():
@@ -191,8 +191,8 @@ class WatchedFile(Generic[T]):
             self._suspect = found
             return True
         self._suspect, self._bad, self.problem = None, found, problem
-        holds = "nothing was read before" if self.current is None else "the last valid content holds"
-        log.error("%s cannot be followed: %s; %s", self.path, problem, holds)
+        effect = "nothing was read before" if self.current is None else "the last valid content holds"
+        log.error("%s cannot be followed: %s; %s", self.path, problem, effect)
         self.status.put(
             state="bad", reason=problem, line=line or None, column=column or None, bad_sha256=reading.digest
         )

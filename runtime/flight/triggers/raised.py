@@ -28,10 +28,10 @@ class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given: object = self.only
-        if isinstance(given, type):
+        value: object = self.only
+        if isinstance(value, type):
             raise TypeError(
-                f"Raised.only must be a tuple of exception types, {got(given)}; write only=({given.__name__},)"
+                f"Raised.only must be a tuple of exception types, {got(value)}; write only=({value.__name__},)"
             )
         for kind in self.only:
             if not isinstance(kind, type) or not issubclass(kind, BaseException):

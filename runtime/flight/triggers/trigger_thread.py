@@ -53,7 +53,7 @@ def ask(evaluator: Evaluator, news: News) -> Answer:
 class _Look(NamedTuple):
     news: News
     nbytes: int
-    asked: float
+    queued_at: float
 
 
 class TriggerThread:
@@ -65,11 +65,11 @@ class TriggerThread:
         """Looks that were skipped because too many waited."""
         self._make = trigger.evaluator
         self._seen = 0
-        self._asked = 0.0
+        self._queued_at = 0.0
         self._looks: SimpleQueue[News | None] = SimpleQueue()
         self._waiting: deque[_Look] = deque()
         self._answers: deque[tuple[int, Answer]] = deque()
-        self._taken = 0
+        self._answered_until = 0
         self._work = BackgroundCall(self._run, name=f"stepscope trigger {self.name}", elsewhere=True)
 
     # on the loop
@@ -77,22 +77,22 @@ class TriggerThread:
     def look(self, news: News) -> None:
         """Asks the evaluator and does not wait. A later call of `answers` returns the answer."""
         now = time.monotonic()
-        if not (len(news.steps) or news.blocks) and now - self._asked < IDLE_LOOK_S:
+        if not (len(news.steps) or news.blocks) and now - self._queued_at < IDLE_LOOK_S:
             return
         nbytes = sum(events.nbytes for _, events in news.blocks)
         if len(self._waiting) >= MAX_NEWS or sum(look.nbytes for look in list(self._waiting)) + nbytes > MAX_BYTES:
             self.missed += 1
             return
-        self._asked = now
+        self._queued_at = now
         self._waiting.append(_Look(news, nbytes, now))
         self._looks.put(news)
         self._work.start()
 
     def answers(self) -> list[Answer]:
         """Returns the answers since the last call."""
-        taken = [self._answers.popleft() for _ in range(len(self._answers))]
-        self._taken = max([self._taken, *(at for at, _ in taken)])
-        return [answer for _, answer in taken]
+        answers = [self._answers.popleft() for _ in range(len(self._answers))]
+        self._answered_until = max([self._answered_until, *(at for at, _ in answers)])
+        return [answer for _, answer in answers]
 
     def end(self) -> None:
         """Ends the thread after the queued looks. Does not wait."""
@@ -105,7 +105,7 @@ class TriggerThread:
 
     def resolved(self, at: int) -> bool:
         """Whether the findings until `at`, in ns, were collected, or are too late."""
-        return self._taken >= at or not self.waited_for
+        return self._answered_until >= at or not self.waited_for
 
     def seen(self, until: int) -> int:
         """Returns the time, in ns, up to which it has seen the events until `until`; `until` if its answer is too late."""
@@ -113,7 +113,7 @@ class TriggerThread:
 
     def _late(self, *, default: bool) -> bool:
         for look in list(self._waiting)[:1]:
-            return time.monotonic() - look.asked > ANSWER_TIMEOUT_S
+            return time.monotonic() - look.queued_at > ANSWER_TIMEOUT_S
         return default
 
     # on its thread

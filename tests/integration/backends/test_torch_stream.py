@@ -345,5 +345,5 @@ def test_waiting_operators_are_bounded() -> None:
     linker = ForwardBackwardLinker()
     rows = [("aten::mm", 1, number, number) for number in range(PENDING + 10)]
     linker.feed(spans_of(rows))
-    assert linker.given_up == PENDING // 2 + 10
+    assert linker.dropped == PENDING // 2 + 10
     assert linker.feed(spans_of([("MmBackward0", 1, PENDING, 1 << 40)]))["ts"].tolist() == [PENDING, 1 << 40]

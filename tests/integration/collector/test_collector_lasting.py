@@ -137,13 +137,13 @@ async def test_a_collector_that_ends_keeps_the_directory_from_others(
     other = DirectoryLock(tmp_path)
     try:
         with pytest.raises(DirectoryInUseError):
-            other.take()
+            other.acquire()
     finally:
         hanging.go.set()
 
     def free() -> bool:
         try:
-            other.take()
+            other.acquire()
         except DirectoryInUseError:
             return False
         return True

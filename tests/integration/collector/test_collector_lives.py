@@ -19,7 +19,7 @@ from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.live.views import WindowView
 from stepscope.collector.live.window_views import window_detail
 from stepscope.collector.runs.evicted import Evicted
-from stepscope.collector.runs.windows import KEPT, MOST_REASONS, OTHER, StreamWindows, losses
+from stepscope.collector.runs.windows import MAX_WINDOWS, MOST_REASONS, OTHER, StreamWindows, losses
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
 from stepscope.runtime.events.clock import ClockAnchor
@@ -213,7 +213,7 @@ def test_reasons_of_losses_are_bounded() -> None:
     many = {f"source {n}": SourceLedger(produced=1, accepted=0, dropped={"why": 1}) for n in range(1000)}
     lost = losses(Ledger(sources=many))
     assert lost.total() == 1000 and len(lost) <= MOST_REASONS + 1
-    assert len(windows.marks()) <= KEPT
+    assert len(windows.marks()) <= MAX_WINDOWS
 
 
 def evicted(segment: int, events: dict[int, int], others: int = 0) -> Evicted:

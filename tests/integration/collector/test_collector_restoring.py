@@ -145,7 +145,7 @@ async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch
     files["b"][2].unlink()
     data = files["c"][1].read_bytes()
     files["c"][1].write_bytes(data[:100] + b"\0" * 200 + data[300:])
-    monkeypatch.setattr(restoring_module, "KEPT", 5)
+    monkeypatch.setattr(restoring_module, "MAX_WINDOWS", 5)
     found: list[dict[str, tuple[int, int, int]]] = []
     for whole in (restoring_module.LAST_SEGMENTS, 1000):
         monkeypatch.setattr(restoring_module, "LAST_SEGMENTS", whole)

@@ -154,7 +154,7 @@ async def test_a_look_asks_for_each_segment_once_and_is_not_repeated(
     for number in range(40):
         with contextlib.suppress(Exception):
             async with asyncio.timeout(0.1):
-                await store.room.take(size)
+                await store.room.reserve(size)
         if store.room.due.is_set():
             assert number > 30
             return

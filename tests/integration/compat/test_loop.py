@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.analysis.explain import explain
-from stepscope.compat.frameworks.loop import KEPT, Loop, Traced, guarded
+from stepscope.compat.frameworks.loop import MAX_ERRORS, Loop, Traced, guarded
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
@@ -40,7 +40,7 @@ def run_steps(loop: Loop, stage: str, count: int, **given: Any) -> None:
     loop.open(stage, **given)
     for _ in range(count):
         loop.enter("work")
-        loop.leave("work")
+        loop.exit("work")
         loop.step()
     loop.close()
 
@@ -191,7 +191,7 @@ def test_tensorboard_files_of_ranks_are_beside_each_other(tmp_path: Path) -> Non
     loop = Loop(LoopSettings(output_dir=str(tmp_path), schedule=None), "x")
     loop.open("fit", rank=1, world_size=2)
     loop.enter("work")
-    loop.leave("work")
+    loop.exit("work")
     loop.step()
     loop.close()
     loop.raise_errors()
@@ -215,11 +215,11 @@ class Hooks(Traced):
 def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What they raise is kept, counted, logged while there is room, and raised for those who ask."""
     hooks = Hooks(Loop(settings_of(tmp_path), "x"))
-    for number in range(KEPT + 3):
+    for number in range(MAX_ERRORS + 3):
         hooks.hook(number)
-    assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(KEPT)]
+    assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(MAX_ERRORS)]
     said(caplog.records, "x", "ValueError: number 0")
-    with refused(ExceptionGroup, "x", f"{KEPT + 3} errors"):
+    with refused(ExceptionGroup, "x", f"{MAX_ERRORS + 3} errors"):
         hooks.raise_errors()
 
 
@@ -356,7 +356,7 @@ def test_hooks_in_any_order(tmp_path: Path, calls: list[str], first: int) -> Non
             if is_open:
                 expected[-1][1] += 1
         elif call == "leave":
-            assert loop.leave("work") == (depth > 0)
+            assert loop.exit("work") == (depth > 0)
             depth = max(depth - 1, 0)
         elif call == "close":
             loop.close()
@@ -396,7 +396,7 @@ def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeyp
             if number == 4:
                 assert arm_here(1)
             loop.enter("work")
-            loop.leave("work")
+            loop.exit("work")
             loop.step()
         loop.close()
         assert loop.raised.errors == []
@@ -420,7 +420,7 @@ def test_the_end_of_a_run_names_its_results_and_the_verdict(tmp_path: Path, capl
     for _ in range(30):
         loop.enter("train_step")
         time.sleep(0.002)
-        loop.leave("train_step")
+        loop.exit("train_step")
         loop.step()
     loop.close()
     loop.close()

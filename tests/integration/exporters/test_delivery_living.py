@@ -148,18 +148,18 @@ def test_each_segment_is_locked_while_it_is_written(tmp_path: Path) -> None:
     for index in range(5):
         writer.write_batch(batch_of(spans(["a"] * 10), window=index))
         paths = segment_paths(tmp_path / "journal")
-        assert [file_lock.is_held(path) for path in paths] == [False] * (len(paths) - 1) + [True]
+        assert [file_lock.is_locked(path) for path in paths] == [False] * (len(paths) - 1) + [True]
     assert len(segment_paths(tmp_path / "journal")) > 2
     writer.close()
-    assert not file_lock.is_held(segment_paths(tmp_path / "journal")[-1])
+    assert not file_lock.is_locked(segment_paths(tmp_path / "journal")[-1])
 
 
 def test_a_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
     """A worker that outlives a killed rank is no reason not to deliver."""
     path = tmp_path / "lock"
     path.touch()
-    held = file_lock.hold(path)
-    assert file_lock.is_held(path)
+    descriptor = file_lock.acquire(path)
+    assert file_lock.is_locked(path)
     (ours, theirs), (begun, begins) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -170,11 +170,11 @@ def test_a_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
     os.close(ours)
     os.read(begun, 1)
     try:
-        file_lock.release(held)
-        file_lock.release(held)
-        assert file_lock.is_held(path) is False
+        file_lock.release(descriptor)
+        file_lock.release(descriptor)
+        assert file_lock.is_locked(path) is False
     finally:
         for end in (theirs, begun, begins):
             os.close(end)
         os.waitpid(child, 0)
-    assert file_lock.is_held(tmp_path / "missing") is None
+    assert file_lock.is_locked(tmp_path / "missing") is None

@@ -255,7 +255,7 @@ def test_clocks_are_compared(server: NatsServer, collect: Start, tmp_path: Path)
     wait_for(tmp_path / "collected", 1)
     (recording,), _ = recordings_in([tmp_path / "collected"])
     (member,) = Job("job", [recording]).members
-    assert member.model.known and len({sync.clock for sync in recording.syncs}) == 1
+    assert member.model.is_connected and len({sync.clock for sync in recording.syncs}) == 1
     at, error = recording.last_ns, member.error(recording.last_ns)
     assert error < 1e9
     # Both read the clocks of this machine.

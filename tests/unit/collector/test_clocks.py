@@ -115,7 +115,7 @@ def test_without_round_trips_the_bound_is_unknown() -> None:
     assert timeline.reference == ""
     assert fitted.model.to_reference(np.array([START + 5], np.int64)).tolist() == [UNIX + 5]
     assert np.isinf(fitted.model.error(np.array([START], np.int64))).all()
-    assert not fitted.model.known
+    assert not fitted.model.is_connected
 
 
 def test_times_never_run_backwards() -> None:

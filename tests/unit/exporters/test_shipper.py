@@ -78,7 +78,10 @@ def test_the_collector_gets_the_same_files(data: st.DataObject) -> None:
             for move in data.draw(
                 st.lists(st.sampled_from(["send", "confirm", "reconnect", "lose", "write"]), max_size=30)
             ):
-                if move == "send" and (chunk := shipper.take(data.draw(st.sampled_from([1, 700, 5000])))) is not None:
+                if (
+                    move == "send"
+                    and (chunk := shipper.next_chunk(data.draw(st.sampled_from([1, 700, 5000])))) is not None
+                ):
                     store(file, chunk)
                 elif move == "confirm":
                     shipper.confirm(file.next)
@@ -92,17 +95,17 @@ def test_the_collector_gets_the_same_files(data: st.DataObject) -> None:
                     shipper.resume(file.next, file.checksum)
                 elif move == "write":
                     writer.write_batch(batch_of(spans(["more"]), window=99))
-                confirmed += shipper.take_confirmed()
+                confirmed += shipper.drain_confirmed()
             writer.close()
             shipper.resume(file.next, file.checksum)
-            while (chunk := shipper.take(5000)) is not None:
+            while (chunk := shipper.next_chunk(5000)) is not None:
                 store(file, chunk)
             shipper.confirm(file.next)
-            assert confirmed + shipper.take_confirmed() == counts(writer.path)
+            assert confirmed + shipper.drain_confirmed() == counts(writer.path)
         with shipping(writer.path) as shipper:
             shipper.resume(file.next, file.checksum)
-            assert shipper.is_confirmed and shipper.take(5000) is None
-            assert shipper.take_confirmed() == counts(writer.path)
+            assert shipper.is_confirmed and shipper.next_chunk(5000) is None
+            assert shipper.drain_confirmed() == counts(writer.path)
         file.close()
         assert file.ended and same_files(writer.path, file.path)
 
@@ -121,7 +124,7 @@ def test_chunks_are_of_one_segment(tmp_path: Path) -> None:
     """And together they are all frames, each with its position."""
     journal = written(tmp_path).path
     with shipping(journal) as shipper:
-        chunks = list(iter(lambda: shipper.take(1 << 20), None))
+        chunks = list(iter(lambda: shipper.next_chunk(1 << 20), None))
         assert [chunk.segment for chunk in chunks] == list(range(len(segment_paths(journal)))) and len(chunks) > 2
         assert shipper.sent_bytes == sum(len(chunk.data) for chunk in chunks)
         assert sum((chunk.events for chunk in chunks), Counter[int]()) == dict.fromkeys(range(6), 10)
@@ -136,10 +139,10 @@ def test_what_is_not_committed_is_not_sent(tmp_path: Path) -> None:
     writer = written(tmp_path, segment_bytes=0)
     end = 700
     shipper = Shipper(writer.path, lambda: end)
-    assert (chunk := shipper.take(1 << 20)) is not None and chunk.end.at <= end
-    assert shipper.take(1 << 20) is None
+    assert (chunk := shipper.next_chunk(1 << 20)) is not None and chunk.end.at <= end
+    assert shipper.next_chunk(1 << 20) is None
     end = writer.end
-    assert shipper.take(1) is not None
+    assert shipper.next_chunk(1) is not None
     shipper.close()
 
 
@@ -152,10 +155,10 @@ def test_deleted_segments_are_passed_over(tmp_path: Path) -> None:
     with shipping(journal) as shipper:
         assert shipper.confirmed.number > 0
         shipper.resume(0)
-        assert (chunk := shipper.take(1 << 20)) is not None
+        assert (chunk := shipper.next_chunk(1 << 20)) is not None
         assert (chunk.segment, chunk.begin) == (2, shipper.confirmed)
         paths[4].unlink()  # while the journal is read
-        segments = [chunk.segment for chunk in iter(lambda: shipper.take(1 << 20), None)]
+        segments = [chunk.segment for chunk in iter(lambda: shipper.next_chunk(1 << 20), None)]
         assert segments == [3, *range(5, len(paths))]
 
 
@@ -163,26 +166,26 @@ def test_a_collector_with_other_frames_is_refused(tmp_path: Path) -> None:
     """A machine that lost power may have written other frames with the numbers of those that it had sent."""
     journal = written(tmp_path).path
     with shipping(journal) as shipper:
-        assert (chunk := shipper.take(700)) is not None
+        assert (chunk := shipper.next_chunk(700)) is not None
         with refused(FormatError, "lost power", journal):
             shipper.resume(chunk.end.number, chunk.checksum ^ 1)
         with refused(FormatError, "1000", journal):
             shipper.resume(1001)
-        assert not shipper.take_confirmed()
+        assert not shipper.drain_confirmed()
         shipper.resume(chunk.end.number, chunk.checksum)
-        assert shipper.take_confirmed() == chunk.events
-        assert (following := shipper.take(700)) is not None and following.begin == chunk.end
+        assert shipper.drain_confirmed() == chunk.events
+        assert (following := shipper.next_chunk(700)) is not None and following.begin == chunk.end
 
 
 def test_a_frame_that_is_left_out_is_not_confirmed(tmp_path: Path) -> None:
     """Its events count as not sent, though a later frame is confirmed."""
     journal = written(tmp_path, windows=2, segment_bytes=0).path
     with shipping(journal) as shipper:
-        while (chunk := shipper.take(1)) is not None:
+        while (chunk := shipper.next_chunk(1)) is not None:
             if chunk.events[0]:
-                shipper.leave_out(chunk)
+                shipper.skip_chunk(chunk)
             shipper.confirm(chunk.end.number)
-        assert shipper.is_confirmed and shipper.take_confirmed() == {1: 10}
+        assert shipper.is_confirmed and shipper.drain_confirmed() == {1: 10}
 
 
 def test_the_stream_has_the_same_id_whenever_it_is_sent(tmp_path: Path) -> None:
@@ -209,12 +212,12 @@ def test_events_that_are_left_out_are_counted_once(tmp_path: Path) -> None:
     with shipping(journal) as shipper:
         for _ in range(2):
             shipper.resume(0)
-            while (chunk := shipper.take(1)) is not None and not chunk.events:
+            while (chunk := shipper.next_chunk(1)) is not None and not chunk.events:
                 pass
             assert chunk is not None
-            shipper.leave_out(chunk)
+            shipper.skip_chunk(chunk)
         assert shipper.left_out == 0
-        while (last := shipper.take(1 << 20)) is not None:
+        while (last := shipper.next_chunk(1 << 20)) is not None:
             shipper.confirm(last.end.number)
         assert shipper.is_confirmed and shipper.left_out == 10
-        assert shipper.take_confirmed().total() == 50
+        assert shipper.drain_confirmed().total() == 50

@@ -10,7 +10,7 @@ import pytest
 
 import stepscope.torch as ours
 from stepscope.compat.torch.events.function_events import FunctionEvents
-from stepscope.compat.torch.windows.cycle import Asked, Cycle
+from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.tracks import TrackKind
@@ -140,7 +140,9 @@ async def test_kernels_belong_to_the_operators_that_launched_them(tmp_path: Path
     await journal.export(scene.batch())
     await journal.close_window(window)
     await journal.aclose()
-    cycle = Cycle(asked=Asked(use_device="cuda"), window=window, journal=journal.path, step_num=1, trace_id="x")
+    cycle = Cycle(
+        torch_flags=TorchFlags(use_device="cuda"), window=window, journal=journal.path, step_num=1, trace_id="x"
+    )
     events = FunctionEvents(cycle, None).build()
     averages = {row.key: row for row in events.key_averages()}
     assert averages["aten::linear"].device_time_total == averages["aten::mm"].device_time_total == 40

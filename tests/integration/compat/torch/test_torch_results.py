@@ -17,7 +17,7 @@ import pytest
 import stepscope.torch as ours
 from stepscope.analysis.torch_traces import trace_of
 from stepscope.compat.torch.events.function_events import FunctionEvents
-from stepscope.compat.torch.windows.cycle import Asked, Cycle
+from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.basics import ROOT
@@ -138,7 +138,9 @@ def test_metadata_of_kernels(tmp_path: Path) -> None:
     window = rank.windows[0]
     writer.write_window(window)
     writer.close()
-    cycle = Cycle(asked=Asked(use_device="cuda"), window=window, journal=writer.path, step_num=1, trace_id="")
+    cycle = Cycle(
+        torch_flags=TorchFlags(use_device="cuda"), window=window, journal=writer.path, step_num=1, trace_id=""
+    )
     events = FunctionEvents(cycle, None).build()
     launches = arrows(json.loads(original.read_text())["traceEvents"], "ac2g")
     assert [sum(numbers.values()) for numbers in flows(events, 2)] == [sum(numbers.values()) for numbers in launches]

@@ -298,7 +298,7 @@ def test_a_budget_goes_first() -> None:
     asked = WindowDetail(every=6, operators=True, stacks=True)
     both = asked.within(NO_OPERATORS)
     assert (both.every, both.operators, both.chosen) == (6, False, (("operators", True), ("stacks", True)))
-    assert not both.asked and asked.within(FULL).asked
+    assert not both.requested and asked.within(FULL).requested
     assert asked.within(MARKS_ONLY).every == 0
 
 

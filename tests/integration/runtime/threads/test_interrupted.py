@@ -255,7 +255,7 @@ def _shared_result() -> Callable[[], object]:
     result = SharedResult(None)
 
     def call() -> None:
-        result.keep()
+        result.add_user()
         result.release()
 
     return call

@@ -418,15 +418,15 @@ def test_the_pace_of_a_loop_that_moves() -> None:
     pace = Pace()
     for at, step in ((0.0, 0), (60.0, 0), (60.1, 1)):
         pace.add(at, step)
-        assert not pace.known and pace.per_second == 0
+        assert not pace.is_measured and pace.per_second == 0
     pace.add(61.1, 101)
-    assert pace.known and pace.per_second == pytest.approx(100)
+    assert pace.is_measured and pace.per_second == pytest.approx(100)
     for at, step in ((62.0, 101), (90.0, 101), (91.0, 111)):
         pace.add(at, step)
-    assert not pace.known and pace.per_second == pytest.approx(100)
+    assert not pace.is_measured and pace.per_second == pytest.approx(100)
     for at, step in ((92.0, 5), (92.1, 6)):  # the number was set
         pace.add(at, step)
-    assert pace.known and pace.per_second == pytest.approx(100)
+    assert pace.is_measured and pace.per_second == pytest.approx(100)
 
 
 @pytest.mark.parametrize("poll", [0.05, 0.2, 2.0])
@@ -436,5 +436,5 @@ def test_the_pace_of_any_loop_is_known(seconds: float, poll: float) -> None:
     pace, known = Pace(), 0
     for number in range(round(400 / poll)):
         pace.add(number * poll, int(number * poll / seconds))
-        known += pace.known
+        known += pace.is_measured
     assert pace.per_second >= 0.9 / seconds and known * poll > 50

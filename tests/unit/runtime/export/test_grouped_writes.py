@@ -174,7 +174,7 @@ async def test_a_cancellation_within_a_group(tmp_path: Path) -> None:
 
 async def test_a_group_has_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No item joins a group that has enough; ends of windows have no size."""
-    monkeypatch.setattr(exporter_worker, "TAKEN_BYTES", 1)
+    monkeypatch.setattr(exporter_worker, "BATCH_BYTES", 1)
     exporter = Grouped()
     await export_windows(exporter, tmp_path, 2)
     assert exporter.order == ["export", "begin", "close", "export", "end", "close"]
