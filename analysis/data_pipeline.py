@@ -215,7 +215,8 @@ def _on_processors(
         return
     if used > BUSY_PERCENT:
         text = f"each worker of {name} uses {used:.0f}% of a processor"
-        action = _more(pipeline, operator, machine_use, "or make its work cheaper")
+        also = "" if all_busy(machine_use) else "or make its work cheaper"
+        action = _more(pipeline, operator, machine_use, also)
         yield PipelineAdvice("workers", operator.label, text, action)
     elif used < IDLE_PERCENT and workers > 1:
         text = f"each of the {workers} workers of {name} uses {used:.0f}% of a processor: fewer may do as well"
@@ -250,12 +251,16 @@ def _on_queues(
         yield PipelineAdvice("starved", before.label, text, action)
 
 
-def _more(pipeline: DataPipeline, operator: PipelineOperator, machine_use: float | None, instead: str = "") -> str:
-    """The change to try on an operator that is too slow: more workers, or another one if the processors are all busy."""
-    if why := all_busy(machine_use):
-        return f"make the work of {operator.type} cheaper: {why}"
-    more = f"{_WORKERS[pipeline.source]} above {operator.workers} for {operator.type}"
-    return f"{more}, {instead}" if instead else more
+def _more(pipeline: DataPipeline, operator: PipelineOperator, machine_use: float | None, also: str = "") -> str:
+    """The change to try on an operator that is too slow: more workers, or less work if the processors are all busy; and one that may
+    help as well."""
+    why = all_busy(machine_use)
+    more = (
+        f"less work in {operator.type}"
+        if why
+        else f"{_WORKERS[pipeline.source]} above {operator.workers} for {operator.type}"
+    )
+    return f"{more}{f', {also}' if also else ''}{f': {why}' if why else ''}"
 
 
 class _Operator(msgspec.Struct, frozen=True):

@@ -33,6 +33,8 @@ MOST_TASK_NAMES = 8
 """Names of tasks in an answer."""
 MOST_SAVED = 5
 """Steps for which windows were saved in an answer."""
+SLOWER = 1.1
+"""A saved step that took less than so many times the median is not explained."""
 MOST_PLACES = 3
 """Places in the answer on a program without steps."""
 NOT_ENOUGH = "There is not enough to judge."
@@ -217,15 +219,20 @@ def _rank_answer(summary: RankSummary, fastest: Mapping[Key, int]) -> RankAnswer
 
 
 def _saved(summary: RankSummary) -> tuple[str, ...]:
-    said: list[str] = []
+    if not len(summary.facts):
+        return ()
+    texts: list[str] = []
+    usual = float(np.median(durations(summary.facts)))
     for number, window in sorted(summary.recorded.windows.items()):
         about = window.metadata.get(FLIGHT)
         flight = cast(dict[str, Any], about) if isinstance(about, dict) else {}
-        facts = summary.facts[(summary.facts["window"] == number) & (summary.facts["step"] == flight.get("step"))]
-        if len(facts) and (longer := difference(summary.facts, facts[0])):
-            why = str(flight.get("text") or f"step {flight['step']} ({flight.get('reason')})")
-            said.append(f"{why}: {longer}")
-    return tuple(said[-MOST_SAVED:])
+        step = flight.get("step")
+        facts = summary.facts[(summary.facts["window"] == number) & (summary.facts["step"] == step)]
+        if len(facts) and durations(facts)[0] >= SLOWER * usual:
+            why = str(flight.get("text") or flight.get("reason"))
+            where = "" if why.startswith(f"step {step}") else f"step {step}: "
+            texts.append(f"{where}{why}: {difference(summary.facts, facts[0])}")
+    return tuple(texts[-MOST_SAVED:])
 
 
 def _shares(summary: RankSummary) -> tuple[Share, ...]:

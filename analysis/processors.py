@@ -37,13 +37,18 @@ def others_use(job: Job) -> float:
 
 
 def machine_use(rank: RankSummary) -> float | None:
-    """Percent of the time for which processors were busy; `None` if that is not known.
+    """Percent of the time for which processors were busy, from the first judged step on if there was a reading then; `None` if that is
+    not known.
 
     Of the processors that the rank's control group may use, with the group's work; else of the machine's, with any process; else of those
     that the rank may use, with any process, where no control group limits it to fewer.
     """
     sampled = rank.counter_means.get("cgroup cpu %", rank.counter_means.get("host cpu %"))
     processors, in_use = (rank.demand.get(name, []) for name in (processor_demand.PROCESSORS, processor_demand.IN_USE))
+    if len(rank.judged_steps):
+        begin = int(rank.judged_steps["begin"][0])
+        since = [reading for reading in in_use if reading[0] >= begin]
+        in_use = since if len(since) > 1 else in_use
     if sampled is None and len(in_use) > 1 and processors and processors[-1][1] > 0:
         share = 100 * growth_per_ns(in_use) / processors[-1][1]
         return share if share <= MOST_PERCENT else None

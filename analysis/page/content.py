@@ -24,15 +24,7 @@ from stepscope.backends.parallel_layout import DECLARED
 from stepscope.runtime.display.text_table import human_count, human_number, human_time, percents, printable
 from stepscope.runtime.windows.open_window import RECORDER, STEPS
 from stepscope.runtime.windows.step_facts import Facts, Phase
-from stepscope.runtime.windows.step_parts import (
-    OTHER_TASKS,
-    QUEUED,
-    RUNNING,
-    UNCOVERED,
-    WAITING,
-    is_uncovered,
-    parts_of,
-)
+from stepscope.runtime.windows.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
 from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS, StepStatistics
 
 MOST_STEPS = 2_000
@@ -75,7 +67,7 @@ _NAMES_OF_COLOURS: dict[str, tuple[str, ...]] = {
     "backward": ("backward", "Python"),
     "copy": ("copies to devices", "copying", "launching kernels"),
     "forward": ("forward", "computing", "operators"),
-    "waiting": ("waiting (task)", OTHER_TASKS, "waiting for the device", QUEUED),
+    "waiting": ("waiting (task)", "waiting for the device", QUEUED),
     "spans": ("your spans",),
     "uncovered": ("idle", "nothing that was recorded", UNCOVERED, RUNNING, WAITING),
 }

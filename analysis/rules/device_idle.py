@@ -18,12 +18,11 @@ from stepscope.runtime.windows.step_facts import Device, Phase
 FEWER_KERNELS = (
     "larger batches, fewer and larger kernels (torch.compile, CUDA graphs), or less work on the host between launches"
 )
-QUICKER_LOADER = "a quicker loader: more workers (num_workers), prefetch_factor, less work for each item"
 BATCHED_OPTIMIZERS = ("aten::_fused_", "aten::_foreach_add_", "aten::_foreach_addc")
 """Operators of optimizers that work on many parameters at once."""
 ACTIONS = {
     NAMES[Activity.SYNCHRONISING]: "wait for the device less often: .item(), .cpu(), printing a tensor, synchronize()",
-    NAMES[Activity.DATA]: QUICKER_LOADER,
+    NAMES[Activity.DATA]: "a quicker loader: more workers (num_workers), prefetch_factor, less work for each item",
     NAMES[Activity.COLLECTION]: "collect garbage less often: gc.freeze() before the loop, gc.disable() in it",
     NAMES[Activity.CHECKPOINT]: "write checkpoints beside the training, or less often",
     NAMES[
@@ -53,7 +52,7 @@ def check(job: Job) -> list[Finding]:
     if device is not None and device.meanwhile:
         evidence.append(f"while it idles, the host is in: {meanwhile_of(device)}")
         action = ACTIONS.get(device.meanwhile[0].name, FEWER_KERNELS)
-        if action == QUICKER_LOADER and (why := all_busy(machine_use(use.rank))):
+        if device.meanwhile[0].name == NAMES[Activity.DATA] and (why := all_busy(machine_use(use.rank))):
             action = f"less work of the loader for each item: {why}"
     optimizer = float(np.median(use.steps["phases"][:, Phase.OPTIMIZER] / use.took))
     if optimizer >= OPTIMIZER_LAUNCHES and not use.rank.row(*BATCHED_OPTIMIZERS):

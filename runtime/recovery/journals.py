@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.format import FILE_HEADER
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.journal.segments import first_file, first_names
+from stepscope.runtime.journal.segments import first_file, first_names, segment_paths
 from stepscope.runtime.session.note import WINDOWS
 
 _MAX_NAMED = 8
@@ -58,12 +59,19 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
         return cls(found=tuple((path, record) for _, path, record in found), unusable=tuple(unusable))
 
     def newest(self) -> Path | None:
-        """The newest journal, if any."""
-        return self.found[0][0] if self.found else None
+        """The newest journal, if any: one that has a first frame, if there is such a one."""
+        begun = [path for path, _ in self.found if not is_empty(path)]
+        return next(iter(begun or [path for path, _ in self.found]), None)
 
     def others(self, chosen: Path | None) -> str:
         """Names of the other journals, newest first; empty if there are none."""
         return ", ".join(path.name for path, _ in self.found if path != chosen)
+
+
+def is_empty(journal: Path) -> bool:
+    """Whether nothing was written into a journal: its process was killed right after it had created the file."""
+    paths = segment_paths(journal) or [journal]
+    return sum(path.stat().st_size for path in paths) <= FILE_HEADER.size
 
 
 def run_record_of(journal: Path) -> RunRecord | None:

@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError, ProfilerStateError
-from stepscope.runtime.journal.format import FILE_HEADER
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.journal.segments import first_file
-from stepscope.runtime.recovery.journals import Journals, run_record_of
+from stepscope.runtime.recovery.journals import Journals, is_empty, run_record_of
 from stepscope.runtime.session.note import BUFFER_DIRECTORY, JOURNAL, SESSION_FILE, SessionNote, is_note, notes_in
 
 _NO_JOURNALS = (".json", ".gz", ".pftrace", ".part")
@@ -93,7 +92,7 @@ def choose(named: Path, *, force: bool) -> RecoveryTarget:
     if journal is None:
         journal = journals.newest() if path is None else next(iter(journals_by_note[path]), None)
         used = {journal, *(others[0] for others in journals_by_note.values() if others)}
-        if rest := [other.name for other, _ in journals.found if other not in used and not _is_empty(other)]:
+        if rest := [other.name for other, _ in journals.found if other not in used and not is_empty(other)]:
             remarks.append(f"not used, name one to recover it: {', '.join(rest)}")
     return RecoveryTarget(
         place=place,
@@ -104,11 +103,6 @@ def choose(named: Path, *, force: bool) -> RecoveryTarget:
         notes=tuple(remarks),
         missing=(*missing, *journals.unusable),
     )
-
-
-def _is_empty(journal: Path) -> bool:
-    """Whether nothing was written into a journal: its process was killed right after it had created the file."""
-    return first_file(journal).stat().st_size <= FILE_HEADER.size
 
 
 def _journals_of(note: SessionNote, place: Path, journals: Journals) -> list[Path]:

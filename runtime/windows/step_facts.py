@@ -77,13 +77,11 @@ FACTS_DTYPE = np.dtype(
         ("operators", "<i8"),
         ("operator_ns", "<i8"),
         ("collections", "<i8"),
-        ("other_tasks_ns", "<i8"),
         *((name, "<f8") for name in SIGNALS),
     ]
 )
-"""Times in ns. `operators` and `operator_ns` count the outermost operators on the thread that steps. `other_tasks_ns`: no phase is
-open on it, and spans of its other tasks are, all of which wait; the thread may run meanwhile. Signals are differences over the step,
-but for `resident_bytes`, which is the value at its end. NaN means no reading."""
+"""Times in ns. `operators` and `operator_ns` count the outermost operators on the thread that steps. Signals are differences over
+the step, but for `resident_bytes`, which is the value at its end. NaN means no reading."""
 _RAW_FACTS = np.dtype((np.void, FACTS_DTYPE.itemsize))
 
 MIN_OPEN = 8
@@ -105,20 +103,18 @@ MEDIAN_OF = 1 << 10
 _IGNORED = 255
 _INNER = 100
 """Class of the program's spans that are nested in its other spans. They count only if the outer one does not."""
-_OTHER_TASKS = len(Phase)
-"""Class and slot of spans of other tasks on the thread that steps, after all phases: they count where nothing else is open."""
 _FOREVER = np.iinfo(np.int64).max
 _TS, _STEP, _ON = range(3)
 """Columns of step marks: time, step, track."""
 _CLASS, _TRACK, _BEGIN, _END = range(4)
 """Columns of the intervals that spans cover. Arrays without named fields are faster to join."""
-_SUMS = ("phases", "device", "operators", "operator_ns", "collections", "other_tasks_ns")
+_SUMS = ("phases", "device", "operators", "operator_ns", "collections")
 DEVICE_CLASS = 200
 """`class_of` adds this to a `Device`."""
 _ELSEWHERE = {Phase.BACKWARD: Phase.BACKWARD_ELSEWHERE, Phase.COMMUNICATION: Phase.COMMUNICATION_ELSEWHERE}
 """Phases of spans on other threads. Spans of other phases do not count there."""
 _DEVICES = tuple(DEVICE_CLASS + each for each in Device)
-_STEPPING_SLOTS = bytes(each if each in {*Phase, _OTHER_TASKS, _INNER, *_DEVICES} else _IGNORED for each in range(256))
+_STEPPING_SLOTS = bytes(each if each in {*Phase, _INNER, *_DEVICES} else _IGNORED for each in range(256))
 """The slot of each class of spans on the tracks that step: its own class, if it counts."""
 _OTHER_SLOTS = bytes(
     each if each in _DEVICES else int(_ELSEWHERE[Phase(each)]) if each in _ELSEWHERE else _IGNORED
@@ -230,7 +226,7 @@ def thread_of(track: int) -> int:
 
 def _with_other_tasks(intervals: Times, stepping: tuple[int, int]) -> Times:
     """Adds to the first track that steps what spans of other tasks cover of its thread: a task of asyncio that does not wait runs.
-    Meanwhile the one that steps waits for its turn, and its waiting is shorter by that. The whole spans are of `_OTHER_TASKS`."""
+    Meanwhile the one that steps waits for its turn, and its waiting is shorter by that."""
     if _core.intervals_all_on(intervals, *stepping):
         return intervals
     on, classes = intervals[:, _TRACK], intervals[:, _CLASS]
@@ -241,14 +237,12 @@ def _with_other_tasks(intervals: Times, stepping: tuple[int, int]) -> Times:
     if not others:
         return intervals
     theirs, waits = np.isin(on, others), classes == Phase.SUSPENDED
-    open_ = intervals[theirs & spans]
-    begin, end = running(open_, intervals[theirs & waits])
+    begin, end = running(intervals[theirs & spans], intervals[theirs & waits])
     run = _intervals(Phase.SPAN, stepping[0], begin, end)
     waiting = intervals[mine & waits]
     waiting[:, _TRACK] = stepping[0]
     left = _intervals(Phase.SUSPENDED, stepping[0], *running(waiting, run))
-    whole = _intervals(_OTHER_TASKS, stepping[0], open_[:, _BEGIN], open_[:, _END])
-    return np.concatenate((intervals[~(mine & waits)], run, left, whole))
+    return np.concatenate((intervals[~(mine & waits)], run, left))
 
 
 def _as_intervals(memory: bytes) -> Times:
@@ -505,8 +499,8 @@ class StepFactsBuilder:
     def _fill_phases(self, facts: Any, chosen: Any, marks: Times, stepping: tuple[int, int]) -> None:
         """Sets the phases of steps of one thread, or of those that begin on one thread and end on another."""
         intervals = _with_other_tasks(self._gathered(), stepping)
-        ns, begun, covered = self._share_time(intervals, marks, stepping, min(Phase), _OTHER_TASKS, chosen)
-        facts["phases"][chosen], facts["other_tasks_ns"][chosen] = ns[:_OTHER_TASKS].T, ns[_OTHER_TASKS]
+        ns, begun, covered = self._share_time(intervals, marks, stepping, min(Phase), max(Phase), chosen)
+        facts["phases"][chosen] = ns.T
         facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]
         facts["collections"][chosen] = begun[Phase.GARBAGE_COLLECTION]
 

@@ -25,8 +25,6 @@ NAMES = {
     Phase.COMMUNICATION_ELSEWHERE: "communication",
     Phase.SPAN: "your spans",
 }
-OTHER_TASKS = "waiting (other tasks)"
-"""Spans of other tasks on the thread are open, which all wait; the task that steps is in no span."""
 UNCOVERED = "not covered"
 RUNNING = "not covered, running"
 QUEUED = "not covered, waiting for a processor"
@@ -50,8 +48,8 @@ def parts_of(facts: Facts) -> dict[str, NDArray[np.int64]]:
     """ns of each part in each of these steps, without parts that no step has.
 
     Uncovered time is divided if the processor time of the step is known. It is running for the processor time that computing
-    phases have not used; then waiting for a processor for the time that the kernel reports; the rest is other waiting, first that of
-    other tasks in their spans. The order within the step is not known.
+    phases have not used; then waiting for a processor for the time that the kernel reports; the rest is other waiting. The
+    order within the step is not known.
     """
     found: dict[str, NDArray[np.int64]] = {}
     for phase in Phase:
@@ -87,13 +85,10 @@ def _uncovered(facts: Facts) -> dict[str, NDArray[np.int64]]:
     least, most = np.maximum(cpu - (lengths - uncovered), 0), np.minimum(cpu, uncovered)
     running = np.where(read, np.clip(cpu - computing, least, most), 0)
     queued = np.where(read, np.minimum(queue, uncovered - running), 0)
-    waiting = np.where(read, uncovered - running - queued, 0)
-    others = np.minimum(waiting, facts["other_tasks_ns"])
     return {
-        OTHER_TASKS: others,
         RUNNING: running,
         QUEUED: queued,
-        WAITING: waiting - others,
+        WAITING: np.where(read, uncovered - running - queued, 0),
         UNCOVERED: np.where(read, 0, uncovered),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import Any
 
 from stepscope.cli.common.messages import message
@@ -35,7 +36,7 @@ examples:
 
 Options come before the program; what follows it is the program's.
 At the end it says what is slow, above the traceback of a program that fails; `stepscope explain DIR` says more.
---json prints what `stepscope explain --json` prints, after the output of the program; nothing if a signal ends the
+--json prints an object as `stepscope explain --json` does, after the output of the program; nothing if a signal ends the
 program.
 One process is traced, and the workers of its DataLoaders. Each of a launcher's processes (ranks) needs the command, as in
 the last example; rank 0 answers for all. Other processes that the program starts add their spans to its trace if they
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         message(
             f"stepscope run: {program} starts other processes, which this trace will not have; to trace each:\n  {traced.ranks}"
         )
-    owner = os.getpid()
+    owner, output = os.getpid(), sys.stdout
     if not arguments.quiet:
         after_signal(traced.tell_of_signal)
     traced.start(arguments)
@@ -106,6 +107,6 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             if arguments.report:
                 traced.tell_report()
-            traced.tell_end(failure, as_json=arguments.json)
+            traced.tell_end(failure, output, as_json=arguments.json)
     outcome.tell()
     return outcome.code

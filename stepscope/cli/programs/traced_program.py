@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
 from pathlib import Path
 from select import select
+from typing import TextIO
 
 import msgspec
 
@@ -177,11 +178,12 @@ class TracedProgram(msgspec.Struct, frozen=True):
         """Prints the table and the trust report."""
         message("\n".join([self.profiler.summary(top=15), self.profiler.report().text(verbose=True), ""]))
 
-    def tell_end(self, failure: BaseException | None, *, as_json: bool) -> None:
+    def tell_end(self, failure: BaseException | None, output: TextIO | None, *, as_json: bool) -> None:
         """Prints what is slow, why, what to try, and where the files are. Of the ranks of a job the first speaks for all.
 
         Args:
             failure: of the program, which says enough of what it did not record.
+            output: standard output as it was before the program began, which may have replaced `sys.stdout`; `None` if it was closed.
             as_json: the answer as JSON on standard output.
         """
         if not self.speaks:
@@ -198,11 +200,15 @@ class TracedProgram(msgspec.Struct, frozen=True):
         with progress:
             answer, said = ending.answer()
         _tell_lines(said)
+        if output is None:
+            message("stepscope run: the answer could not be written to standard output: it is closed")
+            return
         try:
-            print_json(answer)
+            with contextlib.redirect_stdout(output):
+                print_json(answer)
         except (OSError, ValueError) as error:  # the program has closed standard output, or its reader has gone
             message(f"stepscope run: the answer could not be written to standard output: {error}")
-            discard_unwritten(sys.stdout)
+            discard_unwritten(output)
 
     def tell_traces(self) -> None:
         """Prints where the traces are, whether a launcher was traced instead of what it started, and no more."""

@@ -322,6 +322,13 @@ def test_the_answer_is_json(tmp_path: Path) -> None:
     assert "run/trace.json" in done.stderr and "Trust" not in done.stderr
 
 
+def test_json_goes_where_the_command_writes(tmp_path: Path) -> None:
+    """A program that replaces `sys.stdout` does not get it."""
+    (tmp_path / "p.py").write_text("import sys\nsys.stdout = open('mine', 'w')\nprint('of the program')")
+    done = stepscope("run", "--json", "--out", "run", "p.py", cwd=tmp_path)
+    assert json.loads(done.stdout)["path"] and (tmp_path / "mine").read_text() == "of the program\n", done.stderr
+
+
 def test_an_answer_that_nobody_takes_changes_no_exit_code(tmp_path: Path) -> None:
     """The program has closed standard output."""
     (tmp_path / "p.py").write_text("import sys\nsys.stdout.close()\nsys.exit(3)")

@@ -166,6 +166,15 @@ def test_a_journal_whose_first_frame_is_damaged(tmp_path: Path, named: str) -> N
     assert choice.notes == ("not used, name one to recover it: journal-2",)
 
 
+def test_an_empty_journal_is_not_chosen(crash: Crash) -> None:
+    """Without a note the newest journal that was begun is recovered, though an empty one is newer."""
+    crash.of("profiler.start(); profiler.flush(); die()")
+    for path in crash.run.glob("session*"):
+        path.unlink()
+    (crash.run / "journal-2").touch()
+    assert recover(crash.run).source == crash.run / "journal"
+
+
 def test_a_copy_beside_the_journal(tmp_path: Path) -> None:
     """It bears the same id: the one that the note names is taken, else the original."""
     original = ended(tmp_path / "journal", pid=7, id="1" * 32)
