@@ -524,7 +524,7 @@ def test_the_pipeline_of_a_torch_loader(tmp_path: Path, monkeypatch: pytest.Monk
     (wait,) = output.rows(directory, "dataset.csv")
     assert wait["Operation"].startswith("enumerate(DataLoader)") and wait["Stage"] == "wait"
     assert int(wait["Occurrences"]) == 13
-    assert phases_of(directory)["percent"]["data"] > 20
+    assert phases_of(directory)["percent"]["data"] > 3  # the first step starts the worker
 
 
 @pytest.mark.checklist("D13", "B14", "C11")
