@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path: Path) -> Iterator[None]:
     """Programs write where they are."""
-    monkeypatch.chdir(tmp_path)
+    with contextlib.chdir(tmp_path):
+        yield
