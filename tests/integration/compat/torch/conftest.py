@@ -1,4 +1,4 @@
-"""What all tests of this folder have in common."""
+"""Each test of this folder runs in an empty directory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path) -> Iterator[None]:
-    """Programs write where they are."""
+    """Makes an empty directory the current one: programs write there."""
     with contextlib.chdir(tmp_path):
         yield

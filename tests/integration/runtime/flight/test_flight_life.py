@@ -328,7 +328,7 @@ def test_fork(output_dir: Path) -> None:
     ],
 )
 def test_misuse(arguments: dict[str, Any], facts: list[str]) -> None:
-    """What does not fit together is refused when the profiler is made."""
+    """Settings that contradict each other are refused when the profiler is made."""
     with refused((TypeError, ValueError), *facts):
         sc.trace(**arguments)
 

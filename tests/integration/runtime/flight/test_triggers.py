@@ -278,7 +278,7 @@ def test_memory_high_knows_a_limit_of_its_own() -> None:
     ],
 )
 def test_settings_are_checked(make: Any, facts: list[str]) -> None:
-    """What does not fit together is refused when the settings are made, by the name of its field."""
+    """Settings that contradict each other are refused when they are made, by the name of the field."""
     with refused((TypeError, ValueError), *facts):
         make()
 
