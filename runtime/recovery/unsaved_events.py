@@ -209,7 +209,7 @@ class UnfinishedWindow:
         self._seen.append(unsaved.among(events))
 
     def begin(self, marks: Block, end: int) -> None:
-        """Sets the borders. `marks` are the step marks outside the journal of the profiler."""
+        """Sets the borders. `marks` are the profiler's step marks that the journal lacks."""
         all_marks = join_blocks([*self._marks, marks])
         # The same mark may be in the journal and in a ring.
         all_marks = all_marks[np.unique(all_marks["ts"], return_index=True)[1]]

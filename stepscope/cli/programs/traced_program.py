@@ -198,8 +198,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
             message(text)
             return
         with progress:
-            answer, said = ending.answer()
-        _tell_lines(said)
+            answer, lines = ending.answer()
+        _print_lines(lines)
         if output is None:
             message("stepscope run: the answer could not be written to standard output: it is closed")
             return
@@ -213,7 +213,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def tell_traces(self) -> None:
         """Prints where the traces are, whether a launcher was traced instead of what it started, and no more."""
         if self.speaks:
-            _tell_lines(
+            _print_lines(
                 [("See it", how) for how in self._opening()] + (self._untraced() if self.children.ranks else [])
             )
 
@@ -292,9 +292,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
         return say
 
 
-def _tell_lines(said: Sequence[tuple[str, str]]) -> None:
-    if said:
-        message("\n".join(f"{label.lower():10} {text}" for label, text in said))
+def _print_lines(lines: Sequence[tuple[str, str]]) -> None:
+    if lines:
+        message("\n".join(f"{label.lower():10} {text}" for label, text in lines))
 
 
 def _failure_text(failure: BaseException) -> str:
