@@ -441,7 +441,7 @@ class Aggregates:
 
 def span_intervals(
     events: Any, classes: Any, categories: Any, signal: int, ignored: int, apart: int, inner: int, /
-) -> tuple[bytes, bytes, bytes, bytes]:
+) -> tuple[bytes, bytes, bytes, bytes, bool]:
     """What the spans of a contiguous block cover, by class and track; most of those that touch are joined. The GIL is released.
 
     Args:
@@ -453,7 +453,8 @@ def span_intervals(
 
     Returns:
         Numbers of 64 bits: intervals as class, track, begin, end; step marks as time, step, track; counters of the category
-        `signal` as time, name, value (a double); and which events are spans whose name has another category or none.
+        `signal` as time, name, value (a double); which events are spans whose name has another category or none; and whether
+        intervals may lie on tracks of tasks.
 
     Raises:
         ValueError: if the block is not a multiple of 64 bytes or not contiguous.

@@ -29,6 +29,7 @@ typedef struct {
     size_t count, room, mark_count, mark_room, reading_count, reading_room, rare_count, rare_room;
     uint64_t keys[KEYS];
     uint32_t heads[KEYS], used;
+    bool tasks; /* whether an interval is on the track of a task */
 } Gathered;
 
 typedef struct {
@@ -70,8 +71,12 @@ static uint32_t *head_of(Gathered *c, uint64_t key) {
     uint32_t at = (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (KEYS - 1);
     while (c->heads[at] && c->keys[at] != key) at = (at + 1) & (KEYS - 1);
     if (!c->heads[at]) {
-        if (c->used >= KEYS / 2) return NULL;
+        if (c->used >= KEYS / 2) {
+            c->tasks = true; /* not known */
+            return NULL;
+        }
         c->used++, c->keys[at] = key;
+        c->tasks |= track_get((uint32_t)key)->kind == TRACK_TASK;
     }
     return &c->heads[at];
 }
@@ -154,11 +159,11 @@ PyObject *intervals_py_of_spans(PyObject *module, PyObject *args) {
         bool enough = scan(c, events.buf, n, &spans);
         take_back(released);
         if (enough)
-            found = Py_BuildValue("(y#y#y#y#)", c->intervals ? (char *)c->intervals : "",
+            found = Py_BuildValue("(y#y#y#y#O)", c->intervals ? (char *)c->intervals : "",
                                   (Py_ssize_t)(c->count * sizeof *c->intervals), c->marks ? (char *)c->marks : "",
                                   (Py_ssize_t)(c->mark_count * sizeof *c->marks), c->readings ? (char *)c->readings : "",
                                   (Py_ssize_t)(c->reading_count * sizeof *c->readings), c->rare ? (char *)c->rare : "",
-                                  (Py_ssize_t)(c->rare_count * sizeof *c->rare));
+                                  (Py_ssize_t)(c->rare_count * sizeof *c->rare), c->tasks ? Py_True : Py_False);
         else PyErr_NoMemory();
         free(c->intervals), free(c->before), free(c->marks), free(c->readings), free(c->rare), free(c);
     } else PyErr_NoMemory();
@@ -275,9 +280,11 @@ static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, co
     Interval *memory = malloc((4 * n + 1) * sizeof *memory);
     int64_t *before = calloc(2 * s->count + 1, sizeof *before), *now = before ? before + s->count : NULL;
     bool enough = slots && memory && before;
+    int64_t first = s->count ? s->begins[0] : 0, last = s->count ? s->ends[s->count - 1] : 0;
     for (size_t i = 0; enough && i < n; i++) {
+        bool outside = intervals[i].begin >= last || intervals[i].end <= first;
         bool stepping = intervals[i].track == by->tracks[0] || intervals[i].track == by->tracks[1];
-        slots[i] = (stepping ? by->on_stepping : by->on_others)[(uint8_t)intervals[i].class];
+        slots[i] = outside ? NO_SLOT : (stepping ? by->on_stepping : by->on_others)[(uint8_t)intervals[i].class];
         counts[slots[i]]++;
     }
     for (unsigned slot = 0; slot < SLOTS; slot++) {
@@ -289,7 +296,8 @@ static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, co
     for (size_t i = 0; enough && i < n; i++)
         if (slots[i] != NO_SLOT)
             memory[starts[slots[i]] + filled[slots[i]]++] = (Interval){intervals[i].begin, intervals[i].end};
-    Intervals all = {enough ? memory + 2 * n : NULL, 0}, both = {enough ? memory + 3 * n : NULL, 0};
+    Intervals all = {NULL, 0};
+    Interval *room = enough ? memory + 2 * n : NULL, *next_room = enough ? memory + 3 * n : NULL;
     for (unsigned slot = by->first; enough && slot <= by->last; slot++) {
         int64_t *ns = out + (slot - by->first) * 3 * s->count, *begun = ns + s->count, *covered = begun + s->count;
         Intervals mine = {memory + starts[slot], counts[slot]};
@@ -307,10 +315,15 @@ static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, co
         }
         join(&mine);
         measure(&mine, s, covered, begun);
-        join_both(&all, &mine, &both);
-        Intervals swap = all;
-        all = both, both = swap;
-        measure(&all, s, now, NULL);
+        if (all.count) {
+            Intervals both = {room, 0};
+            join_both(&all, &mine, &both);
+            room = next_room, next_room = both.all, all = both;
+            measure(&all, s, now, NULL);
+        } else {
+            all = mine;
+            memcpy(now, covered, s->count * sizeof *now);
+        }
         for (size_t i = 0; i < s->count; i++) ns[i] = (int64_t)((uint64_t)now[i] - (uint64_t)before[i]), before[i] = now[i];
     }
     free(slots), free(memory), free(before);

@@ -121,8 +121,8 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
         if ((copy = PyByteArray_FromStringAndSize(NULL, view.len))) {
             Event *to = (Event *)PyByteArray_AS_STRING(copy);
             PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
-            memcpy(to, view.buf, (size_t)view.len);
             for (size_t i = 0; i < count; i++) {
+                memcpy(&to[i], (const char *)view.buf + i * sizeof *to, sizeof *to);
                 int64_t ts = to[i].ts;
                 if (begin[at] > ts || (at + 1 < steps && begin[at + 1] <= ts)) { /* neighbours are of one step */
                     size_t low = 0, high = steps;

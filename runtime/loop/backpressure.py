@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -14,6 +14,7 @@ import anyio.lowlevel
 from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, heap_bytes, own_heap
+from stepscope.runtime.events.survey import Survey, survey
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.memory_limits import MemoryLimits
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
@@ -34,35 +35,55 @@ class SlowConsumer(Protocol):
     async def wait_below_half(self) -> None: ...
 
 
+class DrainedBlock(NamedTuple):
+    """A block of the recorder."""
+
+    events: Block
+    args: bytes
+    """Heap of their arguments."""
+    counts: Survey
+
+    @classmethod
+    def of(cls, events: Block, args: bytes) -> DrainedBlock:
+        """Counts the events."""
+        return cls(events, args, survey(events))
+
+    @property
+    def event_count(self) -> int:
+        """Events without gaps."""
+        return self.counts.events - self.counts.gaps
+
+
 class DrainedTurn:
     """The events of one drain, or of several during another turn."""
 
     def __init__(self, until: int) -> None:
         self.marks: list[Block] = []
-        self.blocks: deque[tuple[Block, bytes]] = deque()
+        self.blocks: deque[DrainedBlock] = deque()
         self.bytes = 0
         self.until = until
         self.spans: Block | None = None
 
-    def add(self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, spans: Block | None) -> None:
+    def add(self, marks: Block, blocks: Sequence[DrainedBlock], until: int, spans: Block | None) -> None:
         if len(marks):
             self.marks.append(marks)
-        self.bytes += sum(events.nbytes + len(args) for events, args in blocks)
+        self.bytes += sum(block.events.nbytes + len(block.args) for block in blocks)
         self.until, self.spans = until, spans
         self.blocks.extend(blocks)
 
-    def next_part(self, max_events: int) -> tuple[Block, bytes]:
+    def next_part(self, max_events: int) -> DrainedBlock:
         """Removes and returns the next events and their arguments: as many as need the memory of `max_events` without any."""
-        events, args = self.blocks[0]
+        events, args, _ = self.blocks[0]
         some = events[:max_events]
         heap = heap_bytes(some) if args else 0
         fitting = len(some) * max_events * EVENT_DTYPE.itemsize // (some.nbytes + heap or 1)
         count = min(max(fitting, MIN_PART_EVENTS), len(some))
-        whole = count == len(events) and len(args) == heap
-        part = (events, args) if whole else own_heap(events[:count], args)
+        if count == len(events) and len(args) == heap:
+            return self.blocks.popleft()
+        part = DrainedBlock.of(*own_heap(events[:count], args))
+        rest = [DrainedBlock.of(events[count:], args)] if count < len(events) else []
         self.blocks.popleft()  # after the cut, so that a lack of memory loses nothing
-        if count < len(events):
-            self.blocks.appendleft((events[count:], args))
+        self.blocks.extendleft(rest)
         return part
 
 
@@ -137,9 +158,7 @@ class BackpressureQueue:
     def _waiting(self) -> int:
         return sum(turn.bytes for turn in islice(self._turns, 1, None))
 
-    def push(
-        self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, open_spans: Block | None = None
-    ) -> None:
+    def push(self, marks: Block, blocks: Sequence[DrainedBlock], until: int, open_spans: Block | None = None) -> None:
         """Adds the events of a drain. Without memory for them, they are dropped and counted.
 
         Args:
@@ -154,14 +173,14 @@ class BackpressureQueue:
             self._add(marks, blocks, until, open_spans)
         except Exception as error:
             self._faults.record("push", error)
-            for events, _ in blocks:
-                self._drop(RECORDER, events)
+            for block in blocks:
+                self._drop(RECORDER, block.events)
         self._pushed.set()
         self.mark_slow()
         if self._waiting > self._max_bytes and self._relief is not None:
             self._relief.cancel()
 
-    def _add(self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, open_spans: Block | None) -> None:
+    def _add(self, marks: Block, blocks: Sequence[DrainedBlock], until: int, open_spans: Block | None) -> None:
         if not self._turns:
             self._judged_ns = clock.now()
         last = self._turns[-1] if len(self._turns) > 1 else None
@@ -264,7 +283,7 @@ class BackpressureQueue:
         self._hurried = True
         self._skip_slow(0)
 
-    def close(self) -> list[tuple[Block, bytes]]:
+    def close(self) -> list[DrainedBlock]:
         """Stops routing.
 
         Returns:

@@ -12,12 +12,11 @@ import anyio
 
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import InternalErrors
-from stepscope.runtime.accounting.ledger import events_in
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, Kind, join_blocks, without_ids
-from stepscope.runtime.events.survey import of_kind, survey
+from stepscope.runtime.events.survey import of_kind
 from stepscope.runtime.export.exporter_worker import PATIENCE
-from stepscope.runtime.loop.backpressure import BackpressureQueue, DrainedTurn
+from stepscope.runtime.loop.backpressure import BackpressureQueue, DrainedBlock, DrainedTurn
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.loop_thread import JOIN_S, LoopThread, loop_name
@@ -61,7 +60,7 @@ class DrainLoop:
         """Pipelines that get no further events, and whose exporters write their queues."""
         self._faults = InternalErrors("the runtime's loop")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unrouted: list[tuple[Block, bytes]] = []
+        self._unrouted: list[DrainedBlock] = []
         self._passed = LoopCondition()
         """Notified when a queue is empty, when a profiler is added or removed, and with each wake-up."""
         self._inbox_waits = False
@@ -217,7 +216,7 @@ class DrainLoop:
             pipeline = make()
             made.append(pipeline)
             pipeline.start()
-            pipeline.count_drained(sum(events_in(events) for events, _ in self._unrouted))
+            pipeline.count_drained(sum(block.event_count for block in self._unrouted))
             self._pipelines += made
             self._queues[pipeline] = _queue_before(pipeline)
             if any(worker.is_journal for worker in pipeline.workers):
@@ -272,8 +271,8 @@ class DrainLoop:
         self._closing.append(pipeline)
         self._passed.notify_all()
         try:
-            for events, _ in (*self._unrouted, *queue.close()):
-                pipeline.drop_closed(RECORDER, events)  # the deadline has passed
+            for block in (*self._unrouted, *queue.close()):
+                pipeline.drop_closed(RECORDER, block.events)  # the deadline has passed
             await pipeline.aclose(deadline)
         finally:
             self._closing.remove(pipeline)
@@ -361,9 +360,9 @@ class DrainLoop:
                 if _core.changing(0) > 0 and not final:
                     return True
                 self._handle_messages()  # a whole change may have passed meanwhile
-                for events, _ in self._unrouted:
+                for block in self._unrouted:
                     # Spans that ended since they were read are complete events.
-                    spans = without_ids(spans, events)
+                    spans = without_ids(spans, block.events)
                 await self._wait(self._route(until, closing, spans))
             for pipeline in self._pipelines:
                 pipeline.answer_flushes()
@@ -375,9 +374,10 @@ class DrainLoop:
             return False
 
     def _drain_rings(self) -> int:
-        until, blocks = self._recorder.drain()
+        until, drained = self._recorder.drain()
+        blocks = [DrainedBlock.of(events, args) for events, args in drained]
         self._unrouted += blocks
-        count = sum(events_in(events) for events, _ in blocks)
+        count = sum(block.event_count for block in blocks)
         for pipeline in self._pipelines:
             pipeline.count_drained(count)
         with self._contained("joined processes"):
@@ -403,18 +403,18 @@ class DrainLoop:
             Profilers that have not passed on earlier events yet.
         """
         marks: list[Block] = []  # first of all blocks: one may hold events of steps whose marks are in a later one
-        blocks: list[tuple[Block, bytes]] = []
-        later: list[tuple[Block, bytes]] = []
-        for events, args in self._unrouted:
-            found = survey(events)
-            if found.steps:
-                marks.append(of_kind(events, Kind.STEP))
-            if found.last_ns > until:
-                new = events["ts"] > until
-                later.append((events[new], args))
-                events = events[~new]
-            if len(events):
-                blocks.append((events, args))
+        blocks: list[DrainedBlock] = []
+        later: list[DrainedBlock] = []
+        for block in self._unrouted:
+            if block.counts.steps:
+                marks.append(of_kind(block.events, Kind.STEP))
+            if block.counts.last_ns <= until:
+                blocks.append(block)
+                continue
+            new = block.events["ts"] > until
+            later.append(DrainedBlock.of(block.events[new], block.args))
+            if not new.all():
+                blocks.append(DrainedBlock.of(block.events[~new], block.args))
         self._unrouted = later
         behind = [pipeline for pipeline in self._pipelines if not self._queues[pipeline].empty]
         for pipeline in self._pipelines:

@@ -330,6 +330,8 @@ class StepFactsBuilder:
         self._intervals: list[Any] = []
         """Intervals that spans cover, by class and track."""
         self._interval_count = 0
+        self._tasks = False
+        """Whether some may lie on tracks of tasks."""
         self._readings: list[Times] = []
         """Of signals: time, name, bits of the value."""
         self._done: list[Facts] = []
@@ -343,11 +345,12 @@ class StepFactsBuilder:
         """Adds steps, spans and signals; ignores other events."""
         events = np.ascontiguousarray(events)
         classes, categories = _CLASSES.tables
-        found, marks, readings, rare = _core.span_intervals(
+        found, marks, readings, rare, tasks = _core.span_intervals(
             events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER
         )
         if found:
             self._add_intervals(_as_intervals(found))
+            self._tasks = self._tasks or tasks
         if marks:
             self._new_marks.append(np.frombuffer(marks, np.int64).reshape(-1, 3))
             self._open += len(self._new_marks[-1])
@@ -359,6 +362,7 @@ class StepFactsBuilder:
             begin = spans["ts"].astype(np.int64)
             intervals = np.stack((numbers, spans["track"], begin, begin + spans["dur"]), axis=1)
             self._add_intervals(intervals[numbers != _IGNORED])
+            self._tasks = self._tasks or any(thread_of(track) != track for track in distinct(spans["track"]))
         if not self._late:
             self.finish_until(_FOREVER)
 
@@ -415,6 +419,7 @@ class StepFactsBuilder:
         copy = StepFactsBuilder(late=True)
         copy._steps, copy._open = self._marks().copy(), self._open
         copy._intervals, copy._interval_count = list(self._intervals), self._interval_count
+        copy._tasks = self._tasks
         copy._readings, copy._done = list(self._readings), list(self._done)
         copy._before, copy._first = self._before, self._first
         copy._part = None if self._part is None else self._part.copy()
@@ -442,8 +447,8 @@ class StepFactsBuilder:
             self._first = first if self._first is None else min(self._first, first)
         return self._steps
 
-    def _finish_steps(self, count: int) -> None:
-        """Finishes the oldest steps: all but the last of `count` marks."""
+    def _finish_steps(self, count: int, *, drop: bool = True) -> None:
+        """Finishes the oldest steps: all but the last of `count` marks. Drops the intervals in them."""
         if count < 2:
             return
         marks = self._steps[:count]
@@ -459,14 +464,16 @@ class StepFactsBuilder:
         self._before = begins[-2:-1]
         self._steps = self._steps[count - 1 :]
         self._open = len(self._steps)
-        self._drop_intervals(int(begins[-1]))
+        self._readings = [readings[readings[:, 0] >= begins[-1] - 1] for readings in self._readings]
+        if drop:
+            self._drop_intervals(int(begins[-1]))
 
     def _finish_half(self) -> None:
         """Finishes the older half of the intervals, within a step if necessary. A span that is open there is divided."""
         intervals = self._gathered()
         ends: list[int] = sorted(intervals[:: max(len(intervals) // MEDIAN_OF, 1), _END].tolist())
         until = ends[len(ends) // 2]
-        self._finish_steps(int(np.searchsorted(self._steps[:, _TS], until, side="right")))
+        self._finish_steps(int(np.searchsorted(self._steps[:, _TS], until, side="right")), drop=False)
         if len(self._steps) and until > int(self._steps[0, _TS]):
             marks = np.repeat(self._steps[:1], 2, axis=0)
             marks[1, _TS] = until
@@ -478,7 +485,7 @@ class StepFactsBuilder:
             self._part = part
             self._steps = self._steps.copy()
             self._steps[0, _TS] = until
-        self._drop_intervals(until, signals=False)
+        self._drop_intervals(until)
 
     def _facts(self, marks: Times) -> Any:
         """The facts of the time between consecutive marks, without signals."""
@@ -498,7 +505,9 @@ class StepFactsBuilder:
 
     def _fill_phases(self, facts: Any, chosen: Any, marks: Times, stepping: tuple[int, int]) -> None:
         """Sets the phases of steps of one thread, or of those that begin on one thread and end on another."""
-        intervals = _with_other_tasks(self._gathered(), stepping)
+        intervals = self._gathered()
+        if self._tasks:
+            intervals = _with_other_tasks(intervals, stepping)
         ns, begun, covered = self._share_time(intervals, marks, stepping, min(Phase), max(Phase), chosen)
         facts["phases"][chosen] = ns.T
         facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]
@@ -551,10 +560,8 @@ class StepFactsBuilder:
         intervals: Times = self._intervals[0]
         return intervals
 
-    def _drop_intervals(self, until: int, *, signals: bool = True) -> None:
+    def _drop_intervals(self, until: int) -> None:
         """Drops intervals that ended by a time, in ns. An interval that is open then is not cut, so that its begin counts once."""
         intervals = self._gathered()
         self._intervals = [_as_intervals(_core.intervals_ending_after(intervals, until))]
         self._interval_count = len(self._intervals[0])
-        if signals:
-            self._readings = [readings[readings[:, 0] >= until - 1] for readings in self._readings]

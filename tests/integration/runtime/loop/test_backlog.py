@@ -19,9 +19,10 @@ from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, own_heap
+from stepscope.runtime.events.survey import Survey
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.loop import backpressure
-from stepscope.runtime.loop.backpressure import MIN_JUDGED_S, BackpressureQueue, DrainedTurn
+from stepscope.runtime.loop.backpressure import MIN_JUDGED_S, BackpressureQueue, DrainedBlock, DrainedTurn
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.memory_limits import memory_limits
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
@@ -195,7 +196,7 @@ class Diary:
     def add_marks(self, marks: Block) -> None:
         self.said.append(f"{len(marks)} marks")
 
-    def route_block(self, events: Block, args: bytes) -> None:
+    def route_block(self, events: Block, args: bytes, found: Survey) -> None:
         self.said.append(f"{len(events)} events")
 
     async def process(self, turn: DrainedTurn, pace: Callable[[], Awaitable[bool]]) -> None:
@@ -270,7 +271,7 @@ class Bench:
     def give(self, count: int, until: int, *, spans: int | None = None) -> None:
         events = np.zeros(count, EVENT_DTYPE)
         open_spans = None if spans is None else np.zeros(spans, EVENT_DTYPE)
-        self.backlog.push(events[:1], [(events, b"")], until, open_spans)
+        self.backlog.push(events[:1], [DrainedBlock.of(events, b"")], until, open_spans)
 
     async def through(self) -> None:
         await self.passed.wait_for(lambda: self.backlog.empty)
@@ -412,7 +413,7 @@ async def test_what_has_not_passed_is_given_back() -> None:
         await bench.pause()
         bench.give(2, 2)
         rest = bench.backlog.close()
-        assert [len(events) for events, _ in rest] == [44, 2]
+        assert [len(block.events) for block in rest] == [44, 2]
         assert bench.backlog.empty
         bench.give(1, 3)
         assert bench.backlog.empty, "closed"
