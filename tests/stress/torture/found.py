@@ -34,6 +34,8 @@ class Found:
         """Spans of each lane that had not ended when the last window did."""
         self.gaps = 0
         """Events that gaps count."""
+        self.last_begin_ns = 0
+        """When the latest span of the lanes began."""
         self.last_gap_ns = 0
         """When the last gap ended, clipped to its window."""
         self.end_ns = 0
@@ -104,6 +106,7 @@ class Found:
             self._waits[span] = max(end, self._waits.get(span, 0))
         of_lanes = (events["kind"] == int(Kind.SPAN)) & np.isin(events["name"], list(self._lanes))
         spans, opened = events[of_lanes], opened[of_lanes]
+        self.last_begin_ns = max(self.last_begin_ns, int(spans["ts"].max(initial=0)))
         lanes = np.array([self._lanes[int(name)] for name in spans["name"]], np.int64)
         ids = spans["id"].astype(np.int64)
         windows = np.full(len(spans), batch.window, np.int64)

@@ -36,7 +36,8 @@ def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False,
     problems = list(found.problems)
     end = float("inf")
     if closed:
-        end = _least_end(found, diary) if recovered else found.end_ns
+        # The diary notes a begin when the enter has returned, which may be a turn of the interpreter's lock later.
+        end = max(diary.ending_ns, found.last_begin_ns) if recovered else found.end_ns
     if closed and not recovered and end < max(diary.ending_ns, int(diary.lane(MAIN)[1].max(initial=0))):
         problems.append("the last window ended before the program's main thread was about to")
     produced = exported = waited = after = 0
@@ -83,11 +84,3 @@ def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False,
         produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
     )
 
-
-def _least_end(found: Found, diary: Diary) -> float:
-    end = diary.ending_ns
-    for lane in range(LANES):
-        entered, _ = diary.lane(lane)
-        ended = found.ended(lane)
-        end = max(end, int(entered[ended[ended < len(entered)]].max(initial=0)))
-    return end
