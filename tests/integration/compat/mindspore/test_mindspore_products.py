@@ -558,6 +558,27 @@ def test_use_of_processors(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("D13")
+@pytest.mark.parametrize("busy", [60.0, 98.0])
+def test_advice_on_busy_processors(tmp_path: Path, busy: float) -> None:
+    """Where the processors are all busy the suggestion is less work, as in `explain`, and no more workers."""
+    operators = [
+        {"id": 1, "type": "Map", "workers": 3, "children": [2], "capacity": 16},
+        {"id": 2, "type": "Generator", "workers": 1, "children": [], "capacity": 16},
+    ]
+    with sc.trace(output_dir=tmp_path / "run") as profiler:
+        sc.instant("data pipeline", category="data pipeline", source="MindSpore", interval_ms=20, operators=operators)
+        for name, value in (("Map(id=1) queue", 0), ("Generator(id=2) queue", 16)):
+            sc.counter(name, value, category="data pipeline")
+        sc.counter("host cpu %", busy, category="host")
+        profiler.step()
+    Profiler.offline_analyse(tmp_path)
+    summary = json.loads((tmp_path / "run" / PRODUCTS / "minddata_pipeline_summary_0.json").read_text())
+    (suggestion,) = summary["bottleneck_suggestion"]
+    assert ("num_parallel_workers above 3" in suggestion) is (busy < 95)
+    assert ("more workers do not help while the processors are 98% busy" in suggestion) is (busy > 95)
+
+
+@pytest.mark.checklist("D13")
 def test_use_of_processors_by_operators(tmp_path: Path) -> None:
     """Each operator of MindSpore's pipeline that was sampled has its use; what was not recorded is left out."""
     with sc.trace(output_dir=tmp_path / "run") as profiler:
