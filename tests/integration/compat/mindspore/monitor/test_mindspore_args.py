@@ -217,6 +217,12 @@ def test_unknown_fields() -> None:
     assert args.diagnostics == ("'start_stepp' is no field; did you mean 'start_step'?",)
 
 
+def test_repr_is_the_call() -> None:
+    """With every field that the file has."""
+    args = DynamicProfilerArgs(3, 5, with_stack=True, steps=2)
+    assert eval(repr(args), {"DynamicProfilerArgs": DynamicProfilerArgs}) == args
+
+
 @pytest.mark.checklist("B17")
 def test_further_fields() -> None:
     """The guide's keys that the class has not, those of later versions, and every option of `Profiler`."""
