@@ -51,8 +51,6 @@ class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     options: ProfilerOptions
     target: DeviceTarget
-    limits: tuple[str, ...] = ()
-    """Data that could not be recorded."""
     pretty: bool = False
     steps: tuple[int, ...] | None = None
     """Only these steps, which need not be consecutive; `None` for all."""
@@ -151,7 +149,7 @@ def analyse_window(
     """
     directory.mkdir(parents=True, exist_ok=True)
     place = make_numbered(directory, PRODUCTS)
-    stages = _stages(place, request)
+    stages = _stages(place, journal, request)
     maker = _Maker(stages, request)
 
     async def play() -> Replayed:
@@ -227,18 +225,22 @@ def collectives_of(journal: Path) -> CollectiveTable:
     return table
 
 
-def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
+def _stages(place: Path, journal: Path, request: AnalysisRequest) -> list[Product]:
     options, target = request.options, request.target
-    operators, times, phases = OperatorFiles(place, target.device_id), StepTimes(place, target.rank), StepPhases(place)
-    memory = MemoryRecord(place, target.device)
-    flops = Flops(place, target.rank, options.peak_flops)
-    stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory, flops]
-    usage = MemoryUsage(place, target.rank, target.memory, memory)
-    stages += [phases, TimelineSummary(place, target.device, target.device_id, operators.table)]
+    operators, memory = OperatorFiles(place, target.device_id), MemoryRecord(place, target.device)
+    stages: list[Product] = [
+        TraceView(place, options.timeline_limit, request.pretty),
+        operators,
+        StepTimes(place, target.rank),
+        memory,
+        Flops(place, target.rank, options.peak_flops),
+        StepPhases(place),
+        TimelineSummary(place, target.device, target.device_id, operators.table),
+    ]
     if options.data_process:
         stages += [DataPipelineFiles(place, target.device_id), ProcessorUse(place, target.device_id)]
     if options.memory:
-        stages += [StepMemory(place), usage]
+        stages += [StepMemory(place), MemoryUsage(place, target.rank, target.memory, memory)]
     if options.profile_communication:
         stages.append(Communication(place, target.rank, request.fastest))
     if options.profile_framework is not None:
@@ -247,8 +249,7 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
         stages.append(FoldedStacks(place, target.rank))
     if request.foreign:
         stages.append(ParallelLayoutFile(place.parent, target.rank))
-    page = ReportPage(place, operators.table, times, phases, memory, usage, flops, request.limits)
-    return [*stages, page]
+    return [*stages, ReportPage(place, journal, options.peak_flops)]
 
 
 class _Maker:

@@ -161,7 +161,8 @@ class Capture:
     def _make(self, step: int) -> Profiler:
         plan = self._plan
         loader: tuple[Signal, ...] = ("loader",) if plan.options.data_process else ()
-        options = Options(close_timeout=CLOSE_SECONDS, signals=loader)
+        memory: tuple[Signal, ...] = ("steps",) if plan.options.memory else ()
+        options = Options(close_timeout=CLOSE_SECONDS, signals=memory + loader)
         facts: dict[str, Any] = {} if plan.options.peak_flops is None else {PEAK: plan.options.peak_flops}
         facts |= {CAPACITY: capacities()} if plan.options.memory else {}
         try:
@@ -259,7 +260,7 @@ class Capture:
     def request(self, *, pretty: bool = False, steps: tuple[int, ...] | None = None) -> AnalysisRequest:
         """How its windows are analysed."""
         plan = self._plan
-        return AnalysisRequest(options=plan.options, target=plan.target, limits=plan.limits, pretty=pretty, steps=steps)
+        return AnalysisRequest(options=plan.options, target=plan.target, pretty=pretty, steps=steps)
 
     def simplify(self) -> Future[None]:
         """Deletes raw data once everything that is asked for by then is made, if the options say so."""
