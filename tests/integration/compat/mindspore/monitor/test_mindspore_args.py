@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.compat.mindspore.errors import ProfilerException, WireError
-from stepscope.compat.mindspore.monitor.checksummed_block import decode_block
 from stepscope.mindspore import AicoreMetrics, DynamicProfilerArgs, Profiler, ProfilerActivity, ProfilerLevel
 from stepscope.runtime.errors import ControlError
 from tests.support.messages import refused
@@ -299,7 +298,7 @@ def test_torn_blocks_are_seen(data: st.DataObject) -> None:
 def test_any_bytes(block: bytes) -> None:
     """They are refused by an error of their own, never by another one."""
     with pytest.raises(WireError):
-        decode_block(block)
+        DynamicProfilerArgs.from_block(block)
 
 
 @pytest.mark.parametrize(
