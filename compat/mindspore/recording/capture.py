@@ -27,7 +27,7 @@ from stepscope.compat.mindspore.options.trace_handler import TraceHandler
 from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory, windows_in, write_facts
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operators import OperatorTable
-from stepscope.compat.mindspore.recording.cost_estimate import RecordingCost, costs
+from stepscope.compat.mindspore.recording.cost_estimate import costs
 from stepscope.compat.mindspore.sources import backends as sources
 from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.sources.device import DeviceTarget
@@ -241,7 +241,7 @@ class Capture:
             overhead = pipeline.overhead
             size = sum(path.stat().st_size for path in segments.segment_paths(self.journal))
             cost_ns = overhead.training_ns + overhead.background_ns
-            costs.add(self._plan.options, RecordingCost(steps, size, cost_ns, overhead.recorded_ns))
+            costs.add(self._plan.options, steps, size, cost_ns, overhead.recorded_ns)
 
     def _wait_for_operators(self) -> None:
         for backend in self._asynchronous:
