@@ -13,7 +13,6 @@ import numpy as np
 
 from stepscope.analysis.collectives import CollectiveTable, Key
 from stepscope.analysis.parallel_layout import has_groups
-from stepscope.compat.mindspore.analysis.step_list import not_recorded
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.output_layout import make_numbered
@@ -41,6 +40,9 @@ from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
 from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
+
+MOST_NAMED = 5
+"""Steps that a sentence names; it counts the others."""
 
 PRODUCTS = "ASCEND_PROFILER_OUTPUT"
 """Directory of the products in that of a window, as MindSpore's tools look for it, whatever the device."""
@@ -120,7 +122,7 @@ class Analysis(msgspec.Struct, frozen=True):
     ) -> Analysis:
         """An analysis of windows, or of `steps` in them. The log has a line for each reason why something was left out."""
         done, failures = tuple(windows), tuple(failed)
-        missing = not_recorded(steps, (step for window in done for step in window.recorded))
+        missing = _not_recorded(steps, (step for window in done for step in window.recorded))
         reasons = (*rejected, *failures, *([missing] if missing else []))
         for reason in reasons:
             log.warning("passed over in the analysis: %s", reason)
@@ -134,6 +136,21 @@ class Analysis(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         lines = [window.text() for window in self.windows] or ["no window was recorded"]
         return "\n".join([*lines, *(f"passed over: {reason}" for reason in self.rejected)])
+
+
+def _not_recorded(requested: Sequence[int] | None, recorded: Iterable[int]) -> str:
+    """Says which of the steps asked for were not recorded, with the nearest that was; empty if all were."""
+    steps = sorted(set(recorded))
+    missing = sorted(set(requested or ()) - set(steps))
+    if not missing:
+        return ""
+    named = ", ".join(map(str, missing[:MOST_NAMED]))
+    more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+    if not steps:
+        return f"step_list: {named}{more}: no step was recorded"
+    nearest = min(steps, key=lambda step: abs(step - missing[0]))
+    were = "was" if len(missing) == 1 else "were"
+    return f"step_list: {named}{more} {were} not recorded; the nearest to {missing[0]} is {nearest}"
 
 
 def analyse_window(
