@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -516,7 +517,8 @@ def test_the_pipeline_of_a_torch_loader(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(json.loads(raw[1]["output_queue_size"])) == 13  # twelve batches, and the end
         assert summary["queue_utilization_pct"][1] < 50
         assert summary["bottleneck_warning"] == [f"{__name__}.SlowItems(id=1)"]
-        assert "num_workers above 1" in summary["bottleneck_suggestion"][0]
+        # More workers are advised unless something else keeps this machine busy.
+        assert re.search("num_workers above 1|while the processors are .* busy", summary["bottleneck_suggestion"][0])
     else:
         assert [row["op_type"] for row in raw] == ["DataLoader"] and "bottleneck_warning" not in summary
     table = (directory / PRODUCTS / "minddata_pipeline_summary_0.csv").read_text().splitlines()
