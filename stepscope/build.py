@@ -129,7 +129,7 @@ def trace(
     chosen = settings("options", options, Options)
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str, {got(name)}")
-    if schedule is not None and (not callable(schedule) or schedule is make_schedule):
+    if schedule is not None and (not callable(schedule) or cast(object, schedule) is make_schedule):
         raise TypeError(
             f"schedule must be callable with a step's number, {got(schedule)}; "
             "write schedule=stepscope.schedule(wait=..., warmup=..., active=...)"
