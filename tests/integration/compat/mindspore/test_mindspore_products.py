@@ -563,7 +563,7 @@ def test_use_of_processors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("busy", [60.0, 98.0])
 def test_advice_on_busy_processors(tmp_path: Path, busy: float) -> None:
     """Where the processors are all busy the suggestion is less work, as in `explain`, and no more workers."""
-    operators = [
+    operators: list[dict[str, Any]] = [
         {"id": 1, "type": "Map", "workers": 3, "children": [2], "capacity": 16},
         {"id": 2, "type": "Generator", "workers": 1, "children": [], "capacity": 16},
     ]
