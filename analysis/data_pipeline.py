@@ -143,7 +143,7 @@ _BOTTLENECKS = ("workers", "slower", "reading", "device", "starved")
 """Kinds of advice that tell of a bottleneck, the surest first."""
 
 
-def advice_on(pipeline: DataPipeline, machine_use: float | None = None) -> tuple[PipelineAdvice, ...]:
+def advice_on(pipeline: DataPipeline, machine_use: float | None) -> tuple[PipelineAdvice, ...]:
     """Remarks on a pipeline: on the use of processors, then on queues.
 
     Args:

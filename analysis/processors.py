@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.thresholds import BUSY_THREAD
@@ -43,12 +45,24 @@ def machine_use(rank: RankSummary) -> float | None:
     Of the processors that the rank's control group may use, with the group's work; else of the machine's, with any process; else of those
     that the rank may use, with any process, where no control group limits it to fewer.
     """
-    sampled = rank.counter_means.get("cgroup cpu %", rank.counter_means.get("host cpu %"))
-    processors, in_use = (rank.demand.get(name, []) for name in (processor_demand.PROCESSORS, processor_demand.IN_USE))
-    if len(rank.judged_steps):
-        begin = int(rank.judged_steps["begin"][0])
-        since = [reading for reading in in_use if reading[0] >= begin]
-        in_use = since if len(since) > 1 else in_use
+    begin = int(rank.judged_steps["begin"][0]) if len(rank.judged_steps) else 0
+    return use_by_counters(rank.counter_means, rank.demand, begin)
+
+
+def use_by_counters(
+    means: Mapping[str, float], demand: Mapping[str, list[tuple[int, float]]], begin: int
+) -> float | None:
+    """The same of counters.
+
+    Args:
+        means: of the counters of `HostBackend`, by name.
+        demand: readings of those of `processor_demand`, by name.
+        begin: when the first judged step began, in ns.
+    """
+    sampled = means.get("cgroup cpu %", means.get("host cpu %"))
+    processors, in_use = (demand.get(name, []) for name in (processor_demand.PROCESSORS, processor_demand.IN_USE))
+    since = [reading for reading in in_use if reading[0] >= begin]
+    in_use = since if len(since) > 1 else in_use
     if sampled is None and len(in_use) > 1 and processors and processors[-1][1] > 0:
         share = 100 * growth_per_ns(in_use) / processors[-1][1]
         return share if share <= MOST_PERCENT else None

@@ -4,7 +4,8 @@ Needs `accelerate`; see docs/frameworks.md.
 """
 
 from stepscope.compat.frameworks.accelerate import StepscopeProfileKwargs
-from stepscope.compat.frameworks.accelerate_run import AccelerateRun, FinishedWindow
+from stepscope.compat.frameworks.accelerate_run import AccelerateRun
 from stepscope.compat.frameworks.accelerate_tracker import StepscopeTracker
+from stepscope.compat.torch.results import View as FinishedWindow
 
 __all__ = ["AccelerateRun", "FinishedWindow", "StepscopeProfileKwargs", "StepscopeTracker"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stepscope.backends.base import Backend, Streaming
 from stepscope.backends.parallel_layout import with_layout
@@ -15,7 +15,6 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
-from stepscope.likely import SCHEDULE, likely_item, not_called, takes_a_step, why_not
 from stepscope.runtime import analysed
 from stepscope.runtime.control.entry_points.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.settings import Control
@@ -29,9 +28,10 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import ScheduleFunction, always, never
+from stepscope.runtime.schedule.schedule import schedule as make_schedule
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import MAX_RANKS
-from stepscope.runtime.settings.arguments import got, switch_argument
+from stepscope.runtime.settings.arguments import got, lacking, switch_argument
 from stepscope.runtime.settings.checked import settings
 from stepscope.runtime.settings.validation import suggesting
 
@@ -129,8 +129,11 @@ def trace(
     chosen = settings("options", options, Options)
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str, {got(name)}")
-    if schedule is not None and not (callable(schedule) and takes_a_step(schedule)):
-        raise TypeError(f"schedule must be callable with a step's number, {got(schedule)}; write {SCHEDULE}")
+    if schedule is not None and (not callable(schedule) or cast(object, schedule) is make_schedule):
+        raise TypeError(
+            f"schedule must be callable with a step's number, {got(schedule)}; "
+            "write schedule=stepscope.schedule(wait=..., warmup=..., active=...)"
+        )
     switch_argument("start", start)
     control = Control.of(control)
     if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
@@ -166,13 +169,8 @@ def trace(
     if control is not None and schedule is None and keep_last is None:
         schedule = never
     flight = _flight(keep_last, schedule, backends)
-    for what, group in (("backends", backends), ("exporters", exporters)):
-        if isinstance(group, str) or not isinstance(group, Sequence):
-            raise TypeError(f"{what} must be a list, {got(group)}; write {what}=[{likely_item(what[:-1], group)}]")
-    for what, given, contract in (("backend", backends, Backend), ("exporter", exporters, Exporter)):
-        for item in given:
-            if isinstance(item, type) or not isinstance(item, contract):
-                raise TypeError(f"{item!r} is no {what}: {why_not(what, item)}")
+    _check_items("backend", backends, Backend)
+    _check_items("exporter", exporters, Exporter)
     budget = OverheadBudget.of(overhead_budget)
     said_rank, said_size = rank_from_environment()
     rank = said_rank if rank is None else rank
@@ -182,8 +180,11 @@ def trace(
     consumers: list[Exporter] = list(exporters)
     if chosen.journal and not any(isinstance(exporter, JournalExporter) for exporter in consumers):
         consumers.insert(0, _journal(chosen, flight))
-    if uncalled := not_called(on_trace_ready):
-        raise TypeError(f"on_trace_ready must be what {uncalled} returns, {got(on_trace_ready)}; call it")
+    called = getattr(on_trace_ready, "__name__", "")
+    if called == "tensorboard_trace_handler" or (
+        isinstance(on_trace_ready, type) and hasattr(on_trace_ready, "export")
+    ):
+        raise TypeError(f"on_trace_ready must be what {called}(...) returns, {got(on_trace_ready)}; call it")
     if isinstance(on_trace_ready, Exporter) and not isinstance(on_trace_ready, type):
         consumers.append(on_trace_ready)
     elif callable(on_trace_ready):
@@ -241,6 +242,17 @@ def _journal(options: Options, flight: FlightRecorder | None) -> Exporter:
         return JournalExporter.of(options)
     files = flight.keep_newest + flight.keep_slowest + 1
     return WindowJournalsExporter(max_bytes=max(options.journal_max_bytes // files, MIN_BYTES))
+
+
+def _check_items(what: str, given: object, contract: Any) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(f"{what}s must be a list, {got(given)}; write {what}s=[...]")
+    for item in cast(Sequence[object], given):
+        if isinstance(item, type):
+            raise TypeError(f"{item!r} is no {what}: it is a class; give what calling it makes, {item.__name__}(...)")
+        if not isinstance(item, contract):
+            see = f"see stepscope.{what}s.{contract.__name__}"
+            raise TypeError(f"{item!r} is no {what}: it lacks {lacking(item, contract)}, {see}")
 
 
 def _check_names(what: str, names: list[str]) -> None:

@@ -24,11 +24,9 @@ from stepscope.compat.mxnet.functions import (
     step,
 )
 from stepscope.compat.mxnet.functions import start_from_environment as _start_from_environment
-from stepscope.compat.mxnet.objects.counter import Counter
-from stepscope.compat.mxnet.objects.domain import Domain
+from stepscope.compat.mxnet.objects.domain import Counter, Domain, Marker
 from stepscope.compat.mxnet.objects.durations import Event, Frame, Task
 from stepscope.compat.mxnet.objects.forwarding import Forward, NvtxForward
-from stepscope.compat.mxnet.objects.marker import Marker
 from stepscope.compat.mxnet.objects.scopes import current_scope, custom_operator, scope, sub_operator
 from stepscope.compat.mxnet.recording.capabilities import Capability
 from stepscope.compat.mxnet.recording.settings import MXNetSettings

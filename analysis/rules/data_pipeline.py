@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.data_pipeline import MINDSPORE, advice_on, bottleneck_of
+from stepscope.analysis.data_pipeline import MINDSPORE, TORCH_WAITS, advice_on, all_busy, bottleneck_of
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.processors import machine_use
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
-from stepscope.analysis.thresholds import FINDING, USUAL_STEPS
+from stepscope.analysis.thresholds import FINDING, MAJORITY, USUAL_STEPS
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase, class_of
 
+CHEAPER = "make items cheaper, or prepare them once before the training"
+"""Advice where more workers do not help."""
 AHEAD = "make items cheaper, prepare them once before the training, or load ahead in workers"
 RECORD = "its operators were not recorded: Profiler(data_process=True) before the data set is iterated"
 
@@ -27,7 +29,8 @@ def waits(rank: RankSummary) -> Row | None:
 def is_other_loader(rank: RankSummary) -> bool:
     """Whether the data come from something else than torch's DataLoader."""
     most = waits(rank)
-    return most is not None and most.category == "dataloader" and not rank.loaders
+    of_torch = sum(row.total for row in rank.row(TORCH_WAITS))
+    return most is not None and of_torch < MAJORITY * most.total and not rank.loaders
 
 
 def check(job: Job) -> list[Finding]:
@@ -46,13 +49,15 @@ def check(job: Job) -> list[Finding]:
         f"{most.name} takes {human_time(cost)} of {human_time(whole)} in an average step, and more than {FINDING:.0%} in "
         f"{int((data > FINDING * step).sum())} of {len(step)} steps"
     ]
-    action = AHEAD
+    busy = all_busy(machine_use(rank))
+    action, gain = CHEAPER if busy else AHEAD, f"up to {human_time(cost)} of each step{f'; {busy}' if busy else ''}"
+    certainty = "likely"
     pipeline = next((each for each in rank.pipelines if each.source == MINDSPORE), None)
     if pipeline is not None:
         advice = advice_on(pipeline, machine_use(rank))
         bottleneck = bottleneck_of(advice)
         if bottleneck is not None:
-            action = bottleneck.action
+            action, gain, certainty = bottleneck.action, f"up to {human_time(cost)} of each step", "certain"
             evidence.append(bottleneck.text)
             evidence += [each.text for each in advice if each.kind == "idle"]
     elif most.name.endswith("Iterator.__next__"):
@@ -65,8 +70,8 @@ def check(job: Job) -> list[Finding]:
             cost_ns=cost,
             evidence=tuple(evidence),
             action=action,
-            gain=f"up to {human_time(cost)} of each step",
-            certainty="certain" if action != AHEAD else "likely",
+            gain=gain,
+            certainty=certainty,
             steps=steps_with_most(rank.judged_steps, data),
         )
     ]
@@ -75,7 +80,7 @@ def check(job: Job) -> list[Finding]:
 RULE = Rule(
     id="data-pipeline",
     needs="the waiting for batches of another loader than torch's; what was sampled of MindSpore's pipeline says why",
-    finds="a data set of MindSpore that the training waits for, and the operator of its pipeline that is too slow",
+    finds="a data set of MindSpore, or a loader of the program's own, that the training waits for; of MindSpore's, the operator that is too slow",
     threshold=f"{FINDING:.0%} of the step, by the mean of the shortest {USUAL_STEPS:.0%} of the steps",
     wrong_if="a step takes as long with one batch that is used again and again",
     check=check,

@@ -14,7 +14,7 @@ from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.processors import children_run, demand, machine_use
 from stepscope.analysis.rank_summary import RankSummary, durations, hottest
-from stepscope.analysis.rules.data_pipeline import is_other_loader
+from stepscope.analysis.rules.data_pipeline import CHEAPER, is_other_loader, waits
 from stepscope.analysis.sampled_stacks import in_collate, in_loader
 from stepscope.analysis.thresholds import (
     FEWEST_SAMPLES,
@@ -37,7 +37,6 @@ def item_of(facts: dict[str, Any]) -> Place | None:
     return Place(f"{name}.__getitem__", file, int(line)) if file and line.isdigit() else None
 
 
-CHEAPER = "make items cheaper, or prepare them once before the training"
 WITHOUT_WORKERS = "load larger batches, keep the data in memory as tensors, or load ahead in a thread"
 """Advice where a step is so short that handing a batch over takes as long as making it."""
 _OF_WORKERS = "to hand a batch over, a worker and the training process take about 1ms"
@@ -98,8 +97,10 @@ def check(job: Job) -> list[Finding]:
         return [_handed_over(rank, data, cost, whole, batch_ns)]
     if workers and batch_ns * children_run(job) <= workers * rest * (1 - queued):
         return []  # with processors of their own the workers would keep up: that they have none is another finding
+    # Live, the names of spans are not known.
+    name = "DataLoader.__next__" if facts or waits(rank) is not None else "waiting for data"
     evidence = [
-        f"DataLoader.__next__ takes {human_time(cost)} of {human_time(whole)} in an average step, and more than {FINDING:.0%} in "
+        f"{name} takes {human_time(cost)} of {human_time(whole)} in an average step, and more than {FINDING:.0%} in "
         f"{int((data > FINDING * step).sum())} of {len(step)} steps"
     ]
     if workers:

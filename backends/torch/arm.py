@@ -28,7 +28,7 @@ def arm() -> bool:
         _reason = f"{VARIABLE} names another collector, {named}; unset it for operators to arrive live"
         return False
     if not named and "torch" in sys.modules:
-        _reason = "torch was imported before stepscope; import stepscope first, or start the script by `stepscope run`"
+        _reason = "torch was imported before stepscope; for live operators import stepscope first"
         return False
     os.environ[VARIABLE] = named or library()
     _reason = f"this torch does not call the collector that {VARIABLE} names"

@@ -33,7 +33,9 @@ log = logging.getLogger("stepscope")
 @functools.cache
 def _warn_of_kineto(why: str) -> None:
     """Logs once for each reason why operators cost more than they need to."""
-    log.warning("torch's operators are recorded by torch's own profiler, which costs several times as much: %s", why)
+    log.warning(
+        "torch's own profiler records its operators, with the same results, which costs several times as much: %s", why
+    )
 
 
 class TorchBackend:

@@ -12,9 +12,10 @@ from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.settings import DEVICES
 from stepscope.compat.frameworks import raise_missing
-from stepscope.compat.frameworks.accelerate_run import AccelerateRun, FinishedWindow
+from stepscope.compat.frameworks.accelerate_run import AccelerateRun
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.compat.torch.activities import choose
+from stepscope.compat.torch.results import View
 from stepscope.compat.torch.windows.cycle import TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
@@ -36,7 +37,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
 
     Given to `Accelerator(kwargs_handlers=[...])` or to `accelerator.profile(...)`. With `output_trace_dir`, Accelerate
     writes `profile_<rank>.json` there when the run has ended: all windows of it, where torch's profiler gives the last.
-    `on_trace_ready` gets a `FinishedWindow` for each window, off the training thread, with `key_averages`, `events`,
+    `on_trace_ready` gets a `FinishedWindow` (a view of the run) for each window, off the training thread, with `key_averages`, `events`,
     `export_chrome_trace`, `export_stacks` and so on as torch's has them, or is an exporter. Without `schedule_option`
     everything in the `with` is one window.
 
@@ -143,7 +144,7 @@ def _remade(fields: dict[str, Any]) -> StepscopeProfileKwargs:
     return StepscopeProfileKwargs(**fields)
 
 
-def _called(callback: Callable[..., Any] | None) -> Callable[[FinishedWindow], Any] | None:
+def _called(callback: Callable[..., Any] | None) -> Callable[[View], Any] | None:
     return None if callback is None else partial(callback)
 
 

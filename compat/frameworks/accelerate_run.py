@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from stepscope.backends.base import Backend
 from stepscope.compat.frameworks.loop import Loop, Traced, guarded
 from stepscope.compat.frameworks.loop_settings import LoopSettings
-from stepscope.compat.torch.results import Results, export_facts
+from stepscope.compat.torch.results import Results, View, export_facts
 from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import LatestResults
 from stepscope.exporters.journal import JournalExporter
@@ -34,31 +34,6 @@ MAX_DURATIONS = 100_000
 """Number of latest step durations that `metrics` covers."""
 
 
-class FinishedWindow(Results):
-    """A window, as `on_trace_ready` of Accelerate's handler gets it: tables, events and exports, as torch's profiler has
-    them, of this window, also when it is kept and asked later."""
-
-    def __init__(self, run: AccelerateRun, cycle: Cycle) -> None:
-        super().__init__()
-        self._run = run
-        self._cycle = cycle
-        self._torch_flags, self._results = cycle.torch_flags, run._results
-        self.step_num = cycle.step_num
-        """Number of the step after the window, as torch's profiler has it there."""
-
-    @property
-    def window(self) -> Window:
-        """The window itself, with its steps, times, accounts and diagnostics."""
-        return self._cycle.window
-
-    def _cycles(self) -> Sequence[Cycle]:
-        self._run.check_journal()
-        return (self._cycle,)
-
-    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
-        return self._run.facts(cycle)
-
-
 class AccelerateRun(Traced, Results):
     """One `with accelerator.profile(...)`: what is done in it is a run, whose steps `step()` counts.
 
@@ -71,7 +46,7 @@ class AccelerateRun(Traced, Results):
         self,
         settings: LoopSettings,
         backends: Callable[[], Sequence[Backend]],
-        ready: Callable[[FinishedWindow], Any] | None,
+        ready: Callable[[View], Any] | None,
         torch_flags: TorchFlags,
         results: LatestResults | None,
     ) -> None:
@@ -170,17 +145,7 @@ class AccelerateRun(Traced, Results):
 
     # Results
 
-    def check_journal(self) -> None:
-        """Fails if there is nothing that results could be made of.
-
-        Raises:
-            ProfilerStateError: if the settings keep no journal.
-        """
-        if self._journal is None:
-            raise ProfilerStateError("this run keeps no journal (Options.journal is off), of which results are made")
-
     def _cycles(self) -> Sequence[Cycle]:
-        self.check_journal()
         profiler = self.loop.profiler
         if profiler is not None and self.loop.stage:
             profiler.flush()
@@ -195,10 +160,10 @@ class AccelerateRun(Traced, Results):
         more = [step.end_ns - step.start_ns for step in window.steps]
         self._durations = [*self._durations, *more][-MAX_DURATIONS:]
         cycle = self._cycle_of(window)
-        if self._journal is not None:
-            self._done.append(cycle)
-        if self._ready is not None:
-            self._ready(FinishedWindow(self, cycle))
+        self._done.append(cycle)
+        profiler = self.loop.profiler
+        if self._ready is not None and profiler is not None:
+            self._ready(View(self, (cycle,), profiler.current_action))
 
     def _cycle_of(self, window: Window) -> Cycle:
         profiler, journal = self.loop.profiler, self._journal
@@ -206,7 +171,7 @@ class AccelerateRun(Traced, Results):
         return Cycle(
             torch_flags=replace(self._torch_flags, steps=steps),
             window=window,
-            journal=Path() if journal is None else journal.path,
+            journal=None if journal is None else journal.path,
             step_num=window.steps[-1].number + 1 if window.steps else 0,
             trace_id=f"{uuid.uuid4().int:032X}",
         )

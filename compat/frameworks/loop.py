@@ -317,7 +317,10 @@ class Traced:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        guarded(_close)(self, error)
+        try:
+            self.loop.close(error)
+        except Exception as problem:
+            self.loop.store_error(problem)
 
 
 def guarded(hook: Hook) -> Hook:
@@ -331,7 +334,3 @@ def guarded(hook: Hook) -> Hook:
             self.loop.store_error(error)
 
     return cast(Hook, run)
-
-
-def _close(callback: Traced, error: BaseException | None) -> None:
-    callback.loop.close(error)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from stepscope.compat.mindspore.analysis.analysis import Analysis
-from stepscope.compat.mindspore.analysis.background import before_exit
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.threads.background_call import call_before_threads_end
 
 log = logging.getLogger("stepscope")
 
@@ -50,7 +50,7 @@ class EnvProfiler:
         except (TypeError, ValueError, OSError, RuntimeError) as error:
             log.error("%s cannot be followed, nothing is recorded: %s", VARIABLE, error)
             return None
-        before_exit(cls._at_exit)
+        call_before_threads_end(cls._at_exit)
         return cls.profiler
 
     def analyse(self) -> Analysis | None:

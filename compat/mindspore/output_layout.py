@@ -20,7 +20,7 @@ from stepscope.compat.mindspore.options.options import DEFAULT_PATH, ProfilerOpt
 from stepscope.compat.mindspore.output_files import write_json
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.runtime.events.json_values import plain
-from stepscope.runtime.files.paths import absolute, can_create_in, temporary_directory, user_directory
+from stepscope.runtime.files.paths import absolute, writable_or_other
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import WindowOpened
 from stepscope.runtime.requests.armed_window import recorded_name
@@ -42,15 +42,12 @@ RAW = "FRAMEWORK"
 
 def default_or_other(output_path: str) -> str:
     """The output path; where it is the default, which nobody chose, and cannot be written, another place, with a warning."""
-    default = output_path in (DEFAULT_PATH, str(absolute(DEFAULT_PATH)))
-    if not default or can_create_in(Path(output_path)):
+    if output_path not in (DEFAULT_PATH, str(absolute(DEFAULT_PATH))):
         return output_path
-    place = temporary_directory()
-    other = None if place is None else user_directory(place, "stepscope_mindspore")
-    if other is None:
-        return output_path
-    log.warning("%s cannot be written, so output goes to %s; output_path names another place", output_path, other)
-    return str(other)
+    place = writable_or_other(Path(output_path), "stepscope_mindspore")
+    if place != Path(output_path):
+        log.warning("%s cannot be written, so output goes to %s; output_path names another place", output_path, place)
+    return str(place)
 
 
 def named_device(options: ProfilerOptions, device: str) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 from stepscope.compat.mindspore.analysis import offline
 from stepscope.compat.mindspore.analysis.analysis import Analysis, WindowAnalysis
 from stepscope.compat.mindspore.analysis.background import analysis_thread
-from stepscope.compat.mindspore.analysis.step_list import read_step_list
 from stepscope.compat.mindspore.options.options import read_options
 from stepscope.compat.mindspore.products.operators import OperatorRow, OperatorTable, find_operators, operators_as_json
 from stepscope.compat.mindspore.recording.recording import Recording, log
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import find_invalid_value
 
 
 class Profiler(Recording):
@@ -81,7 +81,7 @@ class Profiler(Recording):
         Raises:
             TypeError, ValueError: if an argument is not what it should be.
         """
-        steps = read_step_list(step_list)
+        steps = _read_step_list(step_list)
         _check_pretty(pretty)
         if mode not in ("sync", "async"):
             raise ValueError(f"mode must be 'sync' or 'async', got {mode!r}")
@@ -144,7 +144,7 @@ class Profiler(Recording):
         """
         _check_pretty(pretty)
         options = read_options({"data_simplification": data_simplification}, "offline_analyse")
-        return offline.analyse_below(Path(path), options, pretty, read_step_list(step_list))
+        return offline.analyse_below(Path(path), options, pretty, _read_step_list(step_list))
 
     def op_analyse(self, op_name: str | list[str], device_id: int | None = None) -> str:
         """How often operators ran and how long they took, for each shape of their inputs, as JSON.
@@ -189,7 +189,7 @@ class Profiler(Recording):
             RuntimeError: if no operator of that name was recorded.
             FileNotFoundError: if raw data are needed and were deleted.
         """
-        wanted, whole = read_step_list(steps), OperatorTable()
+        wanted, whole = _read_step_list(steps), OperatorTable()
         if self._capture is not None:
             raise ProfilerStateError("operators are known when recording has ended: call stop() or analyse() first")
         for window in self.windows:
@@ -281,3 +281,21 @@ class profile(Recording):
 def _check_pretty(value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"pretty must be a bool, {got(value)}")
+
+
+def _read_step_list(step_list: Any) -> tuple[int, ...] | None:
+    """The steps in ascending order, each once; `None`, for all, stays.
+
+    Raises:
+        TypeError: if it is something else than an iterable of whole numbers; names what is wrong in it.
+    """
+    if step_list is None:
+        return None
+    try:
+        steps: Any = step_list if isinstance(step_list, str | bytes) else list(step_list)
+    except TypeError:
+        steps = step_list
+    invalid = find_invalid_value(steps, list[int], "step_list")
+    if invalid is not None:
+        raise TypeError(invalid.text)
+    return tuple(sorted(set(steps)))

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.backends.torch.groups import groups
 from stepscope.compat.torch.activities import has_torch
@@ -25,9 +25,6 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.windows.window import Window
-
-if TYPE_CHECKING:
-    from stepscope.compat.torch.profile import profile
 
 
 class Results(ABC):
@@ -227,7 +224,7 @@ class View(Results):
     Metadata that is added here belongs to this window alone. Everything else is the profile's own.
     """
 
-    def __init__(self, owner: profile, cycles: Sequence[Cycle], action: ProfilerAction) -> None:
+    def __init__(self, owner: Results, cycles: Sequence[Cycle], action: ProfilerAction) -> None:
         """Args: the profile; the windows that count, the last one last; what the step after it does."""
         super().__init__()
         self._owner = owner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from stepscope.runtime import _core
@@ -14,8 +15,13 @@ copy = _core.copy_span
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def decorate(span: _core.span, function: F) -> F:
+def decorate(span: _core.span, function: F, begin: Callable[[], AbstractContextManager[object]] | None = None) -> F:
     """Wraps a function so that each call is a span.
+
+    Args:
+        span: copied for each call.
+        function: also a coroutine function, a generator function, or a method of a class.
+        begin: what each call enters in place of a copy.
 
     The span of an async function lasts from its first step to its end, including waiting. A generator gets one span per
     resumption: the time in between belongs to its consumer.
@@ -23,28 +29,29 @@ def decorate(span: _core.span, function: F) -> F:
     Raises:
         TypeError: if it is not callable.
     """
+    begin = begin or functools.partial(copy, span)
     wrapper: Any
     method: Any = function
     if isinstance(method, classmethod | staticmethod):
         rewrap: Any = type(method)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        return rewrap(decorate(span, method.__func__))  # type: ignore[no-any-return]  # pyright: ignore
+        return rewrap(decorate(span, method.__func__, begin))  # type: ignore[no-any-return]  # pyright: ignore
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            with copy(span):
+            with begin():
                 return await function(*args, **kwargs)
 
         wrapper = coroutine
     elif inspect.isasyncgenfunction(function):
-        wrapper = _async_generator(span, function)
+        wrapper = _async_generator(begin, function)
     elif inspect.isgeneratorfunction(function):
-        wrapper = _generator(span, function)
+        wrapper = _generator(begin, function)
     elif callable(function):
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with copy(span):
+            with begin():
                 return function(*args, **kwargs)
 
         wrapper = call
@@ -53,7 +60,9 @@ def decorate(span: _core.span, function: F) -> F:
     return wrapper  # type: ignore[no-any-return]
 
 
-def _generator(span: _core.span, function: Callable[..., Generator[Any, Any, Any]]) -> Callable[..., Any]:
+def _generator(
+    begin: Callable[[], AbstractContextManager[object]], function: Callable[..., Generator[Any, Any, Any]]
+) -> Callable[..., Any]:
     """Makes each resumption of a generator a span. Supports send, throw, close and the return value."""
 
     @functools.wraps(function)
@@ -62,7 +71,7 @@ def _generator(span: _core.span, function: Callable[..., Generator[Any, Any, Any
         resume: Callable[..., Any] = inner.__next__
         arguments: tuple[Any, ...] = ()
         while True:
-            with copy(span):
+            with begin():
                 try:
                     item = resume(*arguments)
                 except StopIteration as stop:
@@ -72,7 +81,7 @@ def _generator(span: _core.span, function: Callable[..., Generator[Any, Any, Any
             try:
                 arguments = ((yield item),)
             except GeneratorExit:
-                with copy(span):
+                with begin():
                     inner.close()
                 raise
             except BaseException as error:
@@ -83,7 +92,9 @@ def _generator(span: _core.span, function: Callable[..., Generator[Any, Any, Any
     return generator
 
 
-def _async_generator(span: _core.span, function: Callable[..., AsyncGenerator[Any, Any]]) -> Callable[..., Any]:
+def _async_generator(
+    begin: Callable[[], AbstractContextManager[object]], function: Callable[..., AsyncGenerator[Any, Any]]
+) -> Callable[..., Any]:
     """The same for an async generator function."""
 
     @functools.wraps(function)
@@ -92,7 +103,7 @@ def _async_generator(span: _core.span, function: Callable[..., AsyncGenerator[An
         resume: Callable[..., Any] = inner.__anext__
         arguments: tuple[Any, ...] = ()
         while True:
-            with copy(span):
+            with begin():
                 try:
                     item = await resume(*arguments)
                 except StopAsyncIteration:
@@ -102,7 +113,7 @@ def _async_generator(span: _core.span, function: Callable[..., AsyncGenerator[An
             try:
                 arguments = ((yield item),)
             except GeneratorExit:
-                with copy(span):
+                with begin():
                     await inner.aclose()
                 raise
             except BaseException as error:

@@ -263,8 +263,15 @@ static Scratch *scratch_of(Thread *t) {
     pthread_mutex_lock(&lock);
     Scratch *s = all;
     while (s && s->used) s = s->next;
-    if (!s && (s = calloc(1, sizeof *s))) s->next = all, all = s;
-    if (s) s->used = true, s->depth = 0, s->deeper = s->unmarked = 0, s->number = NONE;
+    if (!s && (s = calloc(1, sizeof *s))) {
+        s->next = all;
+        all = s;
+    }
+    if (s) {
+        s->used = true;
+        s->depth = s->deeper = s->unmarked = 0;
+        s->number = NONE;
+    }
     pthread_mutex_unlock(&lock);
     if (!s) count_one(&g_counts.rings_failed);
     return t->itt = s;

@@ -49,6 +49,14 @@ def user_directory(place: Path, name: str) -> Path | None:
     return path if private else None
 
 
+def writable_or_other(place: Path, name: str) -> Path:
+    """A place, or a directory of this user for temporary files where nothing can be created in it; the place if there is none."""
+    if can_create_in(place):
+        return place
+    temporary = temporary_directory()
+    return (temporary and user_directory(temporary, name)) or place
+
+
 def can_create_in(directory: Path) -> bool:
     """Whether this process may create files in a directory, or make the directory, according to modes and mounts."""
     path = absolute(directory)

@@ -16,7 +16,7 @@ from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.formats import writing
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.files.paths import absolute, can_create_in, temporary_directory, user_directory
+from stepscope.runtime.files.paths import absolute, writable_or_other
 from stepscope.runtime.files.private_files import refuse_link
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
@@ -59,11 +59,8 @@ _warned: set[str] = set()
 
 def _default_runs() -> tuple[Path, str]:
     """The directory for runs whose place nobody named, and why it is not in the working directory."""
-    if can_create_in(RUNS):
-        return RUNS, ""
-    place = temporary_directory()
-    other = None if place is None else user_directory(place, RUNS.name)
-    return (RUNS, "") if other is None else (other, "the working directory cannot be written")
+    place = writable_or_other(RUNS, RUNS.name)
+    return place, "" if place == RUNS else "the working directory cannot be written"
 
 
 def file_name(name: str) -> str:

@@ -214,10 +214,10 @@ async def test_places_are_refused_with_an_output_error(tmp_path: Path) -> None:
     """The error says where and why."""
     obstacle = tmp_path / "file"
     obstacle.touch()
-    exporter = JournalExporter(obstacle / "journal")
-    run = conformance.Case(lambda directory: exporter, tmp_path, None, True).run()
-    with refused(OutputError):
-        await exporter.open(run)
+    run = conformance.Case(JournalExporter, tmp_path, None, True).run()
+    for place in (obstacle / "journal", obstacle / "run" / "journal"):
+        with refused(OutputError, "cannot create the file", place):
+            await JournalExporter(place).open(run)
 
 
 def test_base_names_the_contract() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from stepscope.analysis.collectives import CollectiveTable, Key
 from stepscope.analysis.parallel_layout import has_groups
-from stepscope.compat.mindspore.analysis.step_list import not_recorded
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.output_layout import make_numbered
@@ -42,6 +41,9 @@ from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 
+MOST_NAMED = 5
+"""Steps that a sentence names; it counts the others."""
+
 PRODUCTS = "ASCEND_PROFILER_OUTPUT"
 """Directory of the products in that of a window, as MindSpore's tools look for it, whatever the device."""
 
@@ -51,8 +53,6 @@ class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     options: ProfilerOptions
     target: DeviceTarget
-    limits: tuple[str, ...] = ()
-    """Data that could not be recorded."""
     pretty: bool = False
     steps: tuple[int, ...] | None = None
     """Only these steps, which need not be consecutive; `None` for all."""
@@ -122,7 +122,7 @@ class Analysis(msgspec.Struct, frozen=True):
     ) -> Analysis:
         """An analysis of windows, or of `steps` in them. The log has a line for each reason why something was left out."""
         done, failures = tuple(windows), tuple(failed)
-        missing = not_recorded(steps, (step for window in done for step in window.recorded))
+        missing = _not_recorded(steps, (step for window in done for step in window.recorded))
         reasons = (*rejected, *failures, *([missing] if missing else []))
         for reason in reasons:
             log.warning("passed over in the analysis: %s", reason)
@@ -138,6 +138,21 @@ class Analysis(msgspec.Struct, frozen=True):
         return "\n".join([*lines, *(f"passed over: {reason}" for reason in self.rejected)])
 
 
+def _not_recorded(requested: Sequence[int] | None, recorded: Iterable[int]) -> str:
+    """Says which of the steps asked for were not recorded, with the nearest that was; empty if all were."""
+    steps = sorted(set(recorded))
+    missing = sorted(set(requested or ()) - set(steps))
+    if not missing:
+        return ""
+    named = ", ".join(map(str, missing[:MOST_NAMED]))
+    more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+    if not steps:
+        return f"step_list: {named}{more}: no step was recorded"
+    nearest = min(steps, key=lambda step: abs(step - missing[0]))
+    were = "was" if len(missing) == 1 else "were"
+    return f"step_list: {named}{more} {were} not recorded; the nearest to {missing[0]} is {nearest}"
+
+
 def analyse_window(
     journal: Path, window: Window | int, directory: Path, request: AnalysisRequest
 ) -> tuple[WindowAnalysis, OperatorTable]:
@@ -151,7 +166,7 @@ def analyse_window(
     """
     directory.mkdir(parents=True, exist_ok=True)
     place = make_numbered(directory, PRODUCTS)
-    stages = _stages(place, request)
+    stages = _stages(place, journal, request)
     maker = _Maker(stages, request)
 
     async def play() -> Replayed:
@@ -227,18 +242,22 @@ def collectives_of(journal: Path) -> CollectiveTable:
     return table
 
 
-def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
+def _stages(place: Path, journal: Path, request: AnalysisRequest) -> list[Product]:
     options, target = request.options, request.target
-    operators, times, phases = OperatorFiles(place, target.device_id), StepTimes(place, target.rank), StepPhases(place)
-    memory = MemoryRecord(place, target.device)
-    flops = Flops(place, target.rank, options.peak_flops)
-    stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory, flops]
-    usage = MemoryUsage(place, target.rank, target.memory, memory)
-    stages += [phases, TimelineSummary(place, target.device, target.device_id, operators.table)]
+    operators, memory = OperatorFiles(place, target.device_id), MemoryRecord(place, target.device)
+    stages: list[Product] = [
+        TraceView(place, options.timeline_limit, request.pretty),
+        operators,
+        StepTimes(place, target.rank),
+        memory,
+        Flops(place, target.rank, options.peak_flops),
+        StepPhases(place),
+        TimelineSummary(place, target.device, target.device_id, operators.table),
+    ]
     if options.data_process:
         stages += [DataPipelineFiles(place, target.device_id), ProcessorUse(place, target.device_id)]
     if options.memory:
-        stages += [StepMemory(place), usage]
+        stages += [StepMemory(place), MemoryUsage(place, target.rank, target.memory, memory)]
     if options.profile_communication:
         stages.append(Communication(place, target.rank, request.fastest))
     if options.profile_framework is not None:
@@ -247,8 +266,7 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
         stages.append(FoldedStacks(place, target.rank))
     if request.foreign:
         stages.append(ParallelLayoutFile(place.parent, target.rank))
-    page = ReportPage(place, operators.table, times, phases, memory, usage, flops, request.limits)
-    return [*stages, page]
+    return [*stages, ReportPage(place, journal, options.peak_flops)]
 
 
 class _Maker:

@@ -1,4 +1,4 @@
-"""The thread that analyses windows, one after the other, and functions that run before the interpreter exits."""
+"""The thread that analyses windows, one after the other."""
 
 from __future__ import annotations
 
@@ -83,12 +83,7 @@ class AnalysisThread:
         return self._thread is threading.current_thread()
 
 
-def before_exit(function: Callable[[], object]) -> None:
-    """Has a function called, the last one first, before profilers are closed and before Python refuses new threads."""
-    call_before_threads_end(function)
-
-
 analysis_thread: Final = AnalysisThread()
 
-before_exit(lambda: analysis_thread.wait(EXIT_SECONDS))
+call_before_threads_end(lambda: analysis_thread.wait(EXIT_SECONDS))
 os.register_at_fork(after_in_child=analysis_thread.forget)

@@ -58,7 +58,6 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_id: int = 0
     rank_id: str = ""
     rank_size: int = 1
-    diagnostics: tuple[str, ...] = ()
     options: msgspec.Raw = msgspec.Raw(b"")
 
     def target(self, rank: int | None) -> DeviceTarget:
@@ -255,7 +254,6 @@ def _analyse_run(
     request = AnalysisRequest(
         options=recorded.options,
         target=target,
-        limits=recorded.info.diagnostics,
         pretty=pretty,
         steps=steps,
         fastest=fastest,

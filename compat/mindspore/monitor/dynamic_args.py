@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from stepscope.compat.mindspore.monitor.checksummed_block import decode_block, encode_block
+from stepscope.compat.mindspore.errors import WireError
 from stepscope.compat.mindspore.options.enums import (
     ACTIVITIES,
     DYNAMIC_METRICS,
@@ -85,6 +87,11 @@ _FRAMEWORK = {-1: None, 0: "all", 1: "time"}
 
 UNSET_PATH: Final = "./"
 """`prof_path` of MindSpore's default file, which leaves it to the monitor's `output_path`."""
+
+
+_BLOCK: Final = struct.Struct("<4sHII")
+"""Begins a block: what it is, its version, and the length and CRC-32 of the JSON behind, so that a torn one is noticed."""
+_KIND: Final = b"SSDA", 1
 
 
 class _AnyObject(msgspec.Struct):
@@ -279,7 +286,8 @@ class DynamicProfilerArgs:
 
     def to_block(self) -> bytes:
         """All fields as a versioned block with a checksum."""
-        return encode_block(self._content())
+        content = json.dumps(self._content(), separators=(",", ":")).encode()
+        return _BLOCK.pack(*_KIND, len(content), zlib.crc32(content)) + content
 
     def _content(self) -> dict[str, Any]:
         fields = {**self.vars, "run_id": self.run_id, "command": self.command, "is_valid": self.is_valid}
@@ -287,12 +295,20 @@ class DynamicProfilerArgs:
 
     @classmethod
     def from_block(cls, block: bytes) -> DynamicProfilerArgs:
-        """Reads what `to_block` made.
+        """Reads what `to_block` made; ignores bytes behind it.
 
         Raises:
             WireError: if it is torn, of another version, or something else.
         """
-        return cls(**decode_block(block))
+        *kind, length, checksum = _BLOCK.unpack_from(block.ljust(_BLOCK.size, b"\0"))
+        content = block[_BLOCK.size : _BLOCK.size + length]
+        if tuple(kind) != _KIND:
+            raise WireError(
+                f"a block begins with {_KIND[0]!r} and version {_KIND[1]}, got {kind[0]!r} and version {kind[1]}"
+            )
+        if len(content) != length or zlib.crc32(content) != checksum:
+            raise WireError(f"the block is torn: {length} bytes were announced, {len(content)} are there")
+        return cls(**msgspec.json.decode(content, type=dict[str, Any]))
 
     @classmethod
     def from_json(cls, content: bytes) -> DynamicProfilerArgs:

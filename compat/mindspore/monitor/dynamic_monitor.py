@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from stepscope.compat.mindspore.analysis.background import analysis_thread, before_exit
+from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.monitor.dynamic_args import DEFAULT_FILE, DynamicProfilerArgs
 from stepscope.compat.mindspore.monitor.monitor_file import Late, MonitorFile
 from stepscope.compat.mindspore.monitor.window_recorder import WindowRecorder
@@ -26,6 +26,7 @@ from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.steps.window_follower import WindowFollower
+from stepscope.runtime.threads.background_call import call_before_threads_end
 
 log = logging.getLogger("stepscope")
 
@@ -318,6 +319,6 @@ def _terminate_all() -> None:
     analysis_thread.wait(TERMINATION_WAIT_S)
 
 
-before_exit(_close_all)
+call_before_threads_end(_close_all)
 before_close(_terminate_all)
 os.register_at_fork(after_in_child=_open_monitors.clear)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from typing import Literal
 
 from stepscope.compat.mindspore.monitor.dynamic_args import DynamicProfilerArgs
 from stepscope.runtime.requests.end_change import EndRequest
-from stepscope.runtime.requests.window_request import MAX_RUN_ID, WindowRequest
+from stepscope.runtime.requests.window_request import WindowRequest
 
 Late = Literal["refuse", "clip"]
 
@@ -46,7 +44,7 @@ class MonitorFile:
             start_step=start,
             steps=steps if last is None else None,
             stop_step=last,
-            run_id=_run_id(config.run_id),
+            run_id=config.run_id,
             ranks=config.ranks,
             granularity=self._granularity,
             group_start=1,
@@ -69,11 +67,3 @@ class MonitorFile:
         """Returns a text that is the same for the same steps and command."""
         config = self.config
         return repr((config.command, config.start_step, config.stop_step, config.steps, config.run_id, config.ranks))
-
-
-def _run_id(text: str) -> str:
-    """Any text as one that names of windows may have."""
-    fit = re.sub(r"[^A-Za-z0-9._@:+-]", "-", text)[:MAX_RUN_ID]
-    if fit == text:
-        return fit
-    return f"{fit[: MAX_RUN_ID - 9]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"

@@ -15,11 +15,15 @@ from stepscope.analysis.data_pipeline import (
     advice_on,
     bottleneck_of,
 )
+from stepscope.analysis.processors import use_by_counters
+from stepscope.backends.counters.host import HostBackend
 from stepscope.compat.mindspore.output_files import write_csv, write_json
-from stepscope.compat.mindspore.products.base import Product, spans
+from stepscope.compat.mindspore.products.base import Product, readings, spans
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.observers import processor_demand
 from stepscope.runtime.windows.step_facts import Phase, class_of
+from stepscope.runtime.windows.step_statistics import first_steps
 from stepscope.runtime.windows.window import Window
 
 RAW = ("op_id", "op_type", "num_workers", "output_queue_size", "output_queue_average_size", "output_queue_length",
@@ -46,11 +50,15 @@ class DataPipelineFiles(Product):
         self._directory, self._device = directory, device
         self._builder = PipelineBuilder()
         self._times: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        self._readings: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        """Of the counters that show how busy the processors are."""
         self._stages: dict[tuple[int, int], str] = {}
         """Of each name and category of spans; empty for those that do not load data."""
 
     async def add(self, batch: EventBatch) -> None:
         self._builder.update(batch)
+        for name, found in readings(batch.events, HostBackend.category, processor_demand.CATEGORY):
+            self._readings[name] += found
         events = spans(batch.events)
         columns = (events[field].tolist() for field in ("name", "category", "dur"))
         for name, category, dur in zip(*columns, strict=True):
@@ -68,11 +76,14 @@ class DataPipelineFiles(Product):
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         files: list[Path] = []
+        means = {name: float(np.mean([value for _, value in found])) for name, found in self._readings.items()}
+        judged = window.steps[first_steps(len(window.steps)) :]
+        machine_use = use_by_counters(means, self._readings, judged[0].start_ns if judged else 0)
         for number, pipeline in enumerate(self._builder.pipelines(), 1):
             name = f"{self._device}" if number == 1 else f"{self._device}-{number}"
             raw = self._directory / f"minddata_pipeline_raw_{name}.csv"
             files.append(write_csv(raw, RAW, (_raw(pipeline, operator) for operator in pipeline.operators)))
-            summary = summary_of(pipeline)
+            summary = summary_of(pipeline, machine_use)
             table = self._directory / f"minddata_pipeline_summary_{name}"
             files.append(write_json(table.with_suffix(".json"), summary))
             first, *others = ([key, *value] for key, value in summary.items())
@@ -103,10 +114,10 @@ def _raw(pipeline: DataPipeline, operator: PipelineOperator) -> tuple[Any, ...]:
     )
 
 
-def summary_of(pipeline: DataPipeline) -> dict[str, list[Any]]:
+def summary_of(pipeline: DataPipeline, machine_use: float | None) -> dict[str, list[Any]]:
     """The summary, with MindSpore's keys, each with a value for each operator, or one value."""
     operators = pipeline.operators
-    advice = advice_on(pipeline)
+    advice = advice_on(pipeline, machine_use)
     found: dict[str, list[Any]] = {
         "op_ids": [operator.id for operator in operators],
         "op_names": [operator.type for operator in operators],

@@ -114,8 +114,6 @@ class MemoryUsage(Product):
     name = "memory usage"
 
     def __init__(self, directory: Path, rank: int, device: str, record: MemoryRecord) -> None:
-        self.devices: tuple[DeviceMemory, ...] = ()
-        """There when the window was finished."""
         self._directory, self._rank, self._device, self._record = directory, rank, device, record
         self._table = MemoryTable()
         self._run: Run | None = None
@@ -128,13 +126,12 @@ class MemoryUsage(Product):
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         metadata: Mapping[str, Any] = {} if self._run is None else self._run.metadata()
-        self.devices = self._table.devices(metadata)
-        peaks = self._record.peaks
-        if not self.devices and not peaks:
+        devices, peaks = self._table.devices(metadata), self._record.peaks
+        if not devices and not peaks:
             return ()
-        own = next((each for each in self.devices if each.device == self._device), None)
+        own = next((each for each in devices if each.device == self._device), None)
         capacity = capacity_of(metadata)
-        details = [msgspec.structs.asdict(each) | {"tags": _tags(each)} for each in self.devices]
+        details = [msgspec.structs.asdict(each) | {"tags": _tags(each)} for each in devices]
         return (
             self._write("summary", _summary(own, capacity.get(self._device), peaks)),
             self._write("details", {"capacity": capacity, "peaks": peaks, "devices": details}),

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,30 +34,6 @@ OPERATORS = "MindSpore operators"
 """How the names of the rows begin on which the operators of MindSpore are."""
 
 
-class PhaseTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The phases of the steps of a window. All times are ns."""
-
-    steps: tuple[int, ...]
-    totals: tuple[int, ...]
-    """Duration of each step."""
-    phases: Mapping[str, tuple[int, ...]]
-    """By the name of a phase, its time in each step. Those of a step add up to its duration."""
-    named: Mapping[str, tuple[int, ...]]
-    """By the name of a span of the program, the time that spans of this name cover in each step. They may overlap phases and each
-    other."""
-
-    def averages(self) -> dict[str, float]:
-        """The mean over the steps, in ns, by the name of a column."""
-        count = len(self.steps)
-        columns = {"total": self.totals, **self.phases, **{NAMED + name: ns for name, ns in self.named.items()}}
-        return {name: sum(ns) / count for name, ns in columns.items()} if count else {}
-
-    def shares(self) -> list[tuple[str, str, str]]:
-        """Name, mean in ms and share of each column that has time, as texts for a page."""
-        averages = {name: ns for name, ns in self.averages().items() if ns}
-        return [(name, f"{ns / 1e6:,.3f}", f"{ns / averages['total']:.1%}") for name, ns in averages.items()]
-
-
 class StepPhases(Product):
     """Writes `step_phases.csv` and `step_phases.json`: for each step the time of each phase, then the average and percent.
 
@@ -77,8 +52,6 @@ class StepPhases(Product):
         self._operators: dict[int, bool] = {}
         self._named: defaultdict[int, list[NDArray[np.int64]]] = defaultdict(list)
         self._classes: dict[tuple[int, int], bool] = {}
-        self.table = PhaseTable(steps=(), totals=(), phases={}, named={})
-        """There when the window was finished."""
 
     async def add(self, batch: EventBatch) -> None:
         events = batch.events
@@ -121,15 +94,42 @@ class StepPhases(Product):
         facts = facts[np.isin(facts["step"], [step.number for step in window.steps])]
         if not len(facts):
             return ()
-        self.table = PhaseTable(
-            steps=tuple(facts["step"].tolist()),
-            totals=tuple(durations(facts).tolist()),
-            phases=_phases(facts),
-            named=self._named_times(facts),
-        )
-        return _write(self._directory, self.table)
+        return self._write(facts, _phases(facts), self._named_times(facts))
 
-    def _named_times(self, facts: Facts) -> dict[str, tuple[int, ...]]:
+    def _write(
+        self, facts: Facts, phases: Mapping[str, list[int]], named: Mapping[str, list[int]]
+    ) -> tuple[Path, Path]:
+        """Args: the steps; the ns of each phase in each step, which add up to it; those of each name of the program's own spans, which
+        may overlap phases and each other."""
+        steps, total = facts["step"].tolist(), durations(facts).tolist()
+        columns = {"total": total, **phases, **{NAMED + name: ns for name, ns in named.items()}}
+        averages = {name: sum(ns) / len(steps) for name, ns in columns.items()}
+        percent = {name: 100 * ns / (averages["total"] or 1.0) for name, ns in averages.items()}
+        rows: list[list[Any]] = [
+            [step, *(f"{column[at] / 1000:.3f}" for column in columns.values())] for at, step in enumerate(steps)
+        ]
+        rows.append([AVERAGE, *(f"{ns / 1000:.3f}" for ns in averages.values())])
+        rows.append([PERCENT, *(f"{share:.2f}" for share in percent.values())])
+        found = {
+            "unit": "us",
+            "steps": [
+                {
+                    "step": step,
+                    "total": total[at] / 1000,
+                    "phases": {name: column[at] / 1000 for name, column in phases.items()},
+                    "spans": {name: column[at] / 1000 for name, column in named.items()},
+                }
+                for at, step in enumerate(steps)
+            ],
+            AVERAGE: {name: ns / 1000 for name, ns in averages.items()},
+            PERCENT: percent,
+        }
+        return (
+            write_csv(self._directory / "step_phases.csv", ["step", *(f"{name}(us)" for name in averages)], rows),
+            write_json(self._directory / "step_phases.json", found),
+        )
+
+    def _named_times(self, facts: Facts) -> dict[str, list[int]]:
         found: dict[str, NDArray[np.int64]] = {}
         for name, pieces in self._named.items():
             covered = union(*np.concatenate(pieces, axis=1))
@@ -137,42 +137,13 @@ class StepPhases(Product):
                 *covered, facts["begin"]
             )
         longest = sorted((name for name, ns in found.items() if ns.any()), key=lambda name: (-found[name].sum(), name))
-        return {name: tuple(found[name].tolist()) for name in longest[:MOST_NAMED]}
+        return {name: found[name].tolist() for name in longest[:MOST_NAMED]}
 
 
-def _phases(facts: Facts) -> dict[str, tuple[int, ...]]:
+def _phases(facts: Facts) -> dict[str, list[int]]:
     parts = parts_of(facts)
     nothing = np.zeros(len(facts), np.int64)
     rest = sum((ns for name, ns in parts.items() if is_uncovered(name)), nothing)
     covered = {name: ns for name, ns in parts.items() if not is_uncovered(name)}
     columns = {**dict.fromkeys(PHASES, nothing), **covered, REST: rest}
-    return {name: tuple(ns.tolist()) for name, ns in columns.items()}
-
-
-def _write(directory: Path, table: PhaseTable) -> tuple[Path, Path]:
-    averages = table.averages()
-    percent = {name: 100 * ns / (averages["total"] or 1.0) for name, ns in averages.items()}
-    columns = [table.totals, *table.phases.values(), *table.named.values()]
-    rows: list[list[Any]] = [
-        [step, *(f"{column[at] / 1000:.3f}" for column in columns)] for at, step in enumerate(table.steps)
-    ]
-    rows.append([AVERAGE, *(f"{ns / 1000:.3f}" for ns in averages.values())])
-    rows.append([PERCENT, *(f"{share:.2f}" for share in percent.values())])
-    found = {
-        "unit": "us",
-        "steps": [
-            {
-                "step": step,
-                "total": table.totals[at] / 1000,
-                "phases": {name: column[at] / 1000 for name, column in table.phases.items()},
-                "spans": {name: column[at] / 1000 for name, column in table.named.items()},
-            }
-            for at, step in enumerate(table.steps)
-        ],
-        AVERAGE: {name: ns / 1000 for name, ns in averages.items()},
-        PERCENT: percent,
-    }
-    return (
-        write_csv(directory / "step_phases.csv", ["step", *(f"{name}(us)" for name in averages)], rows),
-        write_json(directory / "step_phases.json", found),
-    )
+    return {name: ns.tolist() for name, ns in columns.items()}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,23 +47,6 @@ Intervals = tuple[NDArray[np.int64], NDArray[np.int64]]
 _NONE: Intervals = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """One step; times in ns."""
-
-    step: int
-    computing: int
-    """Covered by operators that do not communicate."""
-    communication: int
-    """Covered by collectives."""
-    overlapped: int
-    """Covered by both."""
-    free: int
-    """Covered by neither."""
-    whole: int
-    preparing: int
-    """From the step's begin to its first operator."""
-
-
 class StepTimes(Product):
     """Writes `step_trace_time.csv`, where the program's own spans stand for operators if there are none, and
     `step_trace_raw_<rank>_detail_time.csv` of the steps that have a forward part."""
@@ -81,8 +63,6 @@ class StepTimes(Product):
             FORWARD: SpanChoice(_is_of(Phase.FORWARD)),
             BACKWARD: SpanChoice(_is_of(Phase.BACKWARD)),
         }
-        self.rows: list[StepTime] = []
-        """The steps; there when the window was finished."""
 
     async def open(self, run: Run) -> None:
         self._anchor = run.anchor
@@ -109,21 +89,21 @@ class StepTimes(Product):
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         kind = "operator" if any(what == "operator" for _, what in self._covered) else "span"
-        self.rows = [
+        rows = [
             self._row(step.number, step.start_ns, step.end_ns, kind)
             for step in window.steps
             if any((step.number, what) in self._covered for what in (kind, "collective")) or kind == "span"
         ]
-        if not self.rows:
+        if not rows:
             return ()
-        files = [write_csv(self._directory / "step_trace_time.csv", HEAD, map(_fields, self.rows))]
+        files = [write_csv(self._directory / "step_trace_time.csv", HEAD, rows)]
         backward = any(what == BACKWARD for _, what in self._covered)
-        rows = list(self._points(window, backward=backward))
-        if rows:
+        points = list(self._points(window, backward=backward))
+        if points:
             # Doubles do not hold ticks of Unix time.
-            average = ["-", *(sum(column) // len(rows) for column in list(zip(*rows, strict=True))[1:])]
+            average = ["-", *(sum(column) // len(points) for column in list(zip(*points, strict=True))[1:])]
             path = self._directory / f"step_trace_raw_{self._rank}_detail_time.csv"
-            files.append(write_csv(path, POINTS if backward else FORWARD_POINTS, [*rows, average]))
+            files.append(write_csv(path, POINTS if backward else FORWARD_POINTS, [*points, average]))
         return tuple(files)
 
     def _points(self, window: Window, *, backward: bool) -> Iterator[list[int]]:
@@ -147,31 +127,20 @@ class StepTimes(Product):
             last = self._anchor.wall(int(bp[1][-1])) // TICK_NS
             yield [step.number, start, end, end - start, first, last, first - start, last - first, end - last]
 
-    def _row(self, number: int, start: int, end: int, kind: str) -> StepTime:
-        computing = _clip(self._covered.get((number, kind), _NONE), start, end)
-        communication = _clip(self._covered.get((number, "collective"), _NONE), start, end)
-        both = union(computing, communication)
-        covered = length(both)
-        first = int(both[0][0]) if covered else start
-        return StepTime(
-            step=number,
-            computing=length(computing),
-            communication=length(communication),
-            overlapped=length(computing) + length(communication) - covered,
-            free=end - start - covered,
-            whole=end - start,
-            preparing=first - start,
-        )
+    def _row(self, number: int, start: int, end: int, kind: str) -> tuple[Any, ...]:
+        """A row of `HEAD`."""
+        operators = _clip(self._covered.get((number, kind), _NONE), start, end)
+        collectives = _clip(self._covered.get((number, "collective"), _NONE), start, end)
+        both = union(operators, collectives)
+        computing, communication, covered = length(operators), length(collectives), length(both)
+        overlapped, alone = computing + communication - covered, covered - computing
+        preparing = int(both[0][0]) - start if covered else 0
+        times = (computing, alone, overlapped, communication, end - start - covered, end - start, 0, alone, preparing)
+        return (number, *(f"{time / 1000:.3f}" for time in times))
 
 
 def _is_of(*phases: Phase) -> Callable[[str, str], bool]:
     return lambda name, category: class_of(name, category) in phases
-
-
-def _fields(row: StepTime) -> tuple[Any, ...]:
-    alone = row.communication - row.overlapped
-    times = (row.computing, alone, row.overlapped, row.communication, row.free, row.whole, 0, alone, row.preparing)
-    return (row.step, *(f"{time / 1000:.3f}" for time in times))
 
 
 def union(first: Intervals, second: Intervals = _NONE) -> Intervals:

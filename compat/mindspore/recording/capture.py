@@ -27,7 +27,7 @@ from stepscope.compat.mindspore.options.trace_handler import TraceHandler
 from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory, windows_in, write_facts
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operators import OperatorTable
-from stepscope.compat.mindspore.recording.cost_estimate import RecordingCost, costs
+from stepscope.compat.mindspore.recording.cost_estimate import costs
 from stepscope.compat.mindspore.sources import backends as sources
 from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.sources.device import DeviceTarget
@@ -161,7 +161,8 @@ class Capture:
     def _make(self, step: int) -> Profiler:
         plan = self._plan
         loader: tuple[Signal, ...] = ("loader",) if plan.options.data_process else ()
-        options = Options(close_timeout=CLOSE_SECONDS, signals=loader)
+        memory: tuple[Signal, ...] = ("steps",) if plan.options.memory else ()
+        options = Options(close_timeout=CLOSE_SECONDS, signals=memory + loader)
         facts: dict[str, Any] = {} if plan.options.peak_flops is None else {PEAK: plan.options.peak_flops}
         facts |= {CAPACITY: capacities()} if plan.options.memory else {}
         try:
@@ -240,7 +241,7 @@ class Capture:
             overhead = pipeline.overhead
             size = sum(path.stat().st_size for path in segments.segment_paths(self.journal))
             cost_ns = overhead.training_ns + overhead.background_ns
-            costs.add(self._plan.options, RecordingCost(steps, size, cost_ns, overhead.recorded_ns))
+            costs.add(self._plan.options, steps, size, cost_ns, overhead.recorded_ns)
 
     def _wait_for_operators(self) -> None:
         for backend in self._asynchronous:
@@ -259,7 +260,7 @@ class Capture:
     def request(self, *, pretty: bool = False, steps: tuple[int, ...] | None = None) -> AnalysisRequest:
         """How its windows are analysed."""
         plan = self._plan
-        return AnalysisRequest(options=plan.options, target=plan.target, limits=plan.limits, pretty=pretty, steps=steps)
+        return AnalysisRequest(options=plan.options, target=plan.target, pretty=pretty, steps=steps)
 
     def simplify(self) -> Future[None]:
         """Deletes raw data once everything that is asked for by then is made, if the options say so."""

@@ -44,21 +44,6 @@ class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class RecordingCost(msgspec.Struct, frozen=True):
-    """What one or more recordings took."""
-
-    steps: int = 0
-    bytes: int = 0
-    """Of raw data."""
-    cost_ns: int = 0
-    """Taken from the program and in the background."""
-    recorded_ns: int = 0
-
-    def __add__(self, other: RecordingCost) -> RecordingCost:
-        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
-        return RecordingCost(*(one + two for one, two in pairs))
-
-
 class RecordingCosts:
     """Adds up the costs of the recordings of this process, by their detail."""
 
@@ -68,22 +53,36 @@ class RecordingCosts:
     def forget(self) -> None:
         """Begins anew."""
         self._lock = locks.reentrant()
-        self._sums: dict[tuple[bool, ...], RecordingCost] = {}
+        self._sums: dict[tuple[bool, ...], tuple[int, int, int, int]] = {}
 
-    def add(self, options: ProfilerOptions, cost: RecordingCost) -> None:
-        """Enters a recording that has ended."""
+    def add(self, options: ProfilerOptions, steps: int, size: int, cost_ns: int, recorded_ns: int) -> None:
+        """Enters a recording that has ended.
+
+        Args:
+            options: its options.
+            steps: how many it had.
+            size: bytes of raw data.
+            cost_ns: what it took of the program's threads and in the background.
+            recorded_ns: how long it was.
+        """
         with self._lock:
-            self._sums[_detail(options)] = self._sums.get(_detail(options), RecordingCost()) + cost
+            before = self._sums.get(_detail(options), (0, 0, 0, 0))
+            self._sums[_detail(options)] = (
+                before[0] + steps,
+                before[1] + size,
+                before[2] + cost_ns,
+                before[3] + recorded_ns,
+            )
 
     def estimate(self, options: ProfilerOptions) -> CostEstimate:
         """Estimates the cost of a recording with these options."""
         with self._lock:
-            measured = self._sums.get(_detail(options), RecordingCost())
+            steps, size, cost_ns, recorded_ns = self._sums.get(_detail(options), (0, 0, 0, 0))
         return CostEstimate(
-            steps=measured.steps,
-            bytes_per_step=measured.bytes / measured.steps if measured.steps else 0.0,
-            ns_per_step=measured.cost_ns / measured.steps if measured.steps else 0.0,
-            fraction=measured.cost_ns / measured.recorded_ns if measured.recorded_ns >= MIN_RECORDED_NS else None,
+            steps=steps,
+            bytes_per_step=size / steps if steps else 0.0,
+            ns_per_step=cost_ns / steps if steps else 0.0,
+            fraction=cost_ns / recorded_ns if recorded_ns >= MIN_RECORDED_NS else None,
             ns_per_event=event_costs().span,
         )
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Generator
-from typing import Any, Self, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
 from stepscope.compat.mxnet.objects.forwarding import forwarding
 from stepscope.compat.mxnet.objects.names import Named, domain_name, legal
@@ -197,8 +195,8 @@ class Frame(Duration):
         return _core.span(self._span.name, category=self._category, **self._arguments, **{FRAME: next(self._numbers)})
 
     def __call__(self, function: F) -> F:
-        """Decorates a function or coroutine function; a generator function's frame lasts from its begin to its end."""
-        return _framed(self, function)
+        """Decorates a function, coroutine function or generator function: each call or resumption is a pass."""
+        return decorate(self._span, function, lambda: self)
 
 
 _lock = locks.reentrant()
@@ -219,34 +217,3 @@ def _trio_task() -> object:
         return sys.modules["trio"].lowlevel.current_task()
     except RuntimeError:
         return None
-
-
-def _framed(frame: Frame, function: F) -> F:
-    wrapper: Any
-    inner = cast(Any, function)
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            with frame:
-                return await inner(*args, **kwargs)
-
-        wrapper = coroutine
-    elif inspect.isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            with frame:
-                passed: Generator[Any, Any, Any] = inner(*args, **kwargs)
-                return (yield from passed)
-
-        wrapper = generator
-    else:
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with frame:
-                return inner(*args, **kwargs)
-
-        wrapper = call
-    return wrapper  # type: ignore[no-any-return]

@@ -32,7 +32,8 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True):
 
     torch_flags: TorchFlags
     window: Window
-    journal: Path
+    journal: Path | None
+    """`None`: the run keeps none."""
     step_num: int
     """Number of the step that had begun when the window was over."""
     trace_id: str
@@ -41,8 +42,10 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True):
         """Opens the journal.
 
         Raises:
-            ProfilerStateError: if it is gone.
+            ProfilerStateError: if it is gone, or there is none.
         """
+        if self.journal is None:
+            raise ProfilerStateError("this run keeps no journal (Options.journal is off), of which results are made")
         try:
             return JournalReader(self.journal)
         except FileNotFoundError as error:

@@ -11,11 +11,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from posix import posix_spawn  # gevent replaces that of `os` by one that only the main thread can call
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ from stepscope.runtime.session.system import is_running
 
 if TYPE_CHECKING:
     from stepscope.analysis.findings import Answer
+
+_T = TypeVar("_T")
 
 # By name: gevent and eventlet replace the functions in their modules.
 _select, _read, _waitpid = select.select, os.read, os.waitpid
@@ -61,29 +63,26 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """True if the answer names the command that shows the rest."""
 
     def text(self) -> str:
-        """The answer in few lines, or why there is none: an error here must not hide how the program itself ended."""
-        try:
-            notes = [*self._awaited(), *self.notes]
-            return self._shown(self._judged(), notes)
-        except KeyboardInterrupt:
-            why = "interrupted"
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-        return "\n".join([f"  No answer  {why}", *(f"  {label}  {text}" for label, text in self.notes)])
+        """The answer in few lines, or why there is none."""
+        shown, why = self._try(self._shown)
+        return shown or "\n".join([f"  No answer  {why}", *(f"  {label}  {text}" for label, text in self.notes)])
 
     def answer(self) -> tuple[Answer, Sequence[tuple[str, str]]]:
         """The same for programs: the answer, `refused` where there is none, and the notes."""
         from stepscope.analysis.explain import refused
 
-        notes = self.notes
+        found, why = self._try(lambda answer, notes: (answer, notes))
+        return found or (refused(self.path, why), self.notes)
+
+    def _try(self, make: Callable[[Answer, Sequence[tuple[str, str]]], _T]) -> tuple[_T | None, str]:
+        """Makes something of the answer and its notes, or returns why not: an error here must not hide how the program itself ended."""
         try:
-            notes = (*self._awaited(), *notes)
-            return self._judged(), notes
+            notes = (*self._awaited(), *self.notes)
+            return make(self._judged(), notes), ""
         except KeyboardInterrupt:
-            why = "interrupted"
+            return None, "interrupted"
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-        return refused(self.path, why), notes
+            return None, f"{type(error).__name__}: {error}"
 
     def text_of_other_process(self) -> str:
         """The same text, made by another process; empty if that takes too long."""

@@ -101,6 +101,18 @@ def test_data_of_another_loader(tmp_path: Path, sampled: bool) -> None:
         assert "data_process=True" in first.evidence[1] and "cheaper" in first.action
 
 
+def test_data_of_a_loader_of_the_programs_own(tmp_path: Path) -> None:
+    """The span that the program wrote is named, and no DataLoader, which it has none of."""
+
+    def step(_: int) -> None:
+        with sc.span("load", category="data"):
+            time.sleep(0.004)
+        span("work", 0.001)
+
+    said = str(explain(record(tmp_path / "run", step)))
+    assert "load takes" in said and "cheaper" in said and "DataLoader" not in said, said
+
+
 @pytest.mark.checklist("D13")
 def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
     """The text and the JSON have each operator with its workers, processor and queue, and the slowest one, as the report has them."""

@@ -88,7 +88,6 @@ def test_files_of_mindspore(tmp_path: Path) -> None:
     assert summary["breakdowns"][0]["size"] * 1024 >= 16
     details = json.loads((products / "memory_usage_details_0.json").read_text())
     assert [row["device"] for row in details["devices"]] == ["cpu/0"] and details["peaks"]["process"] > 24 * MIB
-    assert "At the peak allocated in" in (products / "report.html").read_text()
 
 
 @pytest.mark.checklist("D15")

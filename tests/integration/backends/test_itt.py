@@ -287,7 +287,7 @@ def test_importing_torch_first_is_told() -> None:
         "except BackendError as error: print(error)"
     )
     said = python(code)
-    assert said.startswith("False torch was imported before stepscope; import stepscope first")
+    assert said.startswith("False torch was imported before stepscope; for live operators import stepscope first")
     assert "operators cannot arrive live: torch was imported before stepscope" in said
 
 

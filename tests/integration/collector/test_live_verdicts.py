@@ -142,6 +142,7 @@ async def test_what_was_judged_before_is_not_read_again() -> None:
     (after,) = verdicts.of(None)
     assert (before.steps, after.steps) == (60, 90)
     assert before.findings == [] and after.findings[0].id == "input-bound-in-process"
+    assert after.findings[0].evidence[0].startswith("waiting for data takes"), "names of spans are not known here"
 
 
 async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:

@@ -47,7 +47,7 @@ def pipeline(*operators: PipelineOperator) -> DataPipeline:
 )  # fmt: skip
 def test_bottlenecks(operators: tuple[PipelineOperator, ...], kind: str, label: str, action: str) -> None:
     """Each kind has its operator and what to do about it; the surest is taken."""
-    found = bottleneck_of(advice_on(pipeline(*operators)))
+    found = bottleneck_of(advice_on(pipeline(*operators), None))
     assert found is not None
     assert (found.kind, found.operator, found.action) == (kind, label, action)
 
@@ -59,27 +59,31 @@ def test_no_more_workers_where_all_processors_are_busy() -> None:
     full = [each.action for each in advice_on(busy, 98)]
     why = "more workers do not help while the processors are 98% busy"
     assert full == [f"less work in Map: {why}", f"less work in TFReader, or read from a quicker storage: {why}"]
-    assert advice_on(busy, 90) == advice_on(busy) and all("above 2" in each.action for each in advice_on(busy, 90))
+    assert advice_on(busy, 90) == advice_on(busy, None) and all(
+        "above 2" in each.action for each in advice_on(busy, 90)
+    )
 
 
 def test_a_device_that_waits() -> None:
     """The queue to it is empty in most samples."""
-    found = advice_on(pipeline(operator(1, "DeviceQueue", 50), operator(2, "Batch", 0), operator(3, "TFReader", 90)))
+    found = advice_on(
+        pipeline(operator(1, "DeviceQueue", 50), operator(2, "Batch", 0), operator(3, "TFReader", 90)), None
+    )
     assert "the queue from Batch(id=2) to the device is empty in 100% of the samples" in [each.text for each in found]
 
 
 def test_a_pipeline_that_keeps_up() -> None:
     """Full queues and workers that are neither busy nor idle are no remark, and what has no samples is none either."""
     quick = pipeline(operator(1, "Batch", 90), operator(2, "TFReader", 95))
-    assert advice_on(quick) == () and bottleneck_of(()) is None
+    assert advice_on(quick, None) == () and bottleneck_of(()) is None
     unknown = PipelineOperator(id=1, type="Batch", workers=2, capacity=16)
-    assert advice_on(pipeline(unknown)) == ()
+    assert advice_on(pipeline(unknown), None) == ()
 
 
 def test_idle_workers_are_no_bottleneck() -> None:
     """They are a remark without anything to try."""
     idle = pipeline(operator(1, "Batch", 90, 5), operator(2, "TFReader", 95))
-    (advice,) = advice_on(idle)
+    (advice,) = advice_on(idle, None)
     assert (advice.kind, advice.action) == ("idle", "") and bottleneck_of([advice]) is None
 
 
@@ -89,4 +93,4 @@ def test_operators_that_take_from_each_other() -> None:
         PipelineOperator(id=number, type="Map", workers=2, children=(3 - number,), lengths=(5,)) for number in (1, 2)
     )
     found = DataPipeline(source="MindSpore", operators=(one, other))
-    assert found.queued_children(one) == () and advice_on(found) == ()
+    assert found.queued_children(one) == () and advice_on(found, None) == ()

@@ -161,3 +161,34 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setitem(sys.modules, module, None)
             with refused(ImportError, "pip install 'stepscope[otlp]'"):
                 sc.exporters.OtlpExporter("http://host")
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("min_duration", 0.0, None),
+        ("retry_seconds", 0.0, 3600.0),
+        ("first_delay", 0.001, 60.0),
+        ("longest_delay", 0.001, 600.0),
+        ("closing_seconds", 0.0, 3600.0),
+        ("batch_spans", 1, 100_000),
+        ("batch_bytes", 1024, 64 << 20),
+        ("hold_events", 1, None),
+    ],
+)
+def test_bounds_of_options(name: str, least: float, most: float | None) -> None:
+    """The last values on either side are taken, and the next ones are refused."""
+    beyond = 1 if isinstance(least, int) else 0.0001
+    for value in (least, most):
+        assert value is None or getattr(OtlpOptions(**{name: value}), name) == value  # type: ignore[arg-type]
+    for value in (least - beyond, None if most is None else most + beyond):
+        if value is not None:
+            with pytest.raises(ValueError, match=name):
+                OtlpOptions(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_limit_of_spans_is_more_than_none() -> None:
+    """Or there is no limit."""
+    assert OtlpOptions(spans_per_second=None).spans_per_second is None
+    with pytest.raises(ValueError, match="spans_per_second"):
+        OtlpOptions(spans_per_second=0)

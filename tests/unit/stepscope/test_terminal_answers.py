@@ -11,6 +11,7 @@ from rich.console import Console
 
 from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, TaskTimes
 from stepscope.analysis.terminal import short_places, show
+from stepscope.cli.programs.ending import Ending
 from stepscope.cli.programs.short_answer import MOST_LINES, show_short
 from stepscope.runtime.files.paths import shown_file
 from stepscope.runtime.windows.step_statistics import StepStatistics as Statistics
@@ -94,3 +95,12 @@ def test_ranks_are_called_ranks() -> None:
     assert "3 ranks · rank 2: 150 steps" in shown(Answer(path="r", verdict="v", findings=(slow,), ranks=ranks), 200)
     others = tuple(msgspec.structs.replace(rank, rank=None) for rank in ranks)
     assert "3 processes · 150 steps" in shown(Answer(path="r", verdict="v", ranks=others), 200)
+
+
+def test_why_there_is_no_answer(tmp_path: Path) -> None:
+    """An error in the answer is its text, for people and for programs, with the notes."""
+    ending = Ending(path=str(tmp_path / "absent"), notes=(("Trace", "here"),))
+    lines = ending.text().splitlines()
+    assert lines[0].startswith("  No answer  ") and lines[1:] == ["  Trace  here"]
+    answer, notes = ending.answer()
+    assert answer.refused and answer.refused in lines[0] and notes == ending.notes

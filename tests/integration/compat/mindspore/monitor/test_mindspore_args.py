@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.compat.mindspore.errors import ProfilerException, WireError
-from stepscope.compat.mindspore.monitor.checksummed_block import decode_block
 from stepscope.mindspore import AicoreMetrics, DynamicProfilerArgs, Profiler, ProfilerActivity, ProfilerLevel
 from stepscope.runtime.errors import ControlError
 from tests.support.messages import refused
@@ -217,6 +216,12 @@ def test_unknown_fields() -> None:
     assert args.diagnostics == ("'start_stepp' is no field; did you mean 'start_step'?",)
 
 
+def test_repr_is_the_call() -> None:
+    """With every field that the file has."""
+    args = DynamicProfilerArgs(3, 5, with_stack=True, steps=2)
+    assert eval(repr(args), {"DynamicProfilerArgs": DynamicProfilerArgs}) == args
+
+
 @pytest.mark.checklist("B17")
 def test_further_fields() -> None:
     """The guide's keys that the class has not, those of later versions, and every option of `Profiler`."""
@@ -293,7 +298,7 @@ def test_torn_blocks_are_seen(data: st.DataObject) -> None:
 def test_any_bytes(block: bytes) -> None:
     """They are refused by an error of their own, never by another one."""
     with pytest.raises(WireError):
-        decode_block(block)
+        DynamicProfilerArgs.from_block(block)
 
 
 @pytest.mark.parametrize(
