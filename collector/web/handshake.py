@@ -6,10 +6,10 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Any
 
+from stepscope.collector.web.doorway import Doorway
 from stepscope.collector.web.web_protocols import PromptRequests
 
 if TYPE_CHECKING:
-    from uvicorn.config import Config
     from uvicorn.server import ServerState
 
 
@@ -20,13 +20,10 @@ class Handshake(asyncio.Protocol):
     hold as many descriptors as they like.
     """
 
-    context: ssl.SSLContext
-    requests: type[PromptRequests]
-    """The protocol that serves a connection once it is encrypted."""
-
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], **options: Any) -> None:
-        """Args: those of a protocol of uvicorn."""
-        self._request = self.requests(config=config, server_state=server_state, app_state=app_state, **options)
+    def __init__(self, context: ssl.SSLContext, doorway: Doorway, server_state: ServerState, **options: Any) -> None:
+        """Args: how to agree; the doorway of all connections; then those of a protocol of uvicorn."""
+        self._context, self._doorway = context, doorway
+        self._request = PromptRequests(doorway, server_state=server_state, **options)
         self._connections: set[Any] = server_state.connections
         self._early = bytearray()
         """Bytes that no protocol has received yet."""
@@ -37,7 +34,7 @@ class Handshake(asyncio.Protocol):
         self._transport = transport
         transport.pause_reading()  # what comes is for TLS; uvloop reads once all the same
         self._connections.add(self)
-        self.requests.doorway.came(transport, len(self._connections))
+        self._doorway.came(transport, len(self._connections))
         self._task = asyncio.create_task(self._agree(), name="stepscope TLS")
 
     def data_received(self, data: bytes) -> None:
@@ -59,11 +56,11 @@ class Handshake(asyncio.Protocol):
         except (OSError, RuntimeError) as error:  # the latter is uvloop's, of a connection that has just gone
             # Else it speaks no TLS, none that we speak, or has gone: that is for the client to say.
             if why := _uncertified(error):
-                self.requests.doorway.refused(why, transport.get_extra_info("peername"))
+                self._doorway.refused(why, transport.get_extra_info("peername"))
         finally:
             self._connections.discard(self)
         if secured is None or transport.is_closing():
-            self.requests.doorway.remove(transport)
+            self._doorway.remove(transport)
             transport.abort()
             return
         self._request.entrance = transport
@@ -74,7 +71,7 @@ class Handshake(asyncio.Protocol):
 
     async def _secured(self, transport: asyncio.Transport) -> asyncio.Transport | None:
         loop = asyncio.get_running_loop()
-        agreeing = asyncio.create_task(loop.start_tls(transport, self, self.context, server_side=True))
+        agreeing = asyncio.create_task(loop.start_tls(transport, self, self._context, server_side=True))
         try:
             await asyncio.sleep(0)  # from now on all that comes goes to the loop's protocol
             early, self._early, self._begun = bytes(self._early), bytearray(), True
@@ -102,13 +99,3 @@ def _feed(protocol: Any, data: bytes) -> None:
         buffer[:copied] = data[:copied]
         protocol.buffer_updated(copied)
         data = data[copied:]
-
-
-def handshakes(made: ssl.SSLContext, of: type[PromptRequests]) -> type[Handshake]:
-    """Handshakes for connections that go on with these requests."""
-
-    class Handshakes(Handshake):
-        context = made
-        requests = of
-
-    return Handshakes

@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
-from litestar.response.base import ASGIResponse
-from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from uvicorn.server import ServerState
 from websockets.frames import Frame
 
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web.announced import Announced
 from stepscope.collector.web.doorway import Doorway
-from stepscope.exporters.stream.discreet import Discreet
 from stepscope.exporters.stream.protocol import MAX_HEADER
 
 if TYPE_CHECKING:
@@ -29,6 +24,7 @@ FIRST_MESSAGE = MAX_HEADER + 4
 """Bytes of a message of a WebSocket to which nothing was sent yet: it is no more than a header."""
 
 _web_log = logging.getLogger("stepscope.collector.web")
+# At DEBUG the libraries log the headers of handshakes, and the beginning of each message.
 _web_log.setLevel(logging.WARNING)
 _REFUSAL_MESSAGES = frozenset(
     {
@@ -44,34 +40,41 @@ STALLED = 60.0
 """Seconds after which a connection that takes nothing of what it is sent is cut."""
 
 
-class _Stall:
+class _CutsStalled(asyncio.Protocol):
     """Cuts a connection whose client takes nothing for too long: closing it would wait for what it does not take."""
 
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
+    transport: asyncio.Transport
+    _stalled: asyncio.TimerHandle | None = None
 
-    def begins(self, transport: asyncio.Transport) -> None:
-        """More was written than it takes."""
-        self.ends()
-        self._timer = asyncio.get_running_loop().call_later(STALLED, transport.abort)
+    def pause_writing(self) -> None:
+        """It has not taken what was written."""
+        self._stalled = asyncio.get_running_loop().call_later(STALLED, self.transport.abort)
+        super().pause_writing()
 
-    def ends(self) -> None:
-        """The client takes something, or has disconnected."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        self._stop_timer()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has disconnected."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _stop_timer(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
 
-class PromptRequests(H11Protocol):
+class PromptRequests(_CutsStalled, H11Protocol):
     """HTTP for connections that say soon what they want, and take what they get."""
 
-    doorway: Doorway
-    """Of all connections together."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, doorway: Doorway, *args: Any, **options: Any) -> None:
+        """Args: the doorway of all connections; then those of uvicorn."""
         super().__init__(*args, **options)
+        self.doorway = doorway
         self.logger = _web_log
-        self._stall = _Stall()
         self.entrance: asyncio.Transport | None = None
         """The transport by which the doorway knows it; with TLS that is the connection below."""
 
@@ -97,21 +100,10 @@ class PromptRequests(H11Protocol):
         super().on_response_complete()
         self._look()
 
-    def pause_writing(self) -> None:
-        """It has not taken what was written."""
-        self._stall.begins(self.transport)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        """It has taken most of it."""
-        self._stall.ends()
-        super().resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected."""
         if self.entrance is not None:
             self.doorway.remove(self.entrance)
-        self._stall.ends()
         super().connection_lost(exc)
 
     def _look(self) -> None:
@@ -123,22 +115,19 @@ class PromptRequests(H11Protocol):
             self.doorway.remove(self.entrance)
 
 
-class ModestSockets(WebSocketsSansIOProtocol):
+class ModestSockets(_CutsStalled, WebSocketsSansIOProtocol):
     """WebSockets whose messages may be large only when they were welcomed, and when there is room in memory for all of it.
 
     A connection whose message has to wait for that is not read any further meanwhile, so its client waits as well. What
     one read has brought of it by then is held in addition.
     """
 
-    budget: MemoryBudget
-    """Of all connections together."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, budget: MemoryBudget, *args: Any, **options: Any) -> None:
+        """Args: the budget of all connections; then those of uvicorn."""
         super().__init__(*args, **options)
-        self.logger = _web_log
-        self.conn.logger = Discreet(_web_log.name)
+        self._budget = budget
+        self.logger = self.conn.logger = _web_log
         self.conn.max_message_size = FIRST_MESSAGE
-        self._stall = _Stall()
         self._announced: Announced | None = None
         self._grants: deque[Grant | None] = deque()
         """For the messages that come, in their order; none for small ones."""
@@ -186,19 +175,8 @@ class ModestSockets(WebSocketsSansIOProtocol):
             self.conn.max_message_size = self.config.ws_max_size
         await super().send(message)
 
-    def pause_writing(self) -> None:
-        """It has not taken what was written."""
-        self._stall.begins(self.transport)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        """It has taken most of it."""
-        self._stall.ends()
-        super().resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected. A message that is still being written stays in memory until it is written."""
-        self._stall.ends()
         for grant in self._grants:
             if grant is not None:
                 grant.release()
@@ -216,7 +194,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
         if size <= FREE:
             self._grants.append(None)
             return
-        grant = self.budget.request(size, self._granted)
+        grant = self._budget.request(size, self._granted)
         self._grants.append(grant)
         if not grant.granted:
             self._waits = True
@@ -231,59 +209,3 @@ class ModestSockets(WebSocketsSansIOProtocol):
         if self._grant is not None:
             self._grant.release()
             self._grant = None
-
-
-def _check_dependencies() -> None:
-    """Checks the names of uvicorn and websockets that are used here and are no part of their interfaces: a bound whose name has
-    changed in another version would be off without a message.
-
-    Raises:
-        ImportError: naming what is missing, and the versions.
-    """
-    config = Config(ASGIResponse(), lifespan="off", log_config=None)
-    config.load()
-    arguments: dict[str, Any] = {"config": config, "server_state": ServerState(), "app_state": {}}
-    loop = asyncio.new_event_loop()
-    try:
-        http, socket = H11Protocol(**arguments, _loop=loop), WebSocketsSansIOProtocol(**arguments, _loop=loop)
-    finally:
-        loop.close()
-    missing = [
-        f"{type(made).__name__}.{name}"
-        for made, names in (
-            (http, ("client", "conn", "connections", "logger", "transport")),
-            (http, ("on_response_complete", "send_400_response", "pause_writing", "resume_writing")),
-            (socket, ("config", "conn", "logger", "read_paused", "transport")),
-            (socket, ("handle_bytes", "handle_cont", "handle_text", "receive", "run_asgi", "send")),
-            (socket.conn, ("logger", "max_message_size")),
-        )
-        for name in names
-        if not hasattr(made, name)
-    ]
-    if missing:
-        found = " and ".join(f"{name} {version(name)}" for name in ("uvicorn", "websockets"))
-        raise ImportError(
-            f"the collector cannot bound connections with {found}, which lack {', '.join(missing)}: install the versions that "
-            "stepscope[collector] asks for"
-        )
-
-
-_check_dependencies()
-
-
-def requests(door: Doorway) -> type[PromptRequests]:
-    """HTTP for connections that share the bound on how many there are."""
-
-    class Requests(PromptRequests):
-        doorway = door
-
-    return Requests
-
-
-def sockets(bound: MemoryBudget) -> type[ModestSockets]:
-    """WebSockets that share the bound on what is held of all their messages."""
-
-    class Sockets(ModestSockets):
-        budget = bound
-
-    return Sockets

@@ -16,7 +16,6 @@ from websockets.typing import Subprotocol
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.address import NO_TOKEN, Address
-from stepscope.exporters.stream.discreet import Discreet
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Shipper
 from stepscope.exporters.stream.transport import Transport
@@ -26,6 +25,9 @@ from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
+_socket_log = logging.getLogger("stepscope.websocket")
+# At DEBUG the library logs the token, and the beginning of each message.
+_socket_log.setLevel(logging.INFO)
 
 IN_FLIGHT = 16 << 20
 """Bytes that may be sent and not confirmed."""
@@ -132,7 +134,7 @@ class WebSocketTransport(Transport):
             close_timeout=min(CLOSING, self._settings.timeout),
             ping_interval=None,  # confirmations and the comparisons of the clocks are the signs of life
             ssl=(self._tls or True) if self._address.url.startswith("wss:") else None,
-            logger=Discreet("websockets.client"),
+            logger=_socket_log,
         ) as socket:
             self._socket = socket
             try:
