@@ -57,11 +57,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.collector")
 
-_MEDIA = {
-    "chrome": "application/gzip",
-    "perfetto": "application/octet-stream",
-    "parquet": "application/vnd.apache.parquet",
-}
 THREADS = 4
 """Threads that ask the disk what requests want of it."""
 FLUSH = 1.0
@@ -308,4 +303,4 @@ def _of_all() -> list[Download]:
 
 
 def _download(name: str, suffix: str, command: Command) -> Download:
-    return Download(name=name, suffix=suffix, media_type=_MEDIA[name], command=command, grows=name in _GROWING)
+    return Download(name=name, suffix=suffix, command=command, grows=name in _GROWING)

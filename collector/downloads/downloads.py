@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.downloads.bounded import CHUNK, ProcessBounds, bounded, ended
+from stepscope.collector.downloads.bounded import AT_ONCE, CHUNK, ProcessBounds, Turns, bounded, ended
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.journal_copy import JournalCopy
 from stepscope.collector.problems import ProblemError
@@ -24,10 +24,6 @@ from stepscope.runtime.files.private_files import make_directories
 
 log = logging.getLogger("stepscope.collector")
 
-AT_ONCE = 2
-"""Files that are made at once: making one takes a core."""
-WAITING = 16
-"""Downloads that may wait for their turn."""
 THREADS = 4
 """That look at files which are being made, and read them."""
 _LOOK_EVERY = 0.05
@@ -68,7 +64,6 @@ class Download(msgspec.Struct, frozen=True, kw_only=True):
     """In addresses, such as `chrome`."""
     suffix: str
     """Of the file's name, such as `.json.gz`."""
-    media_type: str
     command: Command
     """The arguments of Python that write it: of the streams, the window's index in the first (`None`: all) and the file."""
     grows: bool = True
@@ -97,9 +92,8 @@ class Downloads:
         """Args: where files are made; what each may take."""
         self._directory = directory / "downloads"
         self._bounds = bounds or Bounds()
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turns = Turns("downloads")
         self._disk = Disk(THREADS)
-        self._waiting = 0
         self.of_rank: dict[str, Download] = {}
         """Of a window of one stream."""
         self.of_all: dict[str, Download] = {}
@@ -145,19 +139,9 @@ class Downloads:
             StuckError: before the first byte, if the disk does not answer.
             RuntimeError: later, if it cannot be finished.
         """
-        if self._waiting >= WAITING:
-            raise ProblemError(503, "too many downloads are waiting; try again later", {"Retry-After": "10"})
-        self._waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            async with contextlib.aclosing(self._made(kind, sources, window)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            self._turn.release()
+        async with self._turns.one(), contextlib.aclosing(self._made(kind, sources, window)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _made(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         place = self._directory / uuid.uuid4().hex

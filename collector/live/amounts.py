@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 
@@ -18,18 +20,11 @@ class Amounts(msgspec.Struct, frozen=True):
 
     def __add__(self, other: Amounts) -> Amounts:
         """Both together."""
-        return Amounts(
-            self.events + other.events,
-            self.bytes + other.bytes,
-            self.dropped + other.dropped,
-            self.discarded + other.discarded,
-        )
+        return self._each(other, int.__add__)
 
     def highest(self, other: Amounts) -> Amounts:
         """Of each the larger."""
-        return Amounts(
-            max(self.events, other.events),
-            max(self.bytes, other.bytes),
-            max(self.dropped, other.dropped),
-            max(self.discarded, other.discarded),
-        )
+        return self._each(other, max)
+
+    def _each(self, other: Amounts, of: Callable[[int, int], int]) -> Amounts:
+        return Amounts(*map(of, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.amounts import Amounts
-from stepscope.collector.live.job_windows import Group, find, seen
+from stepscope.collector.live.job_windows import Group, find, newest, seen
 from stepscope.collector.live.jobs import entries, expected, slow_ranks
 from stepscope.collector.live.rank_views import pace, rank_view, start_views
 from stepscope.collector.live.slowest import median
@@ -30,7 +30,6 @@ from stepscope.collector.live.views import (
     UploadView,
     WindowView,
 )
-from stepscope.collector.live.window_views import newest
 from stepscope.runtime.version import VERSION
 
 FRESH = 0.5

@@ -7,13 +7,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.live.amounts import Amounts
-from stepscope.collector.live.process import Process
 from stepscope.collector.live.rate import Rate
 from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.runs.evicted import Evicted
@@ -27,6 +26,8 @@ from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, d
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from stepscope.runtime.requests.command import Answer, Command
 
 
 Frame = tuple[int, int, fmt.Bytes]
@@ -69,6 +70,24 @@ class State(Enum):
     """It has no connection, and its end never came."""
 
 
+class Process(Protocol):
+    """The way to a process that sends a stream: a connection, or NATS."""
+
+    @property
+    def control(self) -> int:
+        """Version of the commands that it obeys; 0: none."""
+        ...
+
+    async def order(self, command: Command, seconds: float) -> Answer:
+        """Sends a command, and returns the answer.
+
+        Raises:
+            TimeoutError: if it does not answer in time.
+            ConnectionError: if there is no way to it any more.
+        """
+        ...
+
+
 class _FrameBatch:
     """Frames that came together; `frames` continues after those that were processed."""
 
@@ -97,7 +116,7 @@ class Stream:
         self.job = job_of(run)
         """Name of its job, as `stepscope merge --job` takes it."""
         self.born_ns = time.time_ns() if born_ns is None else born_ns
-        self.connection: object | None = None
+        self.connection: Process | None = None
         self.process: Process | None = None
         """The way to the process, where that is not the connection."""
         self.remote = False

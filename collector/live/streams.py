@@ -13,8 +13,7 @@ from pathlib import Path
 from stepscope.collector.errors import FullError
 from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.noting import Noting
-from stepscope.collector.live.process import Process
-from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.stream import Process, Stream
 from stepscope.collector.live.totals import Totals
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
@@ -91,7 +90,7 @@ class Streams:
         self._totals = Totals()
 
     @contextlib.contextmanager
-    def connected(self, hello: Hello, connection: object) -> Generator[Stream]:
+    def connected(self, hello: Hello, connection: Process) -> Generator[Stream]:
         """A stream's connection is there inside; begin and end are in the log.
 
         Raises:

@@ -12,7 +12,7 @@ import msgspec
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.exporter import BUFFER, delete_buffer, is_buffer
 from stepscope.exporters.stream.shipper import Head, Shipper
-from stepscope.exporters.stream.transport import Transport
+from stepscope.exporters.stream.transport import Feed, Transport
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
 from stepscope.runtime.events.clock import identity
 from stepscope.runtime.journal.format import FrameType
@@ -22,7 +22,7 @@ from stepscope.runtime.recovery.journals import suggest_journals
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session.note import BUFFER_DIRECTORY, JOURNAL
 
-MakeTransport = Callable[[Shipper, Callable[[], protocol.Hello]], Transport]
+MakeTransport = Callable[[Feed], Transport]
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
     transport: Transport | None = None
     try:
         transport = make_transport(
-            shipper, lambda: protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run)
+            Feed(shipper, lambda: protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run))
         )
         transport.start(log_refusals=False)
         goes_on = True

@@ -26,6 +26,7 @@ from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import WindowOpened
 from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
+from tests.support.streams import CONNECTION
 from tests.system.collector.test_collector_page import quiet_page
 from tests.unit.collector.test_collector_live import SECOND, START, record_frame, run_of, steps, sync
 
@@ -137,7 +138,7 @@ def test_a_rank_that_was_started_again_is_one_process() -> None:
     streams = Streams(8)
     for number, times in enumerate(((1, 2), (3, 4))):
         stream = Stream(f"{number:032x}", msgspec.structs.replace(run_of(0), pid=number), born_ns=START + number)
-        stream.connection = object()
+        stream.connection = CONNECTION
         for time in times:
             stream.took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(time, time, 10))], 1, time)
         streams.add(stream)
@@ -154,7 +155,7 @@ async def test_listeners_to_several_jobs_are_told_what_has_changed() -> None:
     streams = Streams(64)
     for number, job in enumerate(("one", "two")):
         streams.add(stream := Stream(f"{number:032x}", run_of(0, job)))
-        stream.connection = object()
+        stream.connection = CONNECTION
     events = LiveEvents(Live(streams, Downloads(Path("/nowhere")), exposed=False))
     listeners = {job: events.listen(job) for job in (None, "one", "two", "three")}
 
@@ -166,7 +167,7 @@ async def test_listeners_to_several_jobs_are_told_what_has_changed() -> None:
     assert all(one.full for one in first.values())
     streams.all[f"{1:032x}"].steps.add_events(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
     streams.add(stream := Stream(f"{2:032x}", run_of(0, "three")))
-    stream.connection = object()
+    stream.connection = CONNECTION
     second = await following()
     assert not any(one.full for one in second.values())
     assert [[one.id for one in told.changed] for told in second.values()] == [["two-0"], [], ["two-0"], []]
@@ -226,7 +227,7 @@ def test_a_rank_that_makes_up_jobs_and_windows_is_bounded(monkeypatch: pytest.Mo
     streams = Streams(8)
     for number in range(500):
         hello = Hello(f"{number:032x}", b"sync", 0, run_of(number % 5, f"job{number}"))
-        with streams.connected(hello, object()) as stream:
+        with streams.connected(hello, CONNECTION) as stream:
             stream.took(
                 [record_frame(fmt.FrameType.WINDOW_OPENED, WindowOpened(index, 0)) for index in range(300)], 1000, 300
             )
