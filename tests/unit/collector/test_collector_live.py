@@ -34,6 +34,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, EndRecord, RunRecord, WindowRecord, encode_record
+from tests.support.streams import CONNECTION
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND
