@@ -121,7 +121,6 @@ def _window(group: Group) -> WindowView:
     return WindowView(
         job_id=group.job,
         index=group.index,
-        # Not `clock.now`, which fits the clock: this runs on a thread, and the loop adds to it meanwhile.
         started_ns=min(row.window.start_ns + row.stream.clock.offset_ns for row in group.rows),
         ranks=len(latest),
         open=sum(window.open for window in latest),
