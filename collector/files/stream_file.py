@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from stepscope.exporters.stream.protocol import Frames
+from stepscope.exporters.stream.protocol import Frames, short
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.records import RunRecord, encode_record
+from stepscope.runtime.journal.records import RunRecord, decode_record, encode_record
 from stepscope.runtime.journal.segments import Segment, segment_path, segment_paths
 
 Frame = tuple[int, int, memoryview]
@@ -36,6 +37,12 @@ class NewFrames(msgspec.Struct, frozen=True):
     """Where they begin in the journal, in bytes."""
     missing: int = 0
     """Number of frames that are missing before them."""
+
+    def runs(self) -> Iterator[RunRecord]:
+        """The runs that they say they are of."""
+        for kind, _, payload in self.frames:
+            if kind == fmt.FrameType.RUN and isinstance(run := decode_record(kind, bytes(payload)), RunRecord):
+                yield short(run)
 
 
 class StreamFile:

@@ -155,7 +155,6 @@ class Live:
             job=self._job(job, ranks, views, slow, amounts, look.amounts.discarded),
             jobs=look.jobs,
             ranks=views,
-            changed=[],
             gone=[],
         )
 

@@ -12,9 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.collector.clocks import latest
-from stepscope.collector.clocks.latest import LatestClock
-from stepscope.collector.clocks.timeline import Timeline
 from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.live.restoring import Restoring
@@ -115,8 +112,9 @@ async def test_several_that_bring_much_have_one_slice_together() -> None:
     """Between two turns of the others one stream goes on, and not each."""
     streams = Streams(8)
     made = [Stream(f"{number:032x}", run_of(number)) for number in range(4)]
+    frames: Any = many()
     for stream in made:
-        streams.noting.took(stream, many(), 1, MANY)
+        streams.noting.took(stream, NewFrames(frames, memoryview(b"x"), MANY, 0, 0, 0))
     progress: list[list[int]] = []
 
     async def watch() -> None:
