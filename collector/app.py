@@ -133,7 +133,7 @@ class Collector:
         """
         self._lock.acquire()
         try:
-            self.server = Server(self.app, self.settings, self.budget, self.events.stop, self._no_request)
+            self.server = Server(self.app, self.settings, self.budget, self.events.stop, self.no_request)
             await asyncio.to_thread(clock_names.add, self.settings.directory, self.clock.id)
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
@@ -248,7 +248,8 @@ class Collector:
             if other != job:
                 raise FormatError(f"its token allows streams of the job {job!r}, and this one is of {other!r}")
 
-    def _no_request(self, why: str, client: tuple[str, int] | None) -> None:
+    def no_request(self, why: str, client: tuple[str, int] | None) -> None:
+        """A connection was refused before any request."""
         self.audit.refuse(why, f"{client[0]}:{client[1]}" if client else "", "")
 
 

@@ -142,12 +142,8 @@ class Connection:
 
     def _obeyed(self, header: protocol.Obeyed) -> None:
         waiting = self._orders.get(header.number)
-        if waiting is None or waiting.done():
-            return  # it came too late
-        try:
-            waiting.set_result(msgspec.json.decode(header.answer, type=Answer))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            waiting.set_result(Answer(error=f"the answer cannot be read: {error}"))
+        if waiting is not None and not waiting.done():  # else it came too late
+            waiting.set_result(header.decoded())
 
     def end(self, why: str = REPLACED, *, retry: bool = True) -> None:
         """Ends it, by default because another connection of its stream is there; says whether the exporter may come again."""

@@ -73,8 +73,6 @@ class StreamFile:
         """Bytes of all files."""
         self.ended = False
         """Whether the last frame is that of a journal which was closed in order."""
-        self.stuck = False
-        """Whether the last file holds frames that the disk has lost, and that could not be cut off: it must not be opened again."""
         self._run, self._durable = run, durable
         self._segment: Segment | None = None
         """The last file."""
@@ -180,9 +178,7 @@ class StreamFile:
     def _undo_write(self) -> None:
         if self._synced is None or self._segment is None:
             return
-        self.stuck = True
         os.ftruncate(self._descriptor, self._segment.offset(self._synced[2]))
-        self.stuck = False
         self.next, self.checksum, self._end, self.size, self.ended = self._synced
         self._synced = None
 

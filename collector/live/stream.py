@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from stepscope.collector.clocks.latest import LatestClock
-from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.rate import Rate
 from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.runs.evicted import Evicted
@@ -25,7 +24,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from stepscope.runtime.requests.command import Answer, Command
 
@@ -68,6 +67,29 @@ class State(Enum):
     """It was closed in order."""
     DIED = "died"
     """It has no connection, and its end never came."""
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    """Sums over a stream's life, or over the lives of several."""
+
+    events: int = 0
+    bytes: int = 0
+    """Of their files."""
+    dropped: int = 0
+    """Events lost, as far as ledgers have told."""
+    discarded: int = 0
+    """Events evicted to keep the files within the limit of the disk."""
+
+    def __add__(self, other: Amounts) -> Amounts:
+        """Both together."""
+        return self._each(other, int.__add__)
+
+    def highest(self, other: Amounts) -> Amounts:
+        """Of each the larger."""
+        return self._each(other, max)
+
+    def _each(self, other: Amounts, of: Callable[[int, int], int]) -> Amounts:
+        return Amounts(*map(of, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 class Process(Protocol):

@@ -11,9 +11,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.noting import Noting
-from stepscope.collector.live.stream import Process, Stream
+from stepscope.collector.live.stream import Amounts, Process, Stream
 from stepscope.collector.live.totals import Totals
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
@@ -175,12 +174,10 @@ class Streams:
         if len(self.all) <= 2 * self._limit:
             return
         own = [one for one in self.all.values() if not one.remote]
-        surplus = len(own) - 2 * self._limit
-        if surplus <= 0:
-            return
-        over = sorted((one for one in own if one.connection is None), key=lambda one: one.seen)
-        for stream in over[: surplus + self._limit // 8]:
-            self._remove(stream)
+        if (surplus := len(own) - 2 * self._limit) > 0:
+            over = sorted((one for one in own if one.connection is None), key=lambda one: one.seen)
+            for stream in over[: surplus + self._limit // 8]:
+                self._remove(stream)
 
     def _remove(self, stream: Stream) -> None:
         del self.all[stream.id]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from stepscope.collector.live.amounts import Amounts
-from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.stream import Amounts, Stream
 
 MOST_JOBS = 4096
 """Jobs of which it is remembered what streams have brought that are forgotten; the sum over all jobs has them all."""

@@ -51,6 +51,6 @@ class NatsProcess:
             answer, _ = protocol.decode(reply.data)
             if not isinstance(answer, protocol.Obeyed):
                 return Answer(error=f"the answer is {type(answer).__name__}")
-            return msgspec.json.decode(answer.answer, type=Answer)
-        except (FormatError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return answer.decoded()
+        except FormatError as error:
             return Answer(error=f"the answer cannot be read: {error}")

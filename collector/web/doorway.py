@@ -16,11 +16,13 @@ class Doorway:
     being answered, and those of exporters, are not touched.
     """
 
-    def __init__(self, most: int) -> None:
-        """Args: connections at once, of exporters and all others."""
-        self.most = most
-        self.refused: Callable[[str, tuple[str, int] | None], object] = lambda why, client: None
-        """Called with the reason and the address when a connection is refused before any request."""
+    def __init__(self, most: int, refused: Callable[[str, tuple[str, int] | None], object]) -> None:
+        """
+        Args:
+            most: connections at once, of exporters and all others.
+            refused: called with the reason and the address when a connection is refused before any request.
+        """
+        self.most, self.refused = most, refused
         self._waiting: dict[asyncio.Transport, asyncio.TimerHandle] = {}
         """The connection that has waited longest comes first."""
 

@@ -16,10 +16,11 @@ from litestar.types import ASGIApp
 
 from stepscope.collector.errors import ListenError
 from stepscope.collector.memory_budget import MemoryBudget
-from stepscope.collector.settings import CollectorSettings, host_name, is_loopback
+from stepscope.collector.settings import CollectorSettings, host_name
 from stepscope.collector.web.doorway import Doorway
 from stepscope.collector.web.handshake import Handshake
 from stepscope.collector.web.web_protocols import ModestSockets, PromptRequests
+from stepscope.exporters.stream.address import is_local
 
 TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """As OpenSSL names them: with forward secrecy and authenticated encryption. Those of TLS 1.3 all have both."""
@@ -39,7 +40,7 @@ class Server(uvicorn.Server):
         settings: CollectorSettings,
         budget: MemoryBudget,
         ending: Callable[[], Awaitable[object]],
-        refused: Callable[[str, tuple[str, int] | None], object] | None = None,
+        refused: Callable[[str, tuple[str, int] | None], object],
     ) -> None:
         """
         Args:
@@ -52,9 +53,7 @@ class Server(uvicorn.Server):
         Raises:
             ListenError: if the certificate cannot be used.
         """
-        doorway = Doorway(settings.max_streams + settings.max_readers)
-        if refused is not None:
-            doorway.refused = refused
+        doorway = Doorway(settings.max_streams + settings.max_readers, refused)
         # uvicorn calls whatever makes a protocol, though it says that it wants a class.
         http: Any = partial(PromptRequests, doorway)
         sockets: Any = partial(ModestSockets, budget)
@@ -143,7 +142,7 @@ def hosts_of(settings: CollectorSettings) -> frozenset[str] | None:
     """
     if settings.allowed_hosts:
         return frozenset(map(host_name, settings.allowed_hosts))
-    if is_loopback(settings.host):
+    if is_local(settings.host):
         return frozenset()
     own = frozenset[str]() if settings.host in ("0.0.0.0", "::") else frozenset({host_name(settings.host)})
     if settings.certificate is None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stepscope.exporters.nats.access import NatsAccess
-from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream.exporter import CollectorExporter

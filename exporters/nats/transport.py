@@ -18,8 +18,8 @@ from nats.js.errors import NoStreamResponseError
 
 from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
-from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.names import Names, StreamNames
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol

@@ -11,12 +11,10 @@ import msgspec
 
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.exporter import BUFFER, delete_buffer, is_buffer
-from stepscope.exporters.stream.shipper import Head, Shipper
+from stepscope.exporters.stream.shipper import Head, Shipper, has_end
 from stepscope.exporters.stream.transport import Feed, Transport
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
 from stepscope.runtime.events.clock import identity
-from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.segments import first_names, journal_of
 from stepscope.runtime.recovery.journals import suggest_journals
 from stepscope.runtime.recovery.recover import recover
@@ -71,12 +69,7 @@ def complete(journal: Path, *, force: bool = False) -> None:
         OSError: if it cannot be read or completed.
     """
     run = Head.of(journal).run
-    reader = FrameReader(journal, follow=False)
-    try:
-        last = reader.last()
-    finally:
-        reader.close()
-    if last is not None and last[0] == FrameType.END:
+    if has_end(journal):
         return
     if run.clock and run.clock != identity() and not force:
         raise ProfilerStateError(

@@ -158,7 +158,7 @@ async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
         streams.add(stream)
 
     def judge(processes: Sequence[LiveProcess]) -> Sequence[LiveFinding]:
-        if processes[0].name == "odd":
+        if processes[0].run.name == "odd":
             raise ZeroDivisionError
         return judge_steps(processes)
 
