@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.downloads.bounded import CHUNK, ProcessBounds, Turns, bounded, ended
+from stepscope.collector.downloads.bounded import ProcessBounds, Turns, bounded, ended
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.events.record import EventBatch
@@ -21,8 +20,6 @@ from stepscope.runtime.windows.window import Window
 
 ROWS = 1000
 """Most rows of a kind in an answer: those that take most time."""
-_MOST_BYTES = 16 << 20
-"""Of a table, which has `ROWS` rows of a kind with names that are bounded, too."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,29 +87,14 @@ class Tables:
     async def _read(self, path: Path, window: int) -> bytes:
         arguments = ("-m", "stepscope.collector.web.tables", str(path), str(window))
         async with bounded(arguments, self._bounds, output=True) as process:
-            assert process.stdout is not None and process.stderr is not None
-            found, errors = await asyncio.gather(_most(process.stdout), _most(process.stderr))
-            status = await process.wait()
+            found, errors = await process.communicate()
+            status = process.returncode
         if status:
             why = errors.decode(errors="replace").strip()[-300:] or ended(status, self._bounds)
             if status == NoWindowError.exit_code:
                 raise ProblemError(404, f"window {window} is not in what is kept of it")
             raise ProblemError(500, f"the window could not be read: {why}")
         return found
-
-
-async def _most(stream: asyncio.StreamReader) -> bytes:
-    """Reads the output of a process.
-
-    Raises:
-        ProblemError: if it says more than anything that is asked of it.
-    """
-    output = bytearray()
-    while chunk := await stream.read(CHUNK):
-        output += chunk
-        if len(output) > _MOST_BYTES:
-            raise ProblemError(500, f"the window could not be read: its table has more than {_MOST_BYTES:,} bytes")
-    return bytes(output)
 
 
 def main(path: str, window: str) -> int:
