@@ -30,8 +30,8 @@ class _Views(Collector):
             states.add_metric([state], count)
         yield states
         yield CounterMetricFamily("stepscope_refused_requests", "Requests refused", self._refused)
-        for family, name, help, amount in _amounts(job):
-            yield family(name, help, amount)
+        for kind, name, help, amount in _amounts(job):
+            yield kind(name, help, amount)
         parts = GaugeMetricFamily(
             "stepscope_part_ended",
             "Whether a part of the collector's work has ended though it should not",

@@ -17,9 +17,7 @@ from litestar.types import ASGIApp
 from stepscope.collector.errors import ListenError
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.settings import CollectorSettings, host_name
-from stepscope.collector.web.doorway import Doorway
-from stepscope.collector.web.handshake import Handshake
-from stepscope.collector.web.web_protocols import ModestSockets, PromptRequests
+from stepscope.collector.web.web_protocols import Doorway, Handshake, ModestSockets, PromptRequests
 from stepscope.exporters.stream.address import is_local
 
 TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
@@ -14,11 +16,11 @@ from websockets.frames import Frame
 
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web.announced import Announced
-from stepscope.collector.web.doorway import Doorway
 from stepscope.exporters.stream.protocol import MAX_HEADER
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+    from uvicorn.server import ServerState
 
 FIRST_MESSAGE = MAX_HEADER + 4
 """Bytes of a message of a WebSocket to which nothing was sent yet: it is no more than a header."""
@@ -36,8 +38,56 @@ _REFUSAL_MESSAGES = frozenset(
 """Messages of uvicorn about refusals, without address and reason, which our own log has."""
 _web_log.addFilter(lambda record: record.msg not in _REFUSAL_MESSAGES)
 
+PATIENCE = 20.0
+"""Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
 STALLED = 60.0
 """Seconds after which a connection that takes nothing of what it is sent is cut."""
+
+
+class Doorway:
+    """Ends who takes too long to ask, and, when there are too many connections, who has waited longest.
+
+    So strangers that open connections and ask nothing cannot keep others out: those ask at once. Connections that are
+    being answered, and those of exporters, are not touched.
+    """
+
+    def __init__(self, most: int, refused: Callable[[str, tuple[str, int] | None], object]) -> None:
+        """
+        Args:
+            most: connections at once, of exporters and all others.
+            refused: called with the reason and the address when a connection is refused before any request.
+        """
+        self.most, self.refused = most, refused
+        self._waiting: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        """The connection that has waited longest comes first."""
+
+    def came(self, transport: asyncio.Transport, there: int) -> None:
+        """A client has connected.
+
+        Args:
+            transport: its connection.
+            there: connections that there are now, with this one.
+        """
+        self.waits(transport)
+        longest = next(iter(self._waiting), None)
+        if there > self.most and longest is not None:
+            self.remove(longest)
+            longest.abort()
+
+    def waits(self, transport: asyncio.Transport) -> None:
+        """A connection is expected to ask; it has no more time when it is expected still."""
+        if transport not in self._waiting and not transport.is_closing():
+            self._waiting[transport] = asyncio.get_running_loop().call_later(PATIENCE, self._end, transport)
+
+    def remove(self, transport: asyncio.Transport) -> None:
+        """Its request is complete, or it has disconnected. Idempotent."""
+        timer = self._waiting.pop(transport, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        self.remove(transport)
+        transport.close()
 
 
 class _CutsStalled(asyncio.Protocol):
@@ -209,3 +259,91 @@ class ModestSockets(_CutsStalled, WebSocketsSansIOProtocol):
         if self._grant is not None:
             self._grant.release()
             self._grant = None
+
+
+class Handshake(asyncio.Protocol):
+    """Agrees on TLS with a client; its connection counts meanwhile as any other, and has as much time to say what it wants.
+
+    A server that leaves TLS to the loop hears of a connection when that is done: clients that connect and say nothing would
+    hold as many descriptors as they like.
+    """
+
+    def __init__(self, context: ssl.SSLContext, doorway: Doorway, server_state: ServerState, **options: Any) -> None:
+        """Args: how to agree; the doorway of all connections; then those of a protocol of uvicorn."""
+        self._context, self._doorway = context, doorway
+        self._request = PromptRequests(doorway, server_state=server_state, **options)
+        self._connections: set[Any] = server_state.connections
+        self._early = bytearray()
+        """Bytes that no protocol has received yet."""
+        self._begun = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        self._transport = transport
+        transport.pause_reading()  # what comes is for TLS; uvloop reads once all the same
+        self._connections.add(self)
+        self._doorway.came(transport, len(self._connections))
+        self._task = asyncio.create_task(self._agree(), name="stepscope TLS")
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes that the client sent before TLS began, or right after the handshake, before `_agree` goes on."""
+        self._early += data
+        if not self._begun:
+            self._transport.pause_reading()
+
+    def shutdown(self) -> None:
+        """The server ends."""
+        self._transport.abort()
+
+    async def _agree(self) -> None:
+        transport = self._transport
+        secured: asyncio.Transport | None = None
+        try:
+            if not transport.is_closing():
+                secured = await self._secured(transport)
+        except (OSError, RuntimeError) as error:  # the latter is uvloop's, of a connection that has just gone
+            # Else it speaks no TLS, none that we speak, or has gone: that is for the client to say.
+            if why := _uncertified(error):
+                self._doorway.refused(why, transport.get_extra_info("peername"))
+        finally:
+            self._connections.discard(self)
+        if secured is None or transport.is_closing():
+            self._doorway.remove(transport)
+            transport.abort()
+            return
+        self._request.entrance = transport
+        secured.set_protocol(self._request)
+        self._request.connection_made(secured)
+        if self._early:
+            self._request.data_received(bytes(self._early))
+
+    async def _secured(self, transport: asyncio.Transport) -> asyncio.Transport | None:
+        loop = asyncio.get_running_loop()
+        agreeing = asyncio.create_task(loop.start_tls(transport, self, self._context, server_side=True))
+        try:
+            await asyncio.sleep(0)  # from now on all that comes goes to the loop's protocol
+            early, self._early, self._begun = bytes(self._early), bytearray(), True
+            if early and not transport.is_closing():
+                _feed(transport.get_protocol(), early)
+            return await agreeing
+        finally:
+            agreeing.cancel()
+
+
+def _uncertified(error: Exception) -> str:
+    """Why a client certificate was not accepted; empty if this is another error."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate (--client-ca)"
+    return ""
+
+
+def _feed(protocol: Any, data: bytes) -> None:
+    """Gives an `asyncio.BufferedProtocol` what came before it was there."""
+    while data:
+        buffer: memoryview = protocol.get_buffer(len(data))
+        copied = min(len(buffer), len(data))
+        buffer[:copied] = data[:copied]
+        protocol.buffer_updated(copied)
+        data = data[copied:]
