@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from stepscope.collector.clocks.latest import LatestClock
-from stepscope.collector.live.rate import Rate
 from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
@@ -55,6 +54,8 @@ MAX_SUMMARIES = 128
 MAX_STEPS = 2 * MAX_SUMMARY_STEPS
 """Steps in them; the newest summary stays in any case."""
 _HOUR = 3600 * 10**9
+_RATE_SECONDS = 5
+"""Whole seconds that are averaged."""
 
 
 class State(Enum):
@@ -108,6 +109,39 @@ class Process(Protocol):
             ConnectionError: if there is no way to it any more.
         """
         ...
+
+
+class Rate:
+    """Counts in a ring of seconds; `now` is a monotonic time in seconds, which never goes back."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (_RATE_SECONDS + 1)
+        self._second = 0
+        self._first: int | None = None
+
+    def add(self, count: int, now: float) -> None:
+        """So much arrived."""
+        self._turn(now)
+        self._counts[self._second % len(self._counts)] += count
+
+    def per_second(self, now: float) -> float:
+        """The average of the last whole seconds, or of those since the first count."""
+        if self._first is None:
+            return 0.0
+        self._turn(now)
+        size = len(self._counts)
+        seconds = min(self._second - self._first, _RATE_SECONDS)
+        if seconds == 0:
+            return float(self._counts[self._second % size])
+        return (sum(self._counts) - self._counts[self._second % size]) / seconds
+
+    def _turn(self, now: float) -> None:
+        second = int(now)
+        if self._first is None:
+            self._first = self._second = second
+        for passed in range(min(max(second - self._second, 0), len(self._counts))):
+            self._counts[(second - passed) % len(self._counts)] = 0
+        self._second = max(self._second, second)
 
 
 class _FrameBatch:

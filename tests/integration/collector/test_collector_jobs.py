@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.collector.downloads.downloads import Downloads
-from stepscope.collector.live import totals
+from stepscope.collector.live import streams as live_streams
 from stepscope.collector.live.jobs import MOST_JOBS
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
@@ -219,7 +219,7 @@ def test_more_jobs_than_can_be_chosen() -> None:
 
 def test_a_rank_that_makes_up_jobs_and_windows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new job in each connection: what is remembered grows with the limits alone, and the sum over all jobs has them all."""
-    monkeypatch.setattr(totals, "MOST_JOBS", 50)
+    monkeypatch.setattr(live_streams, "MOST_JOBS", 50)
     streams = Streams(8)
     for number in range(500):
         hello = Hello(f"{number:032x}", b"sync", 0, run_of(number % 5, f"job{number}"))

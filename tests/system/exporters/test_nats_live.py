@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from stepscope.collector.nats.process import NatsProcess
+from stepscope.collector.nats.roster import NatsProcess
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.exporter import NatsExporter

@@ -17,11 +17,10 @@ from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.history import BUCKETS, History
 from stepscope.collector.live.live import Live
-from stepscope.collector.live.rate import Rate
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.slowest import FEWEST, slowest
 from stepscope.collector.live.step_times import RECENT, StepTimes
-from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.stream import Rate, Stream
 from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.settings import CollectorSettings
