@@ -25,7 +25,8 @@ class _LiveRank(Rank):
     """A process of which nothing but facts of steps is known."""
 
     def __init__(self, process: LiveProcess, facts: Facts) -> None:
-        self.rank, self.name, self.host, self.pid = process.rank, process.name, process.host, process.pid
+        run = process.run
+        self.rank, self.name, self.host, self.pid = run.rank, run.name, run.host, run.pid
         self.path = Path()
         self.paths = []
         self.windows = {}

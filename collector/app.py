@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from litestar.enums import ScopeType
@@ -19,7 +18,7 @@ from stepscope.collector import clock_names
 from stepscope.collector.audit import Audit
 from stepscope.collector.background_tasks import BackgroundTasks
 from stepscope.collector.connection import Connection
-from stepscope.collector.downloads.downloads import Bounds, Command, Download, Downloads, converted
+from stepscope.collector.downloads.downloads import Bounds, Downloads
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.lock import DirectoryLock
 from stepscope.collector.files.store import Store
@@ -28,7 +27,6 @@ from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.verdicts import Judge, Verdicts
 from stepscope.collector.memory_budget import MemoryBudget
-from stepscope.collector.merge.command import merge_command
 from stepscope.collector.orders.orders import Orders
 from stepscope.collector.problems import ProblemError, send_problem
 from stepscope.collector.retention.policy import StoragePolicy
@@ -42,12 +40,10 @@ from stepscope.collector.web.live_events import LiveEvents
 from stepscope.collector.web.server import Server, hosts_of
 from stepscope.collector.web.tickets import Tickets
 from stepscope.collector.web.tokens import Token, Tokens
-from stepscope.exporters import formats as formats  # declares the formats that `known` returns
 from stepscope.exporters.nats.names import Names
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.export.formats import known
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 
@@ -57,17 +53,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.collector")
 
-_MEDIA = {
-    "chrome": "application/gzip",
-    "perfetto": "application/octet-stream",
-    "parquet": "application/vnd.apache.parquet",
-}
 THREADS = 4
 """Threads that ask the disk what requests want of it."""
 FLUSH = 1.0
 """Seconds that the last lines of the audit have at the end."""
-_GROWING = frozenset({"chrome", "perfetto"})
-"""Formats of which nothing that was written is changed later."""
 
 
 class Collector:
@@ -108,8 +97,6 @@ class Collector:
         # Nothing brakes a file that is being made: room for them is kept free.
         most = min(Bounds().file_bytes, settings.disk_bytes // 16 or Bounds().file_bytes)
         self.downloads = Downloads(settings.directory, Bounds(file_bytes=most))
-        self.downloads.of_rank.update({kind.name: kind for kind in _of_rank()})
-        self.downloads.of_all.update({kind.name: kind for kind in _of_all()})
         self.uploading = _uploading(settings)
         self.nats = self._nats_source()
         policy = StoragePolicy(
@@ -146,7 +133,7 @@ class Collector:
         """
         self._lock.acquire()
         try:
-            self.server = Server(self.app, self.settings, self.budget, self.events.stop, self._no_request)
+            self.server = Server(self.app, self.settings, self.budget, self.events.stop, self.no_request)
             await asyncio.to_thread(clock_names.add, self.settings.directory, self.clock.id)
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
@@ -261,7 +248,8 @@ class Collector:
             if other != job:
                 raise FormatError(f"its token allows streams of the job {job!r}, and this one is of {other!r}")
 
-    def _no_request(self, why: str, client: tuple[str, int] | None) -> None:
+    def no_request(self, why: str, client: tuple[str, int] | None) -> None:
+        """A connection was refused before any request."""
         self.audit.refuse(why, f"{client[0]}:{client[1]}" if client else "", "")
 
 
@@ -280,32 +268,3 @@ def _uploading(settings: CollectorSettings) -> Uploading | None:
     except ImportError as error:
         raise ImportError(f"uploads need packages: pip install 'stepscope[upload]' ({error})") from error
     return Uploading(settings.directory, settings.upload, every=settings.upload_seconds)
-
-
-def _of_rank() -> list[Download]:
-    return [
-        _download(one.name, max(one.suffixes, key=len), converted(one.name)) for one in known() if one.name in _GROWING
-    ]
-
-
-def _of_all() -> list[Download]:
-    """All ranks in one file, on one clock; as a table if the package for that is there."""
-
-    def command(format: str) -> Command:
-        return lambda sources, window, target: merge_command(
-            [source.path for source in sources],
-            target,
-            format=format,
-            window=window,
-            stream=None if window is None else sources[0].path.parent.name,
-            job=sources[0].job or None,
-        )
-
-    suffixes = {"perfetto": ".pftrace", "chrome": ".json.gz"}
-    if find_spec("pyarrow") is not None:
-        suffixes["parquet"] = ".parquet"
-    return [_download(name, suffix, command(name)) for name, suffix in suffixes.items()]
-
-
-def _download(name: str, suffix: str, command: Command) -> Download:
-    return Download(name=name, suffix=suffix, media_type=_MEDIA[name], command=command, grows=name in _GROWING)

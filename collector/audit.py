@@ -59,7 +59,7 @@ class Audit:
         path = self._directory / f"{'refused' if action == REFUSED else 'audit'}.jsonl"
         self._disk.submit(lambda: _append(path, text + b"\n")).add_done_callback(self._written)
 
-    def refuse(self, why: str, client: str, path: str, method: str = "", *, is_logged: bool = False) -> None:
+    def refuse(self, why: str, client: str, path: str, method: str = "") -> None:
         """A request was refused before anything of it was done.
 
         Args:
@@ -67,7 +67,6 @@ class Audit:
             client: its address.
             path: what it was for.
             method: of HTTP.
-            is_logged: whether the log has it already.
         """
         self.refused += 1
         second = int(time.monotonic())
@@ -76,8 +75,8 @@ class Audit:
         self._refusals += 1
         if second // 60 != self._minute:
             self._minute, self._logged = second // 60, 0
-        self._logged += not is_logged
-        if not is_logged and self._logged <= _WARNINGS_PER_MINUTE:
+        self._logged += 1
+        if self._logged <= _WARNINGS_PER_MINUTE:
             program_log.warning("%s is refused: %s", client or "somebody", ascii(f"{why} {path[:200]}".strip())[1:-1])
         if self._refusals <= _REFUSALS_PER_SECOND:
             request = {"method": method[:20]} if method else {}

@@ -22,8 +22,7 @@ from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.records import RunRecord, decode_record
+from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.requests.command import Answer, Command
 
 log = logging.getLogger("stepscope.collector")
@@ -143,12 +142,8 @@ class Connection:
 
     def _obeyed(self, header: protocol.Obeyed) -> None:
         waiting = self._orders.get(header.number)
-        if waiting is None or waiting.done():
-            return  # it came too late
-        try:
-            waiting.set_result(msgspec.json.decode(header.answer, type=Answer))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            waiting.set_result(Answer(error=f"the answer cannot be read: {error}"))
+        if waiting is not None and not waiting.done():  # else it came too late
+            waiting.set_result(header.decoded())
 
     def end(self, why: str = REPLACED, *, retry: bool = True) -> None:
         """Ends it, by default because another connection of its stream is there; says whether the exporter may come again."""
@@ -242,19 +237,13 @@ class Connection:
         check = partial(file.check, header, payload)
         new_frames = check() if header.count < _MANY else await asyncio.to_thread(check)
         if self._admit is not None:
-            for kind, _, frame in new_frames.frames:
-                if kind == FrameType.RUN and isinstance(run := decode_record(kind, bytes(frame)), RunRecord):
-                    self._admit(hello.stream, protocol.short(run))
-
-        def written() -> None:
-            if new_frames.missing:
-                stream.missed(new_frames.missing, header.first)
-            self._streams.noting.took(stream, new_frames.frames, len(new_frames.data), new_frames.next)
-
+            for run in new_frames.runs():
+                self._admit(hello.stream, run)
+        noting = self._streams.noting
         try:
-            await self._store.write(file, new_frames, hello, written)
+            await self._store.write(file, new_frames, hello, lambda: noting.took(stream, new_frames))
         finally:  # also if this connection has been taken over: what it brought is in memory until then
-            await self._streams.noting.caught_up(stream)
+            await noting.caught_up(stream)
 
     async def _receive(self) -> tuple[protocol.Header, memoryview]:
         message = await self._receive_message()

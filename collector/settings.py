@@ -9,10 +9,9 @@ from typing import Annotated
 import msgspec
 
 from stepscope.collector.errors import ExposureError
-from stepscope.exporters.nats.access import NatsAccess
-from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Team
-from stepscope.exporters.stream.address import UNFIT_TOKEN, fits_header
+from stepscope.exporters.stream.address import UNFIT_TOKEN, fits_header, is_local
 from stepscope.exporters.stream.protocol import MAX_MESSAGE, MIN_MAX_MESSAGE
 from stepscope.runtime.options import PositiveFloat
 from stepscope.runtime.settings.checked import Checked
@@ -130,7 +129,7 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def exposed(self) -> bool:
         """Whether other machines can connect without a token or TLS."""
-        return not is_loopback(self.host) and not (self.has_tokens and self.certificate)
+        return not is_local(self.host) and not (self.has_tokens and self.certificate)
 
     def within(self, files: int) -> CollectorSettings:
         """These settings, with no more connections than a process that may open so many files can serve.
@@ -153,7 +152,7 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
         Raises:
             ExposureError: says what is missing, or too short.
         """
-        if is_loopback(self.host):
+        if is_local(self.host):
             return
         if self.token:
             self.check_token(self.token)
@@ -174,22 +173,12 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
         Raises:
             ExposureError: says how long it is, and how long it must be.
         """
-        if len(token) < LEAST_TOKEN and not is_loopback(self.host):
+        if len(token) < LEAST_TOKEN and not is_local(self.host):
             raise ExposureError(
                 f"the collector would listen on {self.host}, where others can reach it, with a token of {len(token)} "
                 f"characters, which can be guessed: give {LEAST_TOKEN} at least, such as "
                 '`python -c "import secrets; print(secrets.token_urlsafe(32))"` makes'
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def host_name(host: str) -> str:

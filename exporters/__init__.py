@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from stepscope.exporters.journal import JournalExporter as JournalExporter
     from stepscope.exporters.memory import MemoryExporter as MemoryExporter
     from stepscope.exporters.nats.access import NatsAccess as NatsAccess
+    from stepscope.exporters.nats.access import NatsLimits as NatsLimits
     from stepscope.exporters.nats.exporter import NatsExporter as NatsExporter
-    from stepscope.exporters.nats.limits import NatsLimits as NatsLimits
     from stepscope.exporters.otlp.exporter import OtlpExporter as OtlpExporter
     from stepscope.exporters.otlp.options import OtlpOptions as OtlpOptions
     from stepscope.exporters.parquet import ParquetExporter as ParquetExporter
@@ -50,9 +50,8 @@ else:
             "stepscope.exporters.console": ("ConsoleExporter",),
             "stepscope.exporters.journal": ("JournalExporter",),
             "stepscope.exporters.memory": ("MemoryExporter",),
-            "stepscope.exporters.nats.access": ("NatsAccess",),
+            "stepscope.exporters.nats.access": ("NatsAccess", "NatsLimits"),
             "stepscope.exporters.nats.exporter": ("NatsExporter",),
-            "stepscope.exporters.nats.limits": ("NatsLimits",),
             "stepscope.exporters.otlp.exporter": ("OtlpExporter",),
             "stepscope.exporters.otlp.options": ("OtlpOptions",),
             "stepscope.exporters.parquet": ("ParquetExporter",),

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from stepscope.collector.clocks.lines import Floats
-from stepscope.collector.clocks.piece import Piece
-from stepscope.collector.clocks.round_trips import Times
+from stepscope.collector.clocks.piece import Floats, Piece, Times
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block

@@ -1,4 +1,4 @@
-"""Processes of Python that take no more than they may, for what would fill the collector's memory."""
+"""Processes of Python that take no more than they may, for what would fill the collector's memory; and their turns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,45 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 
 from stepscope.collector.downloads import confined
+from stepscope.collector.problems import ProblemError
 
 CHUNK = 1 << 18
+AT_ONCE = 2
+"""Processes of a kind at once: each takes a core."""
+WAITING = 16
+"""Requests of a kind that may wait for their turn."""
+
+
+class Turns:
+    """The turns of requests of one kind: `AT_ONCE` of them go on at once, and `WAITING` others wait.
+
+    Args:
+        what: they are for, in the plural.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncGenerator[None]:
+        """One request has its turn inside.
+
+        Raises:
+            ProblemError: 503 if too many wait already.
+        """
+        if self._waiting >= WAITING:
+            raise ProblemError(503, f"too many {self._what} are waiting; try again later", {"Retry-After": "10"})
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._turn.release()
 
 
 class ProcessBounds(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,11 +11,12 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.downloads.bounded import CHUNK, ProcessBounds, bounded, ended
+from stepscope.collector.downloads.bounded import AT_ONCE, CHUNK, ProcessBounds, Turns, bounded, ended
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.journal_copy import JournalCopy
 from stepscope.collector.problems import ProblemError
@@ -24,10 +25,6 @@ from stepscope.runtime.files.private_files import make_directories
 
 log = logging.getLogger("stepscope.collector")
 
-AT_ONCE = 2
-"""Files that are made at once: making one takes a core."""
-WAITING = 16
-"""Downloads that may wait for their turn."""
 THREADS = 4
 """That look at files which are being made, and read them."""
 _LOOK_EVERY = 0.05
@@ -59,6 +56,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 Command = Callable[[Sequence[Source], int | None, Path], Sequence[str]]
+_SUFFIXES = {"chrome": ".json.gz", "perfetto": ".pftrace", "parquet": ".parquet"}
 
 
 class Download(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,21 +66,35 @@ class Download(msgspec.Struct, frozen=True, kw_only=True):
     """In addresses, such as `chrome`."""
     suffix: str
     """Of the file's name, such as `.json.gz`."""
-    media_type: str
     command: Command
     """The arguments of Python that write it: of the streams, the window's index in the first (`None`: all) and the file."""
     grows: bool = True
     """Whether what was written stays as it is, so that it can be sent while it grows."""
 
 
-def converted(format: str) -> Command:
-    """The command that has `stepscope convert` write a window of one stream."""
+def of_one(format: str) -> Download:
+    """A window of one stream, as `stepscope convert` writes it. What is written of `chrome` and `perfetto` stays as it is."""
 
     def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
         chosen = [] if window is None else ["--window", str(window)]
         return ["-m", "stepscope", "convert", str(sources[0].path), str(target), "--format", format, *chosen]
 
-    return command
+    return Download(name=format, suffix=_SUFFIXES[format], command=command, grows=format != "parquet")
+
+
+def merged(format: str) -> Download:
+    """A window of all ranks of a job, as `stepscope merge` writes it."""
+
+    def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
+        chosen = [] if window is None else ["--window", str(window), "--of", sources[0].path.parent.name]
+        chosen += [f"--job={sources[0].job}"] if sources[0].job else []
+        # A command line has room for some ten thousand sources.
+        listed = target.absolute().with_name(f"{target.name}.sources")
+        listed.write_bytes(b"\0".join(os.fsencode(source.path.absolute()) for source in sources))
+        output = ["--out", str(target.absolute()), "--format", format]
+        return ["-m", "stepscope", "merge", "--sources", str(listed), *output, *chosen]
+
+    return msgspec.structs.replace(of_one(format), command=command)
 
 
 class Downloads:
@@ -94,15 +106,15 @@ class Downloads:
     """
 
     def __init__(self, directory: Path, bounds: Bounds | None = None) -> None:
-        """Args: where files are made; what each may take."""
+        """Args: where files are made; what each may take. Tables are made if the package for that is installed."""
         self._directory = directory / "downloads"
         self._bounds = bounds or Bounds()
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turns = Turns("downloads")
         self._disk = Disk(THREADS)
-        self._waiting = 0
-        self.of_rank: dict[str, Download] = {}
+        self.of_rank = {name: of_one(name) for name in ("chrome", "perfetto")}
         """Of a window of one stream."""
-        self.of_all: dict[str, Download] = {}
+        tables = [] if find_spec("pyarrow") is None else ["parquet"]
+        self.of_all = {name: merged(name) for name in ("perfetto", "chrome", *tables)}
         """Of a window of all ranks."""
 
     @property
@@ -145,19 +157,9 @@ class Downloads:
             StuckError: before the first byte, if the disk does not answer.
             RuntimeError: later, if it cannot be finished.
         """
-        if self._waiting >= WAITING:
-            raise ProblemError(503, "too many downloads are waiting; try again later", {"Retry-After": "10"})
-        self._waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            async with contextlib.aclosing(self._made(kind, sources, window)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            self._turn.release()
+        async with self._turns.one(), contextlib.aclosing(self._made(kind, sources, window)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _made(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         place = self._directory / uuid.uuid4().hex

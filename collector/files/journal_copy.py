@@ -8,7 +8,6 @@ import os
 import threading
 from pathlib import Path
 
-from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import segment_paths
 
@@ -19,7 +18,7 @@ AT_ONCE = 1 << 20
 
 
 class JournalCopy:
-    """Reads the first segment that exists, then the later ones without their file headers, up to the last whole frame.
+    """Reads the first segment that exists, then the later ones without their file headers.
 
     Segments that are begun later are not read. If a segment is deleted before it is read, the copy ends there. From any thread;
     calls block on the disk.
@@ -72,30 +71,9 @@ class JournalCopy:
     def _open(self, path: Path, *, begin: bool) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         self._at = 0 if begin else fmt.MAX_FILE_HEADER
-        size = os.fstat(self._file).st_size
-        self._end = size if self._remaining else _whole(self._file, size)
+        self._end = os.fstat(self._file).st_size
 
     def _close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
-
-
-def _whole(file: int, size: int) -> int:
-    """Where the last whole frame of a segment ends; if anything else is in between, all of it."""
-    try:
-        header = fmt.decode_file_header(os.pread(file, fmt.MAX_FILE_HEADER, 0))
-    except FormatError:
-        return size
-    if header is None:
-        return size
-    at = header.nbytes
-    while at + fmt.FRAME_HEADER.size <= size:
-        found = fmt.decode_frame_header(os.pread(file, fmt.FRAME_HEADER.size, at), 0, header.sync)
-        if found is None:
-            return size
-        end = at + fmt.FRAME_HEADER.size + found[3]
-        if end > size:
-            break
-        at = end
-    return at

@@ -81,9 +81,6 @@ class Store:
         self._writes: dict[StreamFile, asyncio.Future[None]] = {}
         """The newest write of each file."""
         self._open: set[str] = set()
-        self._stuck: set[str] = set()
-        """Streams whose files hold what the disk has lost, and could not be cut. That is not noted on the disk, which refuses
-        even that: the next start reads these files from the disk itself, and takes them as far as they are there."""
         self._removing: set[str] = set()
         self._opening = threading.Lock()
         """Guards which files are open, and which are being deleted; never held while the disk is waited for."""
@@ -174,10 +171,6 @@ class Store:
 
     @contextlib.asynccontextmanager
     async def _file(self, hello: Hello) -> AsyncGenerator[StreamFile]:
-        if hello.stream in self._stuck:
-            raise OSError(
-                errno.EIO, "the disk has lost frames that could not be cut off; mend it and restart the collector"
-            )
         with self._writer:
             await self._admit(hello.stream)
             with self._not_removed(hello.stream):
@@ -271,8 +264,6 @@ class Store:
             self._writes.pop(file, None)
             if error is not None:
                 self.bytes += file.size - before - size
-                if file.stuck:
-                    self._stuck.add(hello.stream)
             else:
                 written()
 
@@ -334,11 +325,8 @@ class Store:
         Raises:
             FormatError: if the id is none.
         """
-        if not _STREAM.fullmatch(stream):
-            raise FormatError("the id of a stream is 32 hexadecimal digits")
-        directory = self.streams / stream
-        path = directory / "journal"
-        return path if stat.S_ISDIR(_mode(directory)) and stat.S_ISREG(_mode(first_file(path))) else None
+        path = self.path(stream)
+        return path if stat.S_ISDIR(_mode(path.parent)) and stat.S_ISREG(_mode(first_file(path))) else None
 
     def existing_of(self, streams: Iterable[str]) -> dict[str, Path]:
         """The journals of those of these streams that are there, in their order.

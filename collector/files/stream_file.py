@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from stepscope.exporters.stream.protocol import Frames
+from stepscope.exporters.stream.protocol import Frames, short
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.records import RunRecord, encode_record
+from stepscope.runtime.journal.records import RunRecord, decode_record, encode_record
 from stepscope.runtime.journal.segments import Segment, segment_path, segment_paths
 
 Frame = tuple[int, int, memoryview]
@@ -36,6 +37,12 @@ class NewFrames(msgspec.Struct, frozen=True):
     """Where they begin in the journal, in bytes."""
     missing: int = 0
     """Number of frames that are missing before them."""
+
+    def runs(self) -> Iterator[RunRecord]:
+        """The runs that they say they are of."""
+        for kind, _, payload in self.frames:
+            if kind == fmt.FrameType.RUN and isinstance(run := decode_record(kind, bytes(payload)), RunRecord):
+                yield short(run)
 
 
 class StreamFile:
@@ -66,8 +73,6 @@ class StreamFile:
         """Bytes of all files."""
         self.ended = False
         """Whether the last frame is that of a journal which was closed in order."""
-        self.stuck = False
-        """Whether the last file holds frames that the disk has lost, and that could not be cut off: it must not be opened again."""
         self._run, self._durable = run, durable
         self._segment: Segment | None = None
         """The last file."""
@@ -173,9 +178,7 @@ class StreamFile:
     def _undo_write(self) -> None:
         if self._synced is None or self._segment is None:
             return
-        self.stuck = True
         os.ftruncate(self._descriptor, self._segment.offset(self._synced[2]))
-        self.stuck = False
         self.next, self.checksum, self._end, self.size, self.ended = self._synced
         self._synced = None
 

@@ -28,8 +28,7 @@ class History:
         self.first = 0
         """Index of the first bucket: its time divided by the width."""
         self._rolling = rolling
-        self.empty = True
-        """Whether nothing was added yet."""
+        self._empty = True
         self._counts: NDArray[np.int64] = np.zeros(BUCKETS, np.int64)
         self._totals: NDArray[np.float64] = np.zeros(BUCKETS)
 
@@ -41,8 +40,8 @@ class History:
             for time, duration in sorted(zip(times.tolist(), durations.tolist(), strict=True)):
                 self.add_one(time, duration)
             return
-        if self.empty:
-            self.first, self.empty = int(times.min()) // self.width_ns, False
+        if self._empty:
+            self.first, self._empty = int(times.min()) // self.width_ns, False
         latest = int(times.max())
         if self._rolling:
             self._shift(latest // self.width_ns - self.first - (BUCKETS - 1))
@@ -57,8 +56,8 @@ class History:
 
     def add_one(self, time: int, duration: int) -> None:
         """Adds one duration."""
-        if self.empty:
-            self.first, self.empty = time // self.width_ns, False
+        if self._empty:
+            self.first, self._empty = time // self.width_ns, False
         if self._rolling:
             self._shift(time // self.width_ns - self.first - (BUCKETS - 1))
         while time // self.width_ns - self.first >= BUCKETS:
@@ -67,13 +66,6 @@ class History:
         if at >= 0 or not self._rolling:
             self._counts[max(at, 0)] += 1
             self._totals[max(at, 0)] += duration
-
-    def lay(self, counts: NDArray[np.float64], totals: NDArray[np.float64], first: int) -> None:
-        """Writes how many samples the buckets have and their sums in ns into rows whose first bucket has this index, and which
-        reach as far as ours."""
-        at = self.first - first
-        counts[at : at + BUCKETS] = self._counts
-        totals[at : at + BUCKETS] = self._totals
 
     def means(self, width_ns: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices of the buckets of this width, a multiple of ours, that hold something; their mean durations in ns."""

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.downloads.downloads import Downloads
-from stepscope.collector.live.amounts import Amounts
-from stepscope.collector.live.job_windows import Group, find, seen
+from stepscope.collector.live.job_windows import Group, find, newest, seen
 from stepscope.collector.live.jobs import entries, expected, slow_ranks
 from stepscope.collector.live.rank_views import pace, rank_view, start_views
 from stepscope.collector.live.slowest import median
+from stepscope.collector.live.stream import Amounts
 from stepscope.collector.live.streams import Rank, Streams
 from stepscope.collector.live.views import (
     JobEntry,
@@ -30,7 +30,6 @@ from stepscope.collector.live.views import (
     UploadView,
     WindowView,
 )
-from stepscope.collector.live.window_views import newest
 from stepscope.runtime.version import VERSION
 
 FRESH = 0.5
@@ -156,7 +155,6 @@ class Live:
             job=self._job(job, ranks, views, slow, amounts, look.amounts.discarded),
             jobs=look.jobs,
             ranks=views,
-            changed=[],
             gone=[],
         )
 

@@ -12,6 +12,8 @@ from stepscope.collector.live.stream import Frame, Stream
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.collector.files.stream_file import NewFrames
+
 log = logging.getLogger("stepscope.collector")
 
 SLICE = 0.004
@@ -26,10 +28,12 @@ class Noting:
         self._turn = asyncio.Lock()
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
 
-    def took(self, stream: Stream, frames: Sequence[Frame], nbytes: int, next: int) -> None:
+    def took(self, stream: Stream, new: NewFrames) -> None:
         """Frames of a stream are written: `Stream.took`. Who brings more must wait for `caught_up` first."""
         try:
-            stream.took(frames, nbytes, next)
+            if new.missing:
+                stream.missed(new.missing, new.next - len(new.frames))
+            stream.took(new.frames, len(new.data), new.next)
         finally:
             self._begin(stream)
 

@@ -69,7 +69,7 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         bytes_per_s=round(stream.byte_rate.per_second(now), 1),
         dropped=stream.lost,
         missing_frames=stream.missing,
-        clock_bound_us=None if (bound := stream.clock.now.bound_ns) is None else round(bound / 1e3, 1),
+        clock_bound_us=None if (bound := stream.clock.bound_ns) is None else round(bound / 1e3, 1),
         windows=stream.windows.count,
         slow_factor=None if slow is None else slow.factor,
         cpu_share=shares.cpu,

@@ -17,12 +17,13 @@ from stepscope.collector.files.store import Store, passed_over
 from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.runs.evicted import Evicted, damage_without, read_evicted
+from stepscope.collector.runs.recording import run_in
 from stepscope.collector.runs.segment_contents import SegmentContents
 from stepscope.collector.runs.windows import MAX_WINDOWS
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.records import RunRecord, decode_record
+from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.journal.segments import SEGMENT_AGE_S, segment_paths
 
 log = logging.getLogger("stepscope.collector")
@@ -113,7 +114,7 @@ class Restoring:
     async def _restore_from(self, reader: FrameReader, id: str, path: Path, evicted: Sequence[Evicted]) -> None:
         try:
             restored = self._streams.all.get(id)
-            run = await self._read(lambda: _run(reader)) if restored is None else restored.run
+            run = await self._read(lambda: run_in(reader)) if restored is None else restored.run
             if run is None:
                 raise FormatError("it does not say whose it is")
             made, written = await self._read(lambda: _times(path))
@@ -193,20 +194,6 @@ def _times(path: Path) -> tuple[int, float]:
     if segments != [path]:
         made = min(made, segments[0].stat().st_mtime_ns - SEGMENT_AGE_S * 10**9)
     return made, segments[-1].stat().st_mtime
-
-
-def _run(reader: FrameReader) -> RunRecord | None:
-    """Whose file it is: the first frame that says so, which should be the first of all. The reader stays where it is."""
-    start, damage = reader.position, reader.damage
-    try:
-        while (frame := reader.next(lambda _: True)) is not None:
-            record = decode_record(frame[0], frame[2]) if frame[0] == fmt.FrameType.RUN else None
-            if isinstance(record, RunRecord):
-                return record
-    finally:
-        reader.resume(*start)
-        reader.damage = damage  # it is found again
-    return None
 
 
 def _read(reader: FrameReader) -> _Part | None:

@@ -7,14 +7,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from stepscope.collector.clocks.latest import LatestClock
-from stepscope.collector.live.amounts import Amounts
-from stepscope.collector.live.process import Process
-from stepscope.collector.live.rate import Rate
 from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
@@ -26,7 +23,9 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from stepscope.runtime.requests.command import Answer, Command
 
 
 Frame = tuple[int, int, fmt.Bytes]
@@ -55,6 +54,8 @@ MAX_SUMMARIES = 128
 MAX_STEPS = 2 * MAX_SUMMARY_STEPS
 """Steps in them; the newest summary stays in any case."""
 _HOUR = 3600 * 10**9
+_RATE_SECONDS = 5
+"""Whole seconds that are averaged."""
 
 
 class State(Enum):
@@ -67,6 +68,80 @@ class State(Enum):
     """It was closed in order."""
     DIED = "died"
     """It has no connection, and its end never came."""
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    """Sums over a stream's life, or over the lives of several."""
+
+    events: int = 0
+    bytes: int = 0
+    """Of their files."""
+    dropped: int = 0
+    """Events lost, as far as ledgers have told."""
+    discarded: int = 0
+    """Events evicted to keep the files within the limit of the disk."""
+
+    def __add__(self, other: Amounts) -> Amounts:
+        """Both together."""
+        return self._each(other, int.__add__)
+
+    def highest(self, other: Amounts) -> Amounts:
+        """Of each the larger."""
+        return self._each(other, max)
+
+    def _each(self, other: Amounts, of: Callable[[int, int], int]) -> Amounts:
+        return Amounts(*map(of, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+
+class Process(Protocol):
+    """The way to a process that sends a stream: a connection, or NATS."""
+
+    @property
+    def control(self) -> int:
+        """Version of the commands that it obeys; 0: none."""
+        ...
+
+    async def order(self, command: Command, seconds: float) -> Answer:
+        """Sends a command, and returns the answer.
+
+        Raises:
+            TimeoutError: if it does not answer in time.
+            ConnectionError: if there is no way to it any more.
+        """
+        ...
+
+
+class Rate:
+    """Counts in a ring of seconds; `now` is a monotonic time in seconds, which never goes back."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (_RATE_SECONDS + 1)
+        self._second = 0
+        self._first: int | None = None
+
+    def add(self, count: int, now: float) -> None:
+        """So much arrived."""
+        self._turn(now)
+        self._counts[self._second % len(self._counts)] += count
+
+    def per_second(self, now: float) -> float:
+        """The average of the last whole seconds, or of those since the first count."""
+        if self._first is None:
+            return 0.0
+        self._turn(now)
+        size = len(self._counts)
+        seconds = min(self._second - self._first, _RATE_SECONDS)
+        if seconds == 0:
+            return float(self._counts[self._second % size])
+        return (sum(self._counts) - self._counts[self._second % size]) / seconds
+
+    def _turn(self, now: float) -> None:
+        second = int(now)
+        if self._first is None:
+            self._first = self._second = second
+        for passed in range(min(max(second - self._second, 0), len(self._counts))):
+            self._counts[(second - passed) % len(self._counts)] = 0
+        self._second = max(self._second, second)
 
 
 class _FrameBatch:
@@ -97,7 +172,7 @@ class Stream:
         self.job = job_of(run)
         """Name of its job, as `stepscope merge --job` takes it."""
         self.born_ns = time.time_ns() if born_ns is None else born_ns
-        self.connection: object | None = None
+        self.connection: Process | None = None
         self.process: Process | None = None
         """The way to the process, where that is not the connection."""
         self.remote = False

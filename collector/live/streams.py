@@ -7,15 +7,13 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Generator, Iterator
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.noting import Noting
-from stepscope.collector.live.process import Process
-from stepscope.collector.live.stream import Stream
-from stepscope.collector.live.totals import Totals
+from stepscope.collector.live.stream import Amounts, Process, Stream
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.errors import FormatError
@@ -25,6 +23,9 @@ log = logging.getLogger("stepscope.collector")
 
 MAX_HEARD = 16_384
 """Streams of other collectors that are shown; beyond, those are forgotten that nothing was heard of for longest."""
+MOST_JOBS = 4096
+"""Jobs of which it is remembered what streams have brought that are forgotten; the sum over all jobs has them all."""
+_NOTHING = Amounts()
 _WIDEST = 60
 """Columns of a name in the log, whatever was sent as one."""
 
@@ -67,6 +68,52 @@ class Rank:
         return [one for one in there if (one.run.host, one.run.pid) != process]
 
 
+class Totals:
+    """Sums by job, and over all. A stream counts with the most that it was ever seen to have, and goes on counting when it
+    is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._highest: dict[str, Amounts] = {}
+        self._past: OrderedDict[str, Amounts] = OrderedDict()
+        self._past_of_all = _NOTHING
+
+    def look(self, streams: Iterable[Stream]) -> tuple[Amounts, dict[str, Amounts]]:
+        """The sums now.
+
+        Args:
+            streams: all that are known.
+
+        Returns:
+            Over all jobs, and by job.
+        """
+        streams = list(streams)
+        for stream in streams:
+            self._see(stream)
+        of_all, by_job = self._past_of_all, dict(self._past)
+        for stream in streams:
+            brought = self._highest[stream.id]
+            of_all += brought
+            by_job[stream.job] = by_job.get(stream.job, _NOTHING) + brought
+        return of_all, by_job
+
+    def forget(self, stream: Stream) -> None:
+        """A stream is not known any more."""
+        self._see(stream)
+        brought = self._highest.pop(stream.id)
+        self._past_of_all += brought
+        self._past[stream.job] = self._past.get(stream.job, _NOTHING) + brought
+        self._past.move_to_end(stream.job)
+        if len(self._past) > MOST_JOBS:
+            self._past.popitem(last=False)
+
+    def _see(self, stream: Stream) -> None:
+        now = stream.amounts
+        before = self._highest.get(stream.id)
+        if before != now:
+            self._highest[stream.id] = now if before is None else before.highest(now)
+
+
 class Streams:
     """All streams by id, and by rank. Beyond twice the limit of connections those that are over are forgotten, oldest first:
     their files stay."""
@@ -91,7 +138,7 @@ class Streams:
         self._totals = Totals()
 
     @contextlib.contextmanager
-    def connected(self, hello: Hello, connection: object) -> Generator[Stream]:
+    def connected(self, hello: Hello, connection: Process) -> Generator[Stream]:
         """A stream's connection is there inside; begin and end are in the log.
 
         Raises:
@@ -176,12 +223,10 @@ class Streams:
         if len(self.all) <= 2 * self._limit:
             return
         own = [one for one in self.all.values() if not one.remote]
-        surplus = len(own) - 2 * self._limit
-        if surplus <= 0:
-            return
-        over = sorted((one for one in own if one.connection is None), key=lambda one: one.seen)
-        for stream in over[: surplus + self._limit // 8]:
-            self._remove(stream)
+        if (surplus := len(own) - 2 * self._limit) > 0:
+            over = sorted((one for one in own if one.connection is None), key=lambda one: one.seen)
+            for stream in over[: surplus + self._limit // 8]:
+                self._remove(stream)
 
     def _remove(self, stream: Stream) -> None:
         del self.all[stream.id]

@@ -20,6 +20,7 @@ from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import JobVerdict, LiveFinding
 from stepscope.exporters.stream.protocol import StepSummary
 from stepscope.exporters.stream.step_summary import facts_of
+from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.windows.step_facts import Facts, join_facts
 from stepscope.runtime.windows.step_statistics import FIRST_STEPS
 
@@ -41,12 +42,7 @@ MAX_FINDINGS = 3
 class LiveProcess(msgspec.Struct, frozen=True):
     """A process that runs, with facts of its newest steps."""
 
-    rank: int | None
-    """Its number in the job; `None` if it has none."""
-    name: str
-    """Of its profiler."""
-    host: str
-    pid: int
+    run: RunRecord
     facts: Facts
     """In the order of the steps, without the first ones of the run, which are not judged."""
 
@@ -108,8 +104,7 @@ class Verdicts:
             facts = self._facts(stream, summaries, decoded)
             facts = _judged(facts)[-MAX_STEPS:]
             if len(facts):
-                run = stream.run
-                processes.append(LiveProcess(run.rank, run.name, run.host, run.pid, facts))
+                processes.append(LiveProcess(stream.run, facts))
         self._decoded[job] = decoded
         if not processes:
             return None

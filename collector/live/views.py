@@ -68,30 +68,6 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     theirs count as those of earlier starts."""
 
 
-class RankChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What is different of a rank, of that which changes all the time; fields that are as before are left out."""
-
-    id: str
-    state: StateName | msgspec.UnsetType = msgspec.UNSET
-    silent_s: float | msgspec.UnsetType = msgspec.UNSET
-    step: int | None | msgspec.UnsetType = msgspec.UNSET
-    step_ms: float | None | msgspec.UnsetType = msgspec.UNSET
-    own_ms: float | None | msgspec.UnsetType = msgspec.UNSET
-    last_step_ms: float | None | msgspec.UnsetType = msgspec.UNSET
-    events: int | msgspec.UnsetType = msgspec.UNSET
-    events_per_s: float | msgspec.UnsetType = msgspec.UNSET
-    bytes: int | msgspec.UnsetType = msgspec.UNSET
-    bytes_per_s: float | msgspec.UnsetType = msgspec.UNSET
-    dropped: int | msgspec.UnsetType = msgspec.UNSET
-    clock_bound_us: float | None | msgspec.UnsetType = msgspec.UNSET
-    windows: int | msgspec.UnsetType = msgspec.UNSET
-    cpu_share: float | None | msgspec.UnsetType = msgspec.UNSET
-    data_share: float | None | msgspec.UnsetType = msgspec.UNSET
-    communication_share: float | None | msgspec.UnsetType = msgspec.UNSET
-    resident_bytes: int | None | msgspec.UnsetType = msgspec.UNSET
-    slow_factor: float | None | msgspec.UnsetType = msgspec.UNSET
-
-
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that holds the others up."""
 
@@ -278,13 +254,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
     """Unix time."""
     full: bool
-    """Whether `ranks` has all ranks, or those that are new, or have changed in what seldom changes, since the snapshot before."""
+    """Whether `ranks` has all ranks, or those that are new or have changed since the snapshot before."""
     job: JobView
     jobs: list[JobEntry] | None
     """Jobs that can be chosen, the most recent ones, by their ids; null if they are as in the snapshot before."""
     ranks: list[RankView]
-    changed: list[RankChange]
-    """Of ranks that were in a snapshot before and are not in `ranks`."""
     gone: list[str]
     """Ids of ranks that were forgotten."""
 

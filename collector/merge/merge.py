@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import anyio
 import anyio.lowlevel
@@ -13,7 +12,6 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
-from stepscope.collector.merge import accounts
 from stepscope.collector.merge.aligned import AlignedEvents
 from stepscope.collector.merge.order import Order
 from stepscope.collector.merge.placement import Sharing
@@ -21,6 +19,7 @@ from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
 from stepscope.collector.merge.report import MemberReport, MergeReport, evicted, member_report
 from stepscope.collector.runs.job import Job, Member
 from stepscope.collector.runs.recording import UnreadableJournal
+from stepscope.exporters.parquet import ParquetExporter
 from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.export.exporter import Exporter
@@ -28,16 +27,6 @@ from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.session.ranks import ranges_text
 from stepscope.runtime.windows.window import Step, Window
-
-
-@runtime_checkable
-class PerMember(Protocol):
-    """The interface of an exporter that writes to which member each event belongs."""
-
-    async def begin_member(self, run: Run) -> None:
-        """The batches that follow are of this run, until it is called again."""
-        ...
-
 
 Progress = Callable[[int], object]
 """Called with the number of events written so far."""
@@ -87,7 +76,7 @@ class Merge:
         """
         async with _opened(exporter, self._job_run()):
             for member in self._present():
-                if isinstance(exporter, PerMember):
+                if isinstance(exporter, ParquetExporter):
                     await exporter.begin_member(self._member_run(member))
                 async with self._reading(member, "job") as events:
                     await self._play(events, exporter)
@@ -219,7 +208,7 @@ class Merge:
     def _ledger(self, members: Sequence[Member]) -> Ledger:
         """The accounts of all recorded events; of a run that did not end, those of its merged windows."""
         ledgers = [(member.label, member.recording.ledger or self._accounts(member)) for member in members]
-        return accounts.together(ledgers) if len(ledgers) > 1 else ledgers[0][1]
+        return ledger_of(ledgers) if len(ledgers) > 1 else ledgers[0][1]
 
     def _accounts(self, member: Member) -> Ledger:
         return sum_ledgers(stretch.window.ledger for stretch, _ in self._parts.get(member.number, ()))
@@ -246,7 +235,7 @@ class Merge:
             steps=tuple(Step(number, *times) for number, times in sorted(steps.items())),
             complete=all(stretch.window.complete and stretch.whole for stretch in stretches) and not window.absent,
             diagnostics=(*notes, *(f"{member.label} has nothing of this window" for member in window.absent)),
-            ledger=accounts.together((stretch.member.label, stretch.window.ledger) for stretch in stretches)
+            ledger=ledger_of((stretch.member.label, stretch.window.ledger) for stretch in stretches)
             if labels
             else stretches[0].window.ledger,
             metadata={stretch.member.label: dict(stretch.window.metadata) for stretch in stretches}
@@ -254,6 +243,23 @@ class Merge:
             else stretches[0].window.metadata,
             wall_start_ns=start,
         )
+
+
+def ledger_of(ledgers: Iterable[tuple[str, Ledger]]) -> Ledger:
+    """One ledger of those of several members.
+
+    Args:
+        ledgers: whose each is, and what it says. Sources and outputs are called `rank 0: recorder` then.
+    """
+    return sum_ledgers(
+        Ledger(
+            {f"{label}: {name}": source for name, source in ledger.sources.items()},
+            {f"{label}: {name}": output for name, output in ledger.outputs.items()},
+            ledger.cut,
+            ledger.windows_left_out,
+        )
+        for label, ledger in ledgers
+    )
 
 
 def _aligned_window(stretch: Stretch) -> tuple[int, int, list[Step]]:

@@ -139,28 +139,20 @@ def _counted_by(selection: Selection, job: Job, placed: Sequence[NDArray[np.int6
 
 
 def _stretch(member: Member, index: int, window: Window, row: np.void, wanted: Steps | None) -> Stretch | None:
-    if wanted is None:
-        return Stretch(
-            member=member,
-            source=index,
-            row=row,
-            window=window,
-            start_ns=window.start_ns,
-            end_ns=window.end_ns,
-            whole=True,
-            steps=window.steps,
-        )
-    steps = tuple(step for step in window.steps if wanted[0] <= step.number <= wanted[1])
-    if not steps:
-        return None
+    steps, start, end = window.steps, window.start_ns, window.end_ns
+    if wanted is not None:
+        steps = tuple(step for step in steps if wanted[0] <= step.number <= wanted[1])
+        if not steps:
+            return None
+        start, end = min(step.start_ns for step in steps), max(step.end_ns for step in steps)
     return Stretch(
         member=member,
         source=index,
         row=row,
         window=window,
-        start_ns=min(step.start_ns for step in steps),
-        end_ns=max(step.end_ns for step in steps),
-        whole=False,
+        start_ns=start,
+        end_ns=end,
+        whole=wanted is None,
         steps=steps,
     )
 

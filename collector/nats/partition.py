@@ -22,17 +22,14 @@ from stepscope.collector.live.stream import DIED_AFTER, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.nats.consumer import Consumer
-from stepscope.collector.nats.process import NatsProcess
 from stepscope.collector.nats.retries import Retries
-from stepscope.collector.nats.roster import Roster
+from stepscope.collector.nats.roster import NatsProcess, Roster
 from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.names import Names, job_token, key_of
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import job_of
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.records import RunRecord, decode_record
 from stepscope.runtime.loop_threads.ending_tasks import finish
 
 log = logging.getLogger("stepscope.collector")
@@ -377,10 +374,11 @@ class Partition:
             intake.waiting.pop(one.number, None)
             await self._terminate(one.message, error)
             return
+        noting = session.streams.noting
         try:
-            await session.store.write(file, new_frames, process.hello, partial(self._count, stream, new_frames))
+            await session.store.write(file, new_frames, process.hello, lambda: noting.took(stream, new_frames))
         finally:
-            await session.streams.noting.caught_up(stream)
+            await noting.caught_up(stream)
         if file.ended:
             await session.roster.end(intake.key, self._identity)
         intake.next = max(intake.next, file.next)
@@ -410,11 +408,6 @@ class Partition:
         # After a loss of power the file may have less than was acknowledged: everything is read again.
         self._reads_again = not self._consumer.from_beginning
         return self._consumer.from_beginning
-
-    def _count(self, stream: Stream, new_frames: NewFrames) -> None:
-        if new_frames.missing:
-            stream.missed(new_frames.missing, new_frames.next - len(new_frames.frames))
-        self._session.streams.noting.took(stream, new_frames.frames, len(new_frames.data), new_frames.next)
 
     async def _close(self, intake: _Intake) -> None:
         intake.file = intake.stream = None
@@ -454,8 +447,6 @@ def _check_job(process: NatsProcess, new_frames: NewFrames) -> None:
         FormatError: if a frame does.
     """
     job = process.names.key.partition(".")[0]
-    for kind, _, payload in new_frames.frames:
-        if kind == FrameType.RUN:
-            run = decode_record(kind, bytes(payload))
-            if isinstance(run, RunRecord) and job_token(job_of(protocol.short(run))) != job:
-                raise FormatError(f"its run is of the job {job_of(run)[:100]!r}")
+    for run in new_frames.runs():
+        if job_token(job_of(run)) != job:
+            raise FormatError(f"its run is of the job {job_of(run)[:100]!r}")

@@ -11,7 +11,6 @@ log = logging.getLogger("stepscope.collector")
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 """Seconds until what failed is tried again, doubled each time."""
-_MOST_WARNED = 1000
 
 
 class _Failure(msgspec.Struct):
@@ -30,7 +29,6 @@ class Retries:
     def __init__(self, where: str) -> None:
         self._where = where
         self._failures: dict[str, _Failure] = {}
-        self._warned: set[str] = set()
 
     def fail(self, what: str, error: BaseException) -> None:
         """Notes a failure. The time until the next try is doubled.
@@ -58,12 +56,6 @@ class Retries:
         """Seconds until something is to be tried again; 0 if it has not failed."""
         failure = self._failures.get(what)
         return 0.0 if failure is None else max(failure.retry_at - time.monotonic(), 0.0)
-
-    def warn_once(self, what: str, text: str) -> None:
-        """Logs a warning, if there was none for this; of a thousand things at most."""
-        if what not in self._warned and len(self._warned) < _MOST_WARNED:
-            self._warned.add(what)
-            log.warning("%s of %s: %s", ascii(what[:200])[1:-1], self._where, ascii(text[:300])[1:-1])
 
     @property
     def problem(self) -> str:

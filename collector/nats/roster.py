@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import msgspec
@@ -14,11 +15,11 @@ from nats.js.errors import KeyNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 
 from stepscope.collector.nats.consumer import Consumer, Fetched
-from stepscope.collector.nats.process import NatsProcess
 from stepscope.collector.nats.retries import Retries
-from stepscope.exporters.nats.names import Names
+from stepscope.exporters.nats.names import Names, StreamNames
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.requests.command import Answer, Command
 
 _WAIT = 5.0
 """Seconds that a request waits for a change."""
@@ -27,6 +28,7 @@ _COUNT, _BYTES = 4096, 4 << 20
 _INACTIVE = 60.0
 """Seconds after which JetStream deletes the consumer of a collector that is gone."""
 _RETRY = 1.0
+_numbers = itertools.count(1)
 
 
 class Follower:
@@ -123,6 +125,46 @@ class Follower:
                 del self._put[oldest]
                 self._changed(oldest, None)
         return True
+
+
+class NatsProcess:
+    """A process that any collector of its team can give commands, if it takes them.
+
+    Args:
+        client: the connection to NATS.
+        names: of its stream.
+        hello: the `Hello` of its stream.
+    """
+
+    def __init__(self, client: Client, names: StreamNames, hello: protocol.Hello) -> None:
+        self._client, self.names, self.hello = client, names, hello
+
+    @property
+    def control(self) -> int:
+        """Version of the commands that the process obeys; 0: none."""
+        return self.hello.control
+
+    async def order(self, command: Command, seconds: float) -> Answer:
+        """Gives the process a command; returns its answer.
+
+        Raises:
+            TimeoutError: if it does not answer in time.
+            ConnectionError: if it, or this collector, is not connected to NATS.
+        """
+        order = protocol.Order(next(_numbers), msgspec.json.encode(command))
+        try:
+            reply = await self._client.request(self.names.orders, protocol.encode(order), timeout=seconds)
+        except TimeoutError:
+            raise
+        except NatsError as error:
+            raise ConnectionError("the process is not connected to NATS, or this collector is not") from error
+        try:
+            answer, _ = protocol.decode(reply.data)
+            if not isinstance(answer, protocol.Obeyed):
+                return Answer(error=f"the answer is {type(answer).__name__}")
+            return answer.decoded()
+        except FormatError as error:
+            return Answer(error=f"the answer cannot be read: {error}")
 
 
 class Roster:

@@ -26,8 +26,8 @@ from stepscope.collector.nats.roster import Roster
 from stepscope.collector.server_clock import ServerClock
 from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
-from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.names import Names, key_of, partition_of
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
@@ -274,10 +274,9 @@ class NatsSource:
         self._audit.line("stream", "NATS", stream=hello.stream, name=run.name, rank=str(run.rank))
 
     def _refuse(self, subject: str, reason: str) -> None:
-        """Counts a message that cannot be read, and logs the first one of each subject."""
+        """Counts a message that cannot be read."""
         self._malformed += 1
-        self._retries.warn_once(subject, f"a message cannot be read, and is left out: {reason}")
-        self._audit.refuse(ascii(reason[:300])[1:-1], "NATS", subject, is_logged=True)
+        self._audit.refuse(ascii(reason[:300])[1:-1], "NATS", subject)
 
     async def _note_error(self, error: Exception) -> None:
         self._retries.fail("", error)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from stepscope.collector.live.process import Process
-from stepscope.collector.live.stream import State, Stream
+from stepscope.collector.live.stream import Process, State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.orders.order import WindowOrder
 from stepscope.collector.problems import ProblemError
@@ -85,7 +84,7 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
 
 def _process(stream: Stream) -> Process | None:
     """The way to the process of a stream; `None` if there is none now."""
-    if isinstance(stream.connection, Process):
+    if stream.connection is not None:
         return stream.connection
     return stream.process if stream.state(time.monotonic()) is State.CONNECTED else None
 

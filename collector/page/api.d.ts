@@ -166,28 +166,6 @@ export interface Problem {
   type: string;
 }
 
-export interface RankChange {
-  id: string;
-  state?: "connected" | "silent" | "ended" | "died";
-  silent_s?: number;
-  step?: number | null;
-  step_ms?: number | null;
-  own_ms?: number | null;
-  last_step_ms?: number | null;
-  events?: number;
-  events_per_s?: number;
-  bytes?: number;
-  bytes_per_s?: number;
-  dropped?: number;
-  clock_bound_us?: number | null;
-  windows?: number;
-  cpu_share?: number | null;
-  data_share?: number | null;
-  communication_share?: number | null;
-  resident_bytes?: number | null;
-  slow_factor?: number | null;
-}
-
 export interface RankDetail {
   rank: RankView;
   streams: Array<StreamView>;
@@ -254,7 +232,6 @@ export interface Snapshot {
   job: JobView;
   jobs: Array<JobEntry> | null;
   ranks: Array<RankView>;
-  changed: Array<RankChange>;
   gone: Array<string>;
 }
 

@@ -61,10 +61,6 @@ function onSnapshot(kind, snapshot) {
   if (kind !== "snapshot") return;
   if (snapshot.full) ranks.clear();
   for (const view of snapshot.ranks) ranks.set(view.id, view);
-  for (const change of snapshot.changed) {
-    const view = ranks.get(change.id);
-    if (view) ranks.set(change.id, { ...view, ...change });
-  }
   for (const id of snapshot.gone) ranks.delete(id);
   labelJobs();
   job = snapshot.job;

@@ -12,8 +12,7 @@ from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.runs.evicted import Evicted, read_evicted
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.segment_contents import SegmentContents, SegmentWindow
-from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.exporters.stream.shipper import has_end
 from stepscope.runtime.journal.records import RunRecord
 
 SILENCE = 3600 * 10**9
@@ -105,7 +104,7 @@ class Inventory:
         before, last = self._segments.get(id, {}), files[-1]
         silent = time.time_ns() - last.about.st_mtime_ns > SILENCE
         same = last.number in before and before[last.number].is_of(last)
-        over = not connected and (same or silent or _has_end(last.path))
+        over = not connected and (same or silent or has_end(last.path))
         journal = last.path.with_name("journal")
         segments: list[Segment] = []
         evicted: list[Evicted] | None = None
@@ -121,12 +120,3 @@ class Inventory:
             segments.append(segment)
         self._segments[id] = {one.file.number: one for one in segments}
         return StoredStream(id, journal, segments, over, last.about.st_mtime_ns)
-
-
-def _has_end(path: Path) -> bool:
-    reader = FrameReader(path, follow=False)
-    try:
-        last = reader.last()
-        return last is not None and last[0] == FrameType.END
-    finally:
-        reader.close()

@@ -16,11 +16,11 @@ from stepscope.collector.files.disk_use import disk_use, on_disk
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
-from stepscope.collector.retention.deleted import Deleted
 from stepscope.collector.retention.inventory import Inventory, Segment, StoredStream
 from stepscope.collector.retention.policy import LAST, Candidate, StoragePolicy, candidates
 from stepscope.collector.runs.evicted import Evicted, evict, read_evicted
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.files.private_files import replace_private
 from stepscope.runtime.journal.segments import segment_paths
 
 log = logging.getLogger("stepscope.collector")
@@ -31,8 +31,53 @@ AGAIN_SECONDS = 1.0
 """Until the next look, if the last one failed or could not evict what is being read."""
 LEAST_SECONDS = 0.2
 """Between two looks, however much is written."""
+DELETED = "deleted"
+"""Name of the file, in the directory of a collector, that counts the streams that were deleted whole ever since."""
 LATE = 2.0
 """Seconds for which a write may wait for the disk before that is a problem."""
+
+
+class Count(msgspec.Struct, frozen=True):
+    """Of all streams that were deleted for want of room."""
+
+    streams: int = 0
+    events: int = 0
+    """That they had brought, with those that were evicted before."""
+    last: str = ""
+    """Id of the last one: who is killed between the count and the deletion does not count it twice."""
+
+
+class Deleted:
+    """The count, as it is on disk. Calls block."""
+
+    def __init__(self, directory: Path) -> None:
+        """Args: of a collector."""
+        self._path = directory / DELETED
+        try:
+            self.count = msgspec.json.decode(self._path.read_bytes(), type=Count)
+        except FileNotFoundError:
+            self.count = Count()
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("%s cannot be read, it is begun anew: %s", self._path, error)
+            self.count = Count()
+
+    def add(self, stream: str, events: int) -> None:
+        """A stream is to be deleted.
+
+        Raises:
+            OSError: if that cannot be noted.
+        """
+        if self.count.last != stream:
+            self.set(Count(self.count.streams + 1, self.count.events + events, stream))
+
+    def set(self, count: Count) -> None:
+        """Sets the count: to what it was before, if a stream could not be deleted.
+
+        Raises:
+            OSError: if that cannot be noted.
+        """
+        replace_private(self._path, msgspec.json.encode(count))
+        self.count = count
 
 
 class Look(msgspec.Struct):

@@ -8,10 +8,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepscope.collector.clocks.agreement import Pieces, contradict, pieces_by_clock
-from stepscope.collector.clocks.limits import ClockLimits
 from stepscope.collector.clocks.model import ClockModel
-from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
+from stepscope.collector.clocks.timeline import Fitted, Pieces, Readings, Timeline, contradict, pieces_by_clock
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.stream.protocol import job_of as job_of
 from stepscope.runtime.errors import FormatError
@@ -98,22 +96,20 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 class Job:
     """The members of a job, on one time line."""
 
-    def __init__(self, name: str, recordings: Sequence[Recording], limits: ClockLimits | None = None) -> None:
+    def __init__(self, name: str, recordings: Sequence[Recording]) -> None:
         """
         Args:
             name: of the job.
             recordings: all of it; at least one.
-            limits: what is assumed of clocks.
         """
         self.name = name
-        limits = limits or ClockLimits()
-        clocks = _clocks(recordings, limits)
+        clocks = _clocks(recordings)
         readings: dict[str, Readings] = {}
         for key, sharing in clocks.items():
             syncs = [sync for recording in sharing for sync in recording.syncs]
             newest = max(sharing, key=lambda recording: recording.run.anchor.monotonic_ns)
             readings[key] = Readings(syncs, newest.run.anchor)
-        self.timeline = Timeline(readings, limits)
+        self.timeline = Timeline(readings)
         rows = [(recording, key) for key, sharing in clocks.items() for recording in sharing]
         rows.sort(key=lambda row: self._order(*row))
         self.members: list[Member] = []
@@ -177,14 +173,14 @@ class _Clock:
         self.recordings = [first]
         self._witnesses: list[Pieces] | None = None
 
-    def shows(self, recording: Recording, limits: ClockLimits) -> bool:
+    def shows(self, recording: Recording) -> bool:
         """Whether a recording can be of this clock: by its name, its wall clock and what it measured."""
         run = recording.run
         if run.clock != self._name or abs(_ahead(run.anchor) - self._ahead) >= SAME_CLOCK_NS:
             return False
         if self._witnesses is None:
-            self._witnesses = [pieces_by_clock(self.recordings[0].syncs, limits)]
-        pieces = pieces_by_clock(recording.syncs, limits)
+            self._witnesses = [pieces_by_clock(self.recordings[0].syncs)]
+        pieces = pieces_by_clock(recording.syncs)
         if any(contradict(pieces, witness) for witness in self._witnesses):
             return False
         if len(self._witnesses) < WITNESSES:
@@ -192,7 +188,7 @@ class _Clock:
         return True
 
 
-def _clocks(recordings: Sequence[Recording], limits: ClockLimits) -> dict[str, list[Recording]]:
+def _clocks(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
     """Recordings by the clock that they read; one whose clock has no name has its own.
 
     Names are what streams claim: one whose round trips contradict those of the others has a clock of its own.
@@ -205,7 +201,7 @@ def _clocks(recordings: Sequence[Recording], limits: ClockLimits) -> dict[str, l
             clocks[f"stream {recording.id}"] = [recording]
             continue
         same_name = named.setdefault(name, [])
-        clock = next((clock for clock in same_name if clock.shows(recording, limits)), None)
+        clock = next((clock for clock in same_name if clock.shows(recording)), None)
         if clock is None:
             same_name.append(_Clock(name, recording))
         else:

@@ -118,7 +118,7 @@ class Recording(msgspec.Struct, kw_only=True):
         samples = _ClockSamples()
         reader = FrameReader(path, follow=False)
         try:
-            run = _run(reader)
+            run = run_in(reader)
             if run is None:
                 raise FormatError(f"{path} does not say whose journal it is: its beginning is missing")
             index = read_index(reader, samples.add) or scan(reader, on_sync=samples.add)
@@ -232,8 +232,8 @@ class Recording(msgspec.Struct, kw_only=True):
         )
 
 
-def _run(frames: FrameReader) -> RunRecord | None:
-    """The run, which begins each segment."""
+def run_in(frames: FrameReader) -> RunRecord | None:
+    """The run, which begins each segment. The reader stays where it is."""
     reader = frames.copy()
     reader.restart()
     while (frame := reader.next(lambda _: True)) is not None:

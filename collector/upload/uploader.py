@@ -20,10 +20,9 @@ import msgspec
 from stepscope.collector import clock_names
 from stepscope.collector.live.views import UploadView
 from stepscope.collector.upload.object_store import ENDING_S, ObjectStore
+from stepscope.exporters.stream.shipper import has_end
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.files.private_files import refuse_link
-from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.loop_threads.ending_tasks import finish
 from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 
@@ -181,12 +180,7 @@ class Uploader:
         """Whether a segment has an END frame. It is only read if its size has changed."""
         size = path.lstat().st_size
         if name not in self._ends or self._ends[name][0] != size:
-            reader = FrameReader(path, follow=False)
-            try:
-                last = reader.last()
-            finally:
-                reader.close()
-            self._ends[name] = size, last is not None and last[0] == FrameType.END
+            self._ends[name] = size, has_end(path)
         return self._ends[name][1]
 
     def _put(self, file: _File) -> None:

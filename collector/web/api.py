@@ -19,7 +19,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryP
 
 from stepscope.collector.downloads.downloads import Download, Source
 from stepscope.collector.files.journal_copy import JournalCopy
-from stepscope.collector.live.job_windows import Group
+from stepscope.collector.live.job_windows import Group, window_detail
 from stepscope.collector.live.stream import State as StreamState
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import (
@@ -36,7 +36,6 @@ from stepscope.collector.live.views import (
     WindowDetail,
     WindowView,
 )
-from stepscope.collector.live.window_views import window_detail
 from stepscope.collector.orders.order import OrderResult, WindowOrder
 from stepscope.collector.problems import MEDIA_TYPE, Problem, ProblemError
 from stepscope.collector.runs.windows import MAX_WINDOWS

@@ -85,7 +85,7 @@ async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout 
     ranks = [rank for rank in ranks if job is None or any(stream.job == job for stream in rank.streams)]
     histories = [_histories(rank, range, job) for rank in ranks]
     width = max((one.width_ns for several in histories for one in several), default=1)
-    laid = _side_by_side(histories, range) or _over_each_other(histories, width, range)
+    laid = _over_each_other(histories, width, range)
     if laid is None:
         return None
     width, first, rows = laid
@@ -107,29 +107,6 @@ async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout 
 
 _Laid = tuple[int, int, Means]
 """Width of a bucket, index of the first, and a row of means in ms for each rank; the last column has a number."""
-
-
-def _side_by_side(histories: Sequence[Sequence[History]], range: Range) -> _Laid | None:
-    """Of ranks with one history each, all of one width and about the same time, as is usual where there are many; else `None`."""
-    every = [several[0] for several in histories if len(several) == 1 and not several[0].empty]
-    if len(every) != len(histories) or len({one.width_ns for one in every}) != 1:
-        return None
-    first = min(one.first for one in every)
-    size = max(one.first for one in every) + BUCKETS - first
-    if size > 2 * BUCKETS:
-        return None
-    counts: Means = np.zeros((len(every), size))
-    totals: Means = np.zeros((len(every), size))
-    for row, one in enumerate(every):
-        one.lay(counts[row], totals[row], first)
-    used: NDArray[np.int64] = np.flatnonzero(counts.any(axis=0))
-    begin, end = int(used[0]), int(used[-1]) + 1
-    if range == "recent":
-        begin = max(begin, end - BUCKETS)
-    if end - begin > BUCKETS:
-        return None
-    with np.errstate(invalid="ignore"):
-        return every[0].width_ns, first + begin, totals[:, begin:end] / counts[:, begin:end] / 1e6
 
 
 def _over_each_other(histories: Sequence[Sequence[History]], width: int, range: Range) -> _Laid | None:

@@ -16,10 +16,11 @@ from litestar.utils import normalize_path
 from stepscope.collector import page
 from stepscope.collector.audit import Audit
 from stepscope.collector.problems import ProblemError, send_problem
-from stepscope.collector.settings import host_name, is_loopback
+from stepscope.collector.settings import host_name
 from stepscope.collector.web.tickets import Tickets
 from stepscope.collector.web.tokens import Scope as TokenScope
 from stepscope.collector.web.tokens import Token, Tokens
+from stepscope.exporters.stream.address import is_local
 
 OPEN_PATHS = frozenset({*page.PATHS, "/healthz", "/openapi.json"})
 """Paths without data of any run, which need no token: the page asks for it."""
@@ -171,7 +172,7 @@ class Guard:
         return self._tickets.use(ticket, scope["path"], [pair for pair in query if pair[0] != TICKET])
 
     def _is_own(self, name: str) -> bool:
-        if self._hosts is None or is_loopback(name):
+        if self._hosts is None or is_local(name):
             return True
         name = host_name(name)
         return bool(name) and (name in self._hosts or f"*.{name.partition('.')[2]}" in self._hosts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -17,9 +16,6 @@ from stepscope.collector.live.step_times import RECENT, StepTimes, communicates
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import Heatmap
 
-FRESH_S = 1.0
-"""Seconds for which a picture is sent again to others who ask for the same."""
-MAX_DRAWN = 8
 MEDIAN_OF = 512
 """Ranks of which the median is computed; of more, so many that lie evenly."""
 _MIDDLE, _PER_DOUBLE = 128, 32
@@ -51,23 +47,14 @@ class Heatmaps:
     """Draws pictures on threads, one at a time."""
 
     def __init__(self) -> None:
-        self._drawn: dict[HeatmapQuery, tuple[float, Heatmap]] = {}
         self._lock = asyncio.Lock()
 
     async def heatmap(self, ranks: Sequence[Rank], query: HeatmapQuery) -> Heatmap:
         """The picture of these ranks, which are those of the job."""
         async with self._lock:
-            now = time.monotonic()
-            self._drawn = {one: drawn for one, drawn in self._drawn.items() if now - drawn[0] < FRESH_S}
-            if query in self._drawn:
-                return self._drawn[query][1]
             # Ranks may be forgotten while the thread draws.
             drawn = [(rank.id, rank.latest.steps) for rank in ranks if rank.streams]
-            made = await asyncio.to_thread(_draw, drawn, query)
-            while len(self._drawn) >= MAX_DRAWN:
-                del self._drawn[next(iter(self._drawn))]
-            self._drawn[query] = now, made
-            return made
+            return await asyncio.to_thread(_draw, drawn, query)
 
 
 def _draw(ranks: Sequence[tuple[str, StepTimes]], query: HeatmapQuery) -> Heatmap:

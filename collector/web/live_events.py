@@ -11,14 +11,12 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.collector.live.live import FRESH, Live
-from stepscope.collector.live.views import RankChange, RankView, Snapshot
+from stepscope.collector.live.views import Snapshot
 
 INTERVAL = 1.0
 """Seconds between two snapshots."""
 MOST_LISTENERS = 256
 """At once."""
-_QUICK = tuple(name for name in RankChange.__struct_fields__ if name != "id")
-"""Fields that change all the time."""
 
 
 class _View(NamedTuple):
@@ -149,34 +147,15 @@ class LiveEvents:
 
 def changes(before: Snapshot, after: Snapshot) -> Snapshot:
     """The differences of a snapshot from the one before."""
-    removed: dict[str, RankView] = {view.id: view for view in before.ranks}
-    ranks: list[RankView] = []
-    changed: list[RankChange] = []
-    for view in after.ranks:
-        was = removed.pop(view.id, None)
-        if was == view:
-            continue
-        change = None if was is None else _change(was, view)
-        if change is None:
-            ranks.append(view)
-        else:
-            changed.append(change)
+    removed = {view.id: view for view in before.ranks}
+    ranks = [view for view in after.ranks if removed.pop(view.id, None) != view]
     return msgspec.structs.replace(
         after,
         full=False,
         jobs=None if before.jobs == after.jobs else after.jobs,
         ranks=ranks,
-        changed=changed,
         gone=list(removed),
     )
-
-
-def _change(before: RankView, after: RankView) -> RankChange | None:
-    """The differing values, if only those differ that change all the time."""
-    different = {name: value for name in _QUICK if (value := getattr(after, name)) != getattr(before, name)}
-    if msgspec.structs.replace(before, **different) != after:
-        return None
-    return RankChange(id=after.id, **different)
 
 
 def _event(snapshot: Snapshot) -> bytes:

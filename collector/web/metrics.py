@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from stepscope.collector.live.views import RankView, Snapshot
+from stepscope.collector.live.views import JobView, RankView, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("connected", "silent", "ended", "died")
@@ -29,51 +29,9 @@ class _Views(Collector):
         for state, count in zip(_STATES, (job.connected, job.silent, job.ended, job.died), strict=True):
             states.add_metric([state], count)
         yield states
-        yield GaugeMetricFamily("stepscope_world_size", "Ranks that there should be", job.world_size or 0)
-        yield GaugeMetricFamily("stepscope_slow_ranks", "Ranks that hold the others up", len(job.slowest))
-        yield GaugeMetricFamily("stepscope_shared_ranks", "Ranks that several processes are at once", job.shared)
-        yield CounterMetricFamily("stepscope_received_events", "Events received", job.events)
-        yield CounterMetricFamily("stepscope_received_bytes", "Bytes of journals received", job.bytes)
-        yield CounterMetricFamily("stepscope_dropped_events", "Events lost, as ledgers tell", job.dropped)
-        if job.storage is not None:
-            yield GaugeMetricFamily(
-                "stepscope_disk_bytes", "Bytes on disk of all that was written", job.storage.used_bytes
-            )
-            yield GaugeMetricFamily(
-                "stepscope_disk_wait_seconds", "Time for which a write has waited for the disk", job.storage.waits_s
-            )
-            yield GaugeMetricFamily(
-                "stepscope_unreadable_journals", "Journals that cannot be read or written", job.storage.unreadable
-            )
-            yield GaugeMetricFamily(
-                "stepscope_deleted_streams", "Streams deleted for want of room", job.storage.deleted_streams
-            )
-            yield CounterMetricFamily(
-                "stepscope_discarded_events", "Events evicted for want of room", job.storage.discarded_events
-            )
-        if job.upload is not None:
-            yield CounterMetricFamily("stepscope_uploaded_bytes", "Bytes put into the object store", job.upload.bytes)
-            yield GaugeMetricFamily(
-                "stepscope_upload_waiting_bytes",
-                "Bytes of closed segments that are not in the object store",
-                job.upload.waiting_bytes,
-            )
-        if job.nats is not None:
-            yield GaugeMetricFamily("stepscope_nats_up", "Whether NATS is connected", int(job.nats.connected))
-            yield GaugeMetricFamily("stepscope_nats_partitions", "Partitions taken from NATS", job.nats.partitions)
-            yield GaugeMetricFamily("stepscope_nats_streams", "Streams taken from NATS", job.nats.streams)
-            yield CounterMetricFamily(
-                "stepscope_nats_malformed_messages", "Messages given up as unreadable", job.nats.malformed_messages
-            )
-            yield CounterMetricFamily(
-                "stepscope_nats_unknown_summaries",
-                "Summaries of steps of processes that were not known yet",
-                job.nats.unknown_summaries,
-            )
         yield CounterMetricFamily("stepscope_refused_requests", "Requests refused", self._refused)
-        yield CounterMetricFamily(
-            "stepscope_unwritten_audit_lines", "Lines of the audit that could not be written", job.unwritten_lines
-        )
+        for kind, name, help, amount in _amounts(job):
+            yield kind(name, help, amount)
         parts = GaugeMetricFamily(
             "stepscope_part_ended",
             "Whether a part of the collector's work has ended though it should not",
@@ -95,12 +53,44 @@ def _labels(view: RankView) -> Sequence[str]:
     return view.id, "" if view.rank is None else str(view.rank), view.host
 
 
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
-def _microseconds(value: float | None) -> float | None:
-    return None if value is None else value / 1e6
+def _amounts(job: JobView) -> Iterator[tuple[_Family, str, str, float]]:
+    """The numbers of a job, each with its kind, its name and its meaning."""
+    gauge, counter = GaugeMetricFamily, CounterMetricFamily
+    yield gauge, "stepscope_world_size", "Ranks that there should be", job.world_size or 0
+    yield gauge, "stepscope_slow_ranks", "Ranks that hold the others up", len(job.slowest)
+    yield gauge, "stepscope_shared_ranks", "Ranks that several processes are at once", job.shared
+    yield counter, "stepscope_received_events", "Events received", job.events
+    yield counter, "stepscope_received_bytes", "Bytes of journals received", job.bytes
+    yield counter, "stepscope_dropped_events", "Events lost, as ledgers tell", job.dropped
+    yield (
+        counter,
+        "stepscope_unwritten_audit_lines",
+        "Lines of the audit that could not be written",
+        job.unwritten_lines,
+    )
+    if (disk := job.storage) is not None:
+        yield gauge, "stepscope_disk_bytes", "Bytes on disk of all that was written", disk.used_bytes
+        yield gauge, "stepscope_disk_wait_seconds", "Time for which a write has waited for the disk", disk.waits_s
+        yield gauge, "stepscope_unreadable_journals", "Journals that cannot be read or written", disk.unreadable
+        yield gauge, "stepscope_deleted_streams", "Streams deleted for want of room", disk.deleted_streams
+        yield counter, "stepscope_discarded_events", "Events evicted for want of room", disk.discarded_events
+    if (upload := job.upload) is not None:
+        yield counter, "stepscope_uploaded_bytes", "Bytes put into the object store", upload.bytes
+        missing = "Bytes of closed segments that are not in the object store"
+        yield gauge, "stepscope_upload_waiting_bytes", missing, upload.waiting_bytes
+    if (nats := job.nats) is not None:
+        yield gauge, "stepscope_nats_up", "Whether NATS is connected", int(nats.connected)
+        yield gauge, "stepscope_nats_partitions", "Partitions taken from NATS", nats.partitions
+        yield gauge, "stepscope_nats_streams", "Streams taken from NATS", nats.streams
+        unreadable, unknown = (
+            "Messages given up as unreadable",
+            "Summaries of steps of processes that were not known yet",
+        )
+        yield counter, "stepscope_nats_malformed_messages", unreadable, nats.malformed_messages
+        yield counter, "stepscope_nats_unknown_summaries", unknown, nats.unknown_summaries
 
 
 _OF_RANKS: tuple[tuple[str, str, Callable[[RankView], float | None]], ...] = (
@@ -108,7 +98,7 @@ _OF_RANKS: tuple[tuple[str, str, Callable[[RankView], float | None]], ...] = (
     ("stepscope_rank_silent_seconds", "Time since anything came from it", lambda view: view.silent_s),
     ("stepscope_rank_incarnation", "Times that it was started", lambda view: view.incarnation),
     ("stepscope_rank_step", "Its newest step", lambda view: view.step),
-    ("stepscope_rank_step_seconds", "Median of its newest steps", lambda view: _seconds(view.step_ms)),
+    ("stepscope_rank_step_seconds", "Median of its newest steps", lambda view: view.step_ms and view.step_ms / 1e3),
     ("stepscope_rank_events", "Events of its latest start", lambda view: view.events),
     ("stepscope_rank_bytes", "Bytes of its latest start", lambda view: view.bytes),
     ("stepscope_rank_dropped_events", "Events that its latest start lost", lambda view: view.dropped),
@@ -117,7 +107,7 @@ _OF_RANKS: tuple[tuple[str, str, Callable[[RankView], float | None]], ...] = (
     (
         "stepscope_rank_clock_bound_seconds",
         "The most by which its times may be off",
-        lambda view: _microseconds(view.clock_bound_us),
+        lambda view: view.clock_bound_us and view.clock_bound_us / 1e6,
     ),
 )
 

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from litestar.types import ASGIApp
 
 from stepscope.collector.errors import ListenError
 from stepscope.collector.memory_budget import MemoryBudget
-from stepscope.collector.settings import CollectorSettings, host_name, is_loopback
-from stepscope.collector.web.doorway import Doorway
-from stepscope.collector.web.handshake import handshakes
-from stepscope.collector.web.web_protocols import requests, sockets
+from stepscope.collector.settings import CollectorSettings, host_name
+from stepscope.collector.web.web_protocols import Doorway, Handshake, ModestSockets, PromptRequests
+from stepscope.exporters.stream.address import is_local
 
 TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """As OpenSSL names them: with forward secrecy and authenticated encryption. Those of TLS 1.3 all have both."""
@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
         settings: CollectorSettings,
         budget: MemoryBudget,
         ending: Callable[[], Awaitable[object]],
-        refused: Callable[[str, tuple[str, int] | None], object] | None = None,
+        refused: Callable[[str, tuple[str, int] | None], object],
     ) -> None:
         """
         Args:
@@ -51,14 +51,14 @@ class Server(uvicorn.Server):
         Raises:
             ListenError: if the certificate cannot be used.
         """
-        doorway = Doorway(settings.max_streams + settings.max_readers)
-        if refused is not None:
-            doorway.refused = refused
-        http = requests(doorway)
+        doorway = Doorway(settings.max_streams + settings.max_readers, refused)
+        # uvicorn calls whatever makes a protocol, though it says that it wants a class.
+        http: Any = partial(PromptRequests, doorway)
+        sockets: Any = partial(ModestSockets, budget)
         config = uvicorn.Config(
             app,
             http=http,
-            ws=sockets(budget),
+            ws=sockets,
             ws_max_size=settings.max_message,
             ws_per_message_deflate=False,
             ws_ping_interval=None,  # confirmations and comparisons of clocks are the signs of life (idle_timeout)
@@ -81,7 +81,8 @@ class Server(uvicorn.Server):
             raise ListenError(f"the certificate {settings.certificate}{authorities} cannot be used: {error}") from error
         if config.ssl is not None:
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-            config.http_protocol_class = handshakes(config.ssl, http)
+            https: Any = partial(Handshake, config.ssl, doorway)
+            config.http_protocol_class = https
             config.ssl = None  # the loop has nothing to do with it
         super().__init__(config)
         self._ending = ending
@@ -139,7 +140,7 @@ def hosts_of(settings: CollectorSettings) -> frozenset[str] | None:
     """
     if settings.allowed_hosts:
         return frozenset(map(host_name, settings.allowed_hosts))
-    if is_loopback(settings.host):
+    if is_local(settings.host):
         return frozenset()
     own = frozenset[str]() if settings.host in ("0.0.0.0", "::") else frozenset({host_name(settings.host)})
     if settings.certificate is None:

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.downloads.bounded import CHUNK, ProcessBounds, bounded, ended
+from stepscope.collector.downloads.bounded import ProcessBounds, Turns, bounded, ended
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import WindowOpened
-from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.summary import CounterRow, InstantRow, Summary, SummaryRow
 from stepscope.runtime.windows.window import Window
 
 ROWS = 1000
 """Most rows of a kind in an answer: those that take most time."""
-AT_ONCE = 2
-"""Tables that are read at once: reading one takes a core."""
-WAITING = 16
-"""Tables that may wait for their turn, however many want each."""
-_MOST_BYTES = 16 << 20
-"""Of a table, which has `ROWS` rows of a kind with names that are bounded, too."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,19 +59,16 @@ def table(path: Path, window: int) -> Table:
 
 
 class Tables:
-    """Tables by file and window. A process of its own reads: the names of all runs would fill this one's table of names.
-
-    Who asks for the same meanwhile gets the same; what nobody waits for any more is not read, and its process is killed.
-    """
+    """Tables by file and window. A process of its own reads: the names of all runs would fill this one's table of names. It is killed
+    when nobody waits for it any more."""
 
     def __init__(self, bounds: ProcessBounds | None = None) -> None:
         """Args: what the reading of one may take."""
         self._bounds = bounds or ProcessBounds(seconds=300.0)
-        self._turn = asyncio.Semaphore(AT_ONCE)
-        self._readings: dict[tuple[Path, int], _Reading] = {}
+        self._turns = Turns("tables")
 
     async def get(self, path: Path, window: int) -> bytes:
-        """The table as JSON, as it is now or was when the reading began that another waits for.
+        """The table as JSON.
 
         Args:
             path: of the stream's file.
@@ -88,64 +77,24 @@ class Tables:
         Raises:
             ProblemError: if there is no such window, it cannot be read, or too many wait.
         """
-        key = (path, window)
-        reading = self._readings.get(key)
-        if reading is None:
-            if len(self._readings) >= AT_ONCE + WAITING:
-                raise ProblemError(503, "too many tables are waiting; try again later", {"Retry-After": "10"})
-            reading = self._readings[key] = _Reading(asyncio.create_task(self._made(path, window)))
-        reading.wanted += 1
-        try:
-            return await asyncio.shield(reading.task)
-        finally:
-            reading.wanted -= 1
-            if not reading.wanted:
-                del self._readings[key]
-                await end_tasks(reading.task)
+        async with self._turns.one():
+            return await self._read(path, window)
 
     async def send(self, path: Path, window: int) -> AsyncGenerator[bytes]:
         """The result of `get`, for an answer that ends when the client disconnects."""
         yield await self.get(path, window)
 
-    async def _made(self, path: Path, window: int) -> bytes:
-        async with self._turn:
-            return await self._read(path, window)
-
     async def _read(self, path: Path, window: int) -> bytes:
         arguments = ("-m", "stepscope.collector.web.tables", str(path), str(window))
         async with bounded(arguments, self._bounds, output=True) as process:
-            assert process.stdout is not None and process.stderr is not None
-            found, errors = await asyncio.gather(_most(process.stdout), _most(process.stderr))
-            status = await process.wait()
+            found, errors = await process.communicate()
+            status = process.returncode
         if status:
             why = errors.decode(errors="replace").strip()[-300:] or ended(status, self._bounds)
             if status == NoWindowError.exit_code:
                 raise ProblemError(404, f"window {window} is not in what is kept of it")
             raise ProblemError(500, f"the window could not be read: {why}")
         return found
-
-
-class _Reading:
-    """A table that is being read, or waits for its turn."""
-
-    def __init__(self, task: asyncio.Task[bytes]) -> None:
-        self.task = task
-        self.wanted = 0
-        """How many wait for it."""
-
-
-async def _most(stream: asyncio.StreamReader) -> bytes:
-    """Reads the output of a process.
-
-    Raises:
-        ProblemError: if it says more than anything that is asked of it.
-    """
-    output = bytearray()
-    while chunk := await stream.read(CHUNK):
-        output += chunk
-        if len(output) > _MOST_BYTES:
-            raise ProblemError(500, f"the window could not be read: its table has more than {_MOST_BYTES:,} bytes")
-    return bytes(output)
 
 
 def main(path: str, window: str) -> int:

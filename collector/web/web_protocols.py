@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
-from importlib.metadata import version
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
-from litestar.response.base import ASGIResponse
-from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from uvicorn.server import ServerState
 from websockets.frames import Frame
 
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web.announced import Announced
-from stepscope.collector.web.doorway import Doorway
-from stepscope.exporters.stream.discreet import Discreet
 from stepscope.exporters.stream.protocol import MAX_HEADER
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+    from uvicorn.server import ServerState
 
 FIRST_MESSAGE = MAX_HEADER + 4
 """Bytes of a message of a WebSocket to which nothing was sent yet: it is no more than a header."""
 
 _web_log = logging.getLogger("stepscope.collector.web")
+# At DEBUG the libraries log the headers of handshakes, and the beginning of each message.
 _web_log.setLevel(logging.WARNING)
 _REFUSAL_MESSAGES = frozenset(
     {
@@ -40,38 +38,93 @@ _REFUSAL_MESSAGES = frozenset(
 """Messages of uvicorn about refusals, without address and reason, which our own log has."""
 _web_log.addFilter(lambda record: record.msg not in _REFUSAL_MESSAGES)
 
+PATIENCE = 20.0
+"""Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
 STALLED = 60.0
 """Seconds after which a connection that takes nothing of what it is sent is cut."""
 
 
-class _Stall:
+class Doorway:
+    """Ends who takes too long to ask, and, when there are too many connections, who has waited longest.
+
+    So strangers that open connections and ask nothing cannot keep others out: those ask at once. Connections that are
+    being answered, and those of exporters, are not touched.
+    """
+
+    def __init__(self, most: int, refused: Callable[[str, tuple[str, int] | None], object]) -> None:
+        """
+        Args:
+            most: connections at once, of exporters and all others.
+            refused: called with the reason and the address when a connection is refused before any request.
+        """
+        self.most, self.refused = most, refused
+        self._waiting: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        """The connection that has waited longest comes first."""
+
+    def came(self, transport: asyncio.Transport, there: int) -> None:
+        """A client has connected.
+
+        Args:
+            transport: its connection.
+            there: connections that there are now, with this one.
+        """
+        self.waits(transport)
+        longest = next(iter(self._waiting), None)
+        if there > self.most and longest is not None:
+            self.remove(longest)
+            longest.abort()
+
+    def waits(self, transport: asyncio.Transport) -> None:
+        """A connection is expected to ask; it has no more time when it is expected still."""
+        if transport not in self._waiting and not transport.is_closing():
+            self._waiting[transport] = asyncio.get_running_loop().call_later(PATIENCE, self._end, transport)
+
+    def remove(self, transport: asyncio.Transport) -> None:
+        """Its request is complete, or it has disconnected. Idempotent."""
+        timer = self._waiting.pop(transport, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        self.remove(transport)
+        transport.close()
+
+
+class _CutsStalled(asyncio.Protocol):
     """Cuts a connection whose client takes nothing for too long: closing it would wait for what it does not take."""
 
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
+    transport: asyncio.Transport
+    _stalled: asyncio.TimerHandle | None = None
 
-    def begins(self, transport: asyncio.Transport) -> None:
-        """More was written than it takes."""
-        self.ends()
-        self._timer = asyncio.get_running_loop().call_later(STALLED, transport.abort)
+    def pause_writing(self) -> None:
+        """It has not taken what was written."""
+        self._stalled = asyncio.get_running_loop().call_later(STALLED, self.transport.abort)
+        super().pause_writing()
 
-    def ends(self) -> None:
-        """The client takes something, or has disconnected."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        self._stop_timer()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has disconnected."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _stop_timer(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
 
-class PromptRequests(H11Protocol):
+class PromptRequests(_CutsStalled, H11Protocol):
     """HTTP for connections that say soon what they want, and take what they get."""
 
-    doorway: Doorway
-    """Of all connections together."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, doorway: Doorway, *args: Any, **options: Any) -> None:
+        """Args: the doorway of all connections; then those of uvicorn."""
         super().__init__(*args, **options)
+        self.doorway = doorway
         self.logger = _web_log
-        self._stall = _Stall()
         self.entrance: asyncio.Transport | None = None
         """The transport by which the doorway knows it; with TLS that is the connection below."""
 
@@ -97,21 +150,10 @@ class PromptRequests(H11Protocol):
         super().on_response_complete()
         self._look()
 
-    def pause_writing(self) -> None:
-        """It has not taken what was written."""
-        self._stall.begins(self.transport)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        """It has taken most of it."""
-        self._stall.ends()
-        super().resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected."""
         if self.entrance is not None:
             self.doorway.remove(self.entrance)
-        self._stall.ends()
         super().connection_lost(exc)
 
     def _look(self) -> None:
@@ -123,22 +165,19 @@ class PromptRequests(H11Protocol):
             self.doorway.remove(self.entrance)
 
 
-class ModestSockets(WebSocketsSansIOProtocol):
+class ModestSockets(_CutsStalled, WebSocketsSansIOProtocol):
     """WebSockets whose messages may be large only when they were welcomed, and when there is room in memory for all of it.
 
     A connection whose message has to wait for that is not read any further meanwhile, so its client waits as well. What
     one read has brought of it by then is held in addition.
     """
 
-    budget: MemoryBudget
-    """Of all connections together."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, budget: MemoryBudget, *args: Any, **options: Any) -> None:
+        """Args: the budget of all connections; then those of uvicorn."""
         super().__init__(*args, **options)
-        self.logger = _web_log
-        self.conn.logger = Discreet(_web_log.name)
+        self._budget = budget
+        self.logger = self.conn.logger = _web_log
         self.conn.max_message_size = FIRST_MESSAGE
-        self._stall = _Stall()
         self._announced: Announced | None = None
         self._grants: deque[Grant | None] = deque()
         """For the messages that come, in their order; none for small ones."""
@@ -186,19 +225,8 @@ class ModestSockets(WebSocketsSansIOProtocol):
             self.conn.max_message_size = self.config.ws_max_size
         await super().send(message)
 
-    def pause_writing(self) -> None:
-        """It has not taken what was written."""
-        self._stall.begins(self.transport)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        """It has taken most of it."""
-        self._stall.ends()
-        super().resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected. A message that is still being written stays in memory until it is written."""
-        self._stall.ends()
         for grant in self._grants:
             if grant is not None:
                 grant.release()
@@ -216,7 +244,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
         if size <= FREE:
             self._grants.append(None)
             return
-        grant = self.budget.request(size, self._granted)
+        grant = self._budget.request(size, self._granted)
         self._grants.append(grant)
         if not grant.granted:
             self._waits = True
@@ -233,57 +261,89 @@ class ModestSockets(WebSocketsSansIOProtocol):
             self._grant = None
 
 
-def _check_dependencies() -> None:
-    """Checks the names of uvicorn and websockets that are used here and are no part of their interfaces: a bound whose name has
-    changed in another version would be off without a message.
+class Handshake(asyncio.Protocol):
+    """Agrees on TLS with a client; its connection counts meanwhile as any other, and has as much time to say what it wants.
 
-    Raises:
-        ImportError: naming what is missing, and the versions.
+    A server that leaves TLS to the loop hears of a connection when that is done: clients that connect and say nothing would
+    hold as many descriptors as they like.
     """
-    config = Config(ASGIResponse(), lifespan="off", log_config=None)
-    config.load()
-    arguments: dict[str, Any] = {"config": config, "server_state": ServerState(), "app_state": {}}
-    loop = asyncio.new_event_loop()
-    try:
-        http, socket = H11Protocol(**arguments, _loop=loop), WebSocketsSansIOProtocol(**arguments, _loop=loop)
-    finally:
-        loop.close()
-    missing = [
-        f"{type(made).__name__}.{name}"
-        for made, names in (
-            (http, ("client", "conn", "connections", "logger", "transport")),
-            (http, ("on_response_complete", "send_400_response", "pause_writing", "resume_writing")),
-            (socket, ("config", "conn", "logger", "read_paused", "transport")),
-            (socket, ("handle_bytes", "handle_cont", "handle_text", "receive", "run_asgi", "send")),
-            (socket.conn, ("logger", "max_message_size")),
-        )
-        for name in names
-        if not hasattr(made, name)
-    ]
-    if missing:
-        found = " and ".join(f"{name} {version(name)}" for name in ("uvicorn", "websockets"))
-        raise ImportError(
-            f"the collector cannot bound connections with {found}, which lack {', '.join(missing)}: install the versions that "
-            "stepscope[collector] asks for"
-        )
+
+    def __init__(self, context: ssl.SSLContext, doorway: Doorway, server_state: ServerState, **options: Any) -> None:
+        """Args: how to agree; the doorway of all connections; then those of a protocol of uvicorn."""
+        self._context, self._doorway = context, doorway
+        self._request = PromptRequests(doorway, server_state=server_state, **options)
+        self._connections: set[Any] = server_state.connections
+        self._early = bytearray()
+        """Bytes that no protocol has received yet."""
+        self._begun = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        self._transport = transport
+        transport.pause_reading()  # what comes is for TLS; uvloop reads once all the same
+        self._connections.add(self)
+        self._doorway.came(transport, len(self._connections))
+        self._task = asyncio.create_task(self._agree(), name="stepscope TLS")
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes that the client sent before TLS began, or right after the handshake, before `_agree` goes on."""
+        self._early += data
+        if not self._begun:
+            self._transport.pause_reading()
+
+    def shutdown(self) -> None:
+        """The server ends."""
+        self._transport.abort()
+
+    async def _agree(self) -> None:
+        transport = self._transport
+        secured: asyncio.Transport | None = None
+        try:
+            if not transport.is_closing():
+                secured = await self._secured(transport)
+        except (OSError, RuntimeError) as error:  # the latter is uvloop's, of a connection that has just gone
+            # Else it speaks no TLS, none that we speak, or has gone: that is for the client to say.
+            if why := _uncertified(error):
+                self._doorway.refused(why, transport.get_extra_info("peername"))
+        finally:
+            self._connections.discard(self)
+        if secured is None or transport.is_closing():
+            self._doorway.remove(transport)
+            transport.abort()
+            return
+        self._request.entrance = transport
+        secured.set_protocol(self._request)
+        self._request.connection_made(secured)
+        if self._early:
+            self._request.data_received(bytes(self._early))
+
+    async def _secured(self, transport: asyncio.Transport) -> asyncio.Transport | None:
+        loop = asyncio.get_running_loop()
+        agreeing = asyncio.create_task(loop.start_tls(transport, self, self._context, server_side=True))
+        try:
+            await asyncio.sleep(0)  # from now on all that comes goes to the loop's protocol
+            early, self._early, self._begun = bytes(self._early), bytearray(), True
+            if early and not transport.is_closing():
+                _feed(transport.get_protocol(), early)
+            return await agreeing
+        finally:
+            agreeing.cancel()
 
 
-_check_dependencies()
+def _uncertified(error: Exception) -> str:
+    """Why a client certificate was not accepted; empty if this is another error."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate (--client-ca)"
+    return ""
 
 
-def requests(door: Doorway) -> type[PromptRequests]:
-    """HTTP for connections that share the bound on how many there are."""
-
-    class Requests(PromptRequests):
-        doorway = door
-
-    return Requests
-
-
-def sockets(bound: MemoryBudget) -> type[ModestSockets]:
-    """WebSockets that share the bound on what is held of all their messages."""
-
-    class Sockets(ModestSockets):
-        budget = bound
-
-    return Sockets
+def _feed(protocol: Any, data: bytes) -> None:
+    """Gives an `asyncio.BufferedProtocol` what came before it was there."""
+    while data:
+        buffer: memoryview = protocol.get_buffer(len(data))
+        copied = min(len(buffer), len(data))
+        buffer[:copied] = data[:copied]
+        protocol.buffer_updated(copied)
+        data = data[copied:]

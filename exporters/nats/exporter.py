@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stepscope.exporters.nats.access import NatsAccess
-from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
 from stepscope.exporters.nats.servers import Servers
-from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.exporter import CollectorExporter
 from stepscope.exporters.stream.settings import LinkSettings
-from stepscope.exporters.stream.shipper import Shipper
+from stepscope.exporters.stream.transport import Feed
 from stepscope.runtime.settings import checked
 
 if TYPE_CHECKING:
@@ -66,17 +64,8 @@ class NatsExporter(CollectorExporter):
         """The servers."""
         return str(self._servers)
 
-    def _make_transport(self, shipper: Shipper, hello: Callable[[], protocol.Hello]) -> NatsTransport:
-        made: NatsTransport = self._nats.NatsTransport(
-            self._servers,
-            self._names,
-            self._limits,
-            self._settings,
-            shipper,
-            hello,
-            synced=self._synced,
-            obey=None if self._run is None or self._run.control is None else self._obey,
-        )
+    def _make_transport(self, feed: Feed) -> NatsTransport:
+        made: NatsTransport = self._nats.NatsTransport(self._servers, self._names, self._limits, self._settings, feed)
         return made
 
     def _delivery(self) -> list[str]:

@@ -20,7 +20,7 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
 from nats.js.kv import KeyValue
 
-from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.names import Names
 from stepscope.runtime.errors import FormatError
 

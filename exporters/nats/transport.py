@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from nats.aio.client import Client
@@ -18,22 +18,17 @@ from nats.js.errors import NoStreamResponseError
 
 from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
-from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.names import Names, StreamNames
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.settings import LinkSettings
-from stepscope.exporters.stream.shipper import Shipper
-from stepscope.exporters.stream.transport import Transport
+from stepscope.exporters.stream.transport import Feed, Transport
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
-
-MOST_ORDERS = 16
-"""Commands that are carried out at once."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -51,35 +46,22 @@ class _Message(msgspec.Struct, frozen=True):
 class NatsTransport(Transport):
     """A connection to NATS, which its client makes again when it is lost; publishes until all is stored."""
 
-    def __init__(
-        self,
-        servers: Servers,
-        names: Names,
-        limits: NatsLimits,
-        settings: LinkSettings,
-        shipper: Shipper,
-        hello: Callable[[], protocol.Hello],
-        *,
-        synced: Callable[[ClockSync], object] = lambda _: None,
-        obey: Callable[[bytes], Awaitable[bytes]] | None = None,
-    ) -> None:
+    _closed_error = NatsError
+
+    def __init__(self, servers: Servers, names: Names, limits: NatsLimits, settings: LinkSettings, feed: Feed) -> None:
         """
         Args:
             servers: whom to connect to, and how to get in.
             names: of the team.
             limits: of what JetStream keeps, if nobody has made the stream.
             settings: times and sizes.
-            shipper: what to send.
-            hello: makes the message that says which stream this is.
-            synced: called with each comparison with the clock of the collector that takes the stream.
-            obey: carries out a command of a collector's operator, and answers; `None`: commands are ignored.
+            feed: what to send.
         """
-        super().__init__(f"NATS at {servers}", settings, shipper, hello, synced=synced)
-        self._servers, self._names, self._limits, self._obey = servers, names, limits, obey
+        super().__init__(f"NATS at {servers}", settings, feed)
+        self._servers, self._names, self._limits = servers, names, limits
         self._max_bytes = 0
         """Bytes of a message that the server takes."""
         self._summarized = asyncio.Event()
-        self._orders: set[asyncio.Task[None]] = set()
 
     def summarize(self, summary: protocol.StepSummary) -> None:
         """Publishes facts of steps as soon as there is a connection, beside frames that wait."""
@@ -104,7 +86,7 @@ class NatsTransport(Transport):
         self._summarized.set()
 
     async def _connection(self) -> None:
-        hello = self._hello()
+        hello = self._feed.hello()
         names = self._names.of(hello.run, hello.stream)
         client = await connect(
             self._servers,
@@ -119,7 +101,7 @@ class NatsTransport(Transport):
         await self._back()
         try:
             jetstream = layout.jetstream(client, self._settings.timeout)
-            if self._obey is not None:  # before the stream is announced: a collector may give a command at once
+            if self._feed.obey is not None:  # before the stream is announced: a collector may give a command at once
                 await layout.answer(client, names.orders, self._ordered)
             try:
                 await self._greet(jetstream, names)
@@ -145,7 +127,7 @@ class NatsTransport(Transport):
 
     async def _greet(self, jetstream: JetStreamContext, names: StreamNames) -> None:
         """Sends `Hello`, and continues where JetStream's last message of it ends."""
-        await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._hello()))
+        await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._feed.hello()))
         stored = await layout.stored_before(jetstream, self._names, names.frames)
         self._shipper.resume(max(stored, self._shipper.confirmed.number))
 
@@ -163,7 +145,7 @@ class NatsTransport(Transport):
         while True:
             await asyncio.sleep(delay)
             try:
-                await layout.put(jetstream, self._names.hellos, key, protocol.encode(self._hello()))
+                await layout.put(jetstream, self._names.hellos, key, protocol.encode(self._feed.hello()))
                 delay = layout.HELLO_SPARE / 2
             except (NatsError, TimeoutError) as error:
                 await self._note_error(error)
@@ -187,17 +169,8 @@ class NatsTransport(Transport):
         except FormatError as error:
             log.warning("%s: a command cannot be read, and is ignored: %s", self.where, error)
             return
-        if not isinstance(order, protocol.Order) or self._obey is None or len(self._orders) >= MOST_ORDERS:
-            log.warning("%s: a command was ignored", self.where)
-            return
-        task = asyncio.create_task(self._carry_out(message, order, self._obey), name="stepscope order")
-        self._orders.add(task)
-        task.add_done_callback(self._orders.discard)
-
-    async def _carry_out(self, message: Msg, order: protocol.Order, obey: Callable[[bytes], Awaitable[bytes]]) -> None:
-        answer = await obey(order.command)
-        with contextlib.suppress(NatsError):  # the connection has ended: nobody waits for the answer any more
-            await message.respond(protocol.encode(protocol.Obeyed(order.number, answer)))
+        if isinstance(order, protocol.Order):
+            self._take_order(order, message.respond)
 
     async def _publish_all(self, jetstream: JetStreamContext, subject: str, stream: str) -> None:
         waiting: deque[tuple[_Message, asyncio.Task[bool]]] = deque()

@@ -11,18 +11,16 @@ import msgspec
 
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.exporter import BUFFER, delete_buffer, is_buffer
-from stepscope.exporters.stream.shipper import Head, Shipper
-from stepscope.exporters.stream.transport import Transport
+from stepscope.exporters.stream.shipper import Head, Shipper, has_end
+from stepscope.exporters.stream.transport import Feed, Transport
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
 from stepscope.runtime.events.clock import identity
-from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.segments import first_names, journal_of
 from stepscope.runtime.recovery.journals import suggest_journals
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session.note import BUFFER_DIRECTORY, JOURNAL
 
-MakeTransport = Callable[[Shipper, Callable[[], protocol.Hello]], Transport]
+MakeTransport = Callable[[Feed], Transport]
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -71,12 +69,7 @@ def complete(journal: Path, *, force: bool = False) -> None:
         OSError: if it cannot be read or completed.
     """
     run = Head.of(journal).run
-    reader = FrameReader(journal, follow=False)
-    try:
-        last = reader.last()
-    finally:
-        reader.close()
-    if last is not None and last[0] == FrameType.END:
+    if has_end(journal):
         return
     if run.clock and run.clock != identity() and not force:
         raise ProfilerStateError(
@@ -106,7 +99,7 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
     transport: Transport | None = None
     try:
         transport = make_transport(
-            shipper, lambda: protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run)
+            Feed(shipper, lambda: protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run))
         )
         transport.start(log_refusals=False)
         goes_on = True

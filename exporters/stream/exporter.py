@@ -10,7 +10,6 @@ import re
 import shlex
 import ssl
 from collections import Counter
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ from stepscope.exporters.stream.address import NO_TOKEN, Address, Token
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Head, Shipper
 from stepscope.exporters.stream.step_summary import summary_of
-from stepscope.exporters.stream.transport import LinkStatistics, Transport
+from stepscope.exporters.stream.transport import Feed, LinkStatistics, Transport
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.events.clock import ClockSync
@@ -153,7 +152,8 @@ class CollectorExporter:
         def hello() -> protocol.Hello:
             return protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run, version, shows_steps)
 
-        self._transport = self._make_transport(shipper, hello)
+        obey = None if run.control is None else self._obey
+        self._transport = self._make_transport(Feed(shipper, hello, self._synced, self._limit_segments, obey))
         self._transport.start()
         self._loop = asyncio.get_running_loop()
         if run.steps is not None:
@@ -175,17 +175,8 @@ class CollectorExporter:
         await self._buffer.open(msgspec.structs.replace(run, note_output=note_nothing))
         return self._buffer.writer
 
-    def _make_transport(self, shipper: Shipper, hello: Callable[[], protocol.Hello]) -> Transport:
-        return self._transport_type(
-            self._address,
-            self._settings,
-            self._tls,
-            shipper,
-            hello,
-            synced=self._synced,
-            limit_segments=self._limit_segments,
-            obey=None if self._run is None or self._run.control is None else self._obey,
-        )
+    def _make_transport(self, feed: Feed) -> Transport:
+        return self._transport_type(self._address, self._settings, self._tls, feed)
 
     async def _watch(self, journal: LiveJournal) -> None:
         """Wakes the transport whenever the journal has grown, until it is closed."""

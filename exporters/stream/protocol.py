@@ -17,6 +17,7 @@ from stepscope.runtime.files.encoding import msgpack_bytes
 from stepscope.runtime.journal.format import MAX_POSITION
 from stepscope.runtime.journal.records import Int64, RunRecord
 from stepscope.runtime.journal.segments import MAX_SEGMENTS
+from stepscope.runtime.requests.command import Answer
 
 VERSION = 3
 """Changes when old collectors could no longer read new exporters, or the other way round."""
@@ -168,6 +169,13 @@ class Obeyed(msgspec.Struct, frozen=True, tag=9, array_like=True):
     number: Count
     answer: Annotated[bytes, msgspec.Meta(max_length=MAX_ORDER)]
     """`stepscope.runtime.requests.command.Answer`, in JSON."""
+
+    def decoded(self) -> Answer:
+        """The answer; that it cannot be read is one, too."""
+        try:
+            return msgspec.json.decode(self.answer, type=Answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return Answer(error=f"the answer cannot be read: {error}")
 
 
 Header = Hello | Welcome | Refused | Frames | Ack | Ping | Pong | Order | Obeyed | StepSummary

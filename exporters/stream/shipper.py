@@ -44,6 +44,21 @@ class Head(msgspec.Struct, frozen=True):
         return cls(short(run), sync, hashlib.sha256(sync + first[2]).hexdigest()[:32])
 
 
+def has_end(path: Path) -> bool:
+    """Whether the last frame of a journal, or of one segment, is its end.
+
+    Raises:
+        FormatError: if it is no journal.
+        OSError: if it cannot be read.
+    """
+    reader = FrameReader(path, follow=False)
+    try:
+        last = reader.last()
+    finally:
+        reader.close()
+    return last is not None and last[0] == fmt.FrameType.END
+
+
 class Place(msgspec.Struct, frozen=True):
     """Where a frame begins."""
 

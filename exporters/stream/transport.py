@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -25,6 +27,8 @@ FIRST_SYNCS = 8
 """Comparisons of the clocks that follow each other quickly."""
 MAX_SUMMARY_BYTES = 1 << 20
 """Bytes of summaries that wait for a connection. Beyond them the oldest are dropped."""
+MOST_ORDERS = 16
+"""Commands that are carried out at once."""
 
 
 class LinkStatistics(msgspec.Struct, frozen=True):
@@ -41,38 +45,44 @@ class LinkStatistics(msgspec.Struct, frozen=True):
     """The last failure; empty while it is connected."""
 
 
+class Feed(NamedTuple):
+    """What a transport sends, and what it reports."""
+
+    shipper: Shipper
+    """What to send."""
+    hello: Callable[[], protocol.Hello]
+    """Makes the first message, which says which stream this is."""
+    synced: Callable[[ClockSync], object] = lambda _: None
+    """Called with each comparison of the clocks."""
+    limit_segments: Callable[[int], object] = lambda _: None
+    """Called with the bytes that a segment should have at most."""
+    obey: Callable[[bytes], Awaitable[bytes]] | None = None
+    """Carries out a command of a collector's operator, and answers; `None`: commands are ignored."""
+
+
 class Transport(ABC):
     """Makes a connection whenever there is none, and sends a journal until all of it is confirmed.
 
     Runs on the exporter's loop, beside its calls. What the other end does wrong ends a connection, and nothing else.
     """
 
-    def __init__(
-        self,
-        where: str,
-        settings: LinkSettings,
-        shipper: Shipper,
-        hello: Callable[[], protocol.Hello],
-        *,
-        synced: Callable[[ClockSync], object] = lambda _: None,
-        limit_segments: Callable[[int], object] = lambda _: None,
-    ) -> None:
+    _closed_error: ClassVar[type[Exception]]
+    """Raised when something is sent over a connection that has ended."""
+
+    def __init__(self, where: str, settings: LinkSettings, feed: Feed) -> None:
         """
         Args:
             where: what is connected to, for messages.
             settings: times and sizes.
-            shipper: what to send.
-            hello: makes the first message, which says which stream this is.
-            synced: called with each comparison of the clocks.
-            limit_segments: called with the bytes that a segment should have at most.
+            feed: what to send.
         """
         self.where = where
         """The address, for messages."""
         self.logged = ""
         """The last error that was logged."""
         self._settings = settings
-        self._shipper, self._hello = shipper, hello
-        self._synced, self._limit_segments = synced, limit_segments
+        self._feed, self._shipper = feed, feed.shipper
+        self._orders: set[asyncio.Task[None]] = set()
         self._news, self._changed = asyncio.Event(), asyncio.Event()
         self._hurried = False
         """Whether frames are sent without waiting for more of them."""
@@ -198,9 +208,28 @@ class Transport(ABC):
 
     def _compared(self, pong: protocol.Pong) -> None:
         returned = clock.now()
-        self._synced(
+        self._feed.synced(
             ClockSync(sent=pong.sent, arrived=pong.arrived, answered=pong.answered, returned=returned, clock=pong.clock)
         )
+
+    def _take_order(self, order: protocol.Order, reply: Callable[[bytes], Awaitable[object]]) -> None:
+        """Has a command carried out, unless too many are."""
+        if self._feed.obey is None or len(self._orders) >= MOST_ORDERS:
+            log.warning("%s: a command was ignored", self.where)
+            return
+        task = asyncio.create_task(self._carry_out(order, reply, self._feed.obey), name="stepscope order")
+        self._orders.add(task)
+        task.add_done_callback(self._orders.discard)
+
+    async def _carry_out(
+        self,
+        order: protocol.Order,
+        reply: Callable[[bytes], Awaitable[object]],
+        obey: Callable[[bytes], Awaitable[bytes]],
+    ) -> None:
+        answer = protocol.encode(protocol.Obeyed(order.number, await obey(order.command)))
+        with contextlib.suppress(self._closed_error):  # nobody waits for the answer any more
+            await reply(answer)
 
     async def _run(self) -> None:
         backoff = Backoff(self._settings.first_delay, self._settings.longest_delay)

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import ssl
-from collections.abc import Awaitable, Callable
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidProxy, InvalidStatus, WebSocketException
@@ -16,16 +15,16 @@ from websockets.typing import Subprotocol
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.address import NO_TOKEN, Address
-from stepscope.exporters.stream.discreet import Discreet
 from stepscope.exporters.stream.settings import LinkSettings
-from stepscope.exporters.stream.shipper import Shipper
-from stepscope.exporters.stream.transport import Transport
+from stepscope.exporters.stream.transport import Feed, Transport
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
+_socket_log = logging.getLogger("stepscope.websocket")
+# At DEBUG the library logs the token, and the beginning of each message.
+_socket_log.setLevel(logging.INFO)
 
 IN_FLIGHT = 16 << 20
 """Bytes that may be sent and not confirmed."""
@@ -44,8 +43,6 @@ MOST_PATIENCE = 16
 """How many times `timeout` a collector may take to confirm the smallest messages."""
 CLOSING = 1.0
 """Seconds for a collector to answer that the connection ends."""
-MOST_ORDERS = 16
-"""Commands that are carried out at once."""
 
 
 class _ConnectWithoutRedirects(connect):
@@ -59,35 +56,18 @@ class _ConnectWithoutRedirects(connect):
 class WebSocketTransport(Transport):
     """A WebSocket to a collector, made, lost and made again."""
 
-    def __init__(
-        self,
-        address: Address,
-        settings: LinkSettings,
-        tls: ssl.SSLContext | None,
-        shipper: Shipper,
-        hello: Callable[[], protocol.Hello],
-        *,
-        synced: Callable[[ClockSync], object] = lambda _: None,
-        limit_segments: Callable[[int], object] = lambda _: None,
-        obey: Callable[[bytes], Awaitable[bytes]] | None = None,
-    ) -> None:
+    _closed_error = WebSocketException
+
+    def __init__(self, address: Address, settings: LinkSettings, tls: ssl.SSLContext | None, feed: Feed) -> None:
         """
         Args:
             address: of the collector.
             settings: times and sizes.
             tls: how to check the collector's certificate; `None`: as usual.
-            shipper: what to send.
-            hello: makes the first message.
-            synced: called with each comparison of the clocks.
-            limit_segments: called with the bytes that a segment should have at most.
-            obey: carries out a command of the collector's operator, and answers; `None`: commands are ignored.
+            feed: what to send.
         """
-        super().__init__(
-            f"the collector at {address.url}", settings, shipper, hello, synced=synced, limit_segments=limit_segments
-        )
+        super().__init__(f"the collector at {address.url}", settings, feed)
         self._address, self._tls = address, tls
-        self._obey = obey
-        self._orders: set[asyncio.Task[None]] = set()
         self._socket: ClientConnection | None = None
         self._most_bytes = self._message_bytes = settings.message_bytes
         self._largest = protocol.MAX_MESSAGE
@@ -132,7 +112,7 @@ class WebSocketTransport(Transport):
             close_timeout=min(CLOSING, self._settings.timeout),
             ping_interval=None,  # confirmations and the comparisons of the clocks are the signs of life
             ssl=(self._tls or True) if self._address.url.startswith("wss:") else None,
-            logger=Discreet("websockets.client"),
+            logger=_socket_log,
         ) as socket:
             self._socket = socket
             try:
@@ -149,7 +129,7 @@ class WebSocketTransport(Transport):
             raise FormatError(f"it does not speak {protocol.SUBPROTOCOL}")
         try:
             async with asyncio.timeout(self._settings.timeout * self._patience):
-                await socket.send(protocol.encode(self._hello()))
+                await socket.send(protocol.encode(self._feed.hello()))
                 welcome = await _receive(socket)
         except TimeoutError:
             # It may have to read what it has of this stream.
@@ -163,7 +143,7 @@ class WebSocketTransport(Transport):
         self._largest = welcome.largest
         self._gather_s = welcome.gather_ms / 1e3
         if welcome.segment_bytes:
-            self._limit_segments(welcome.segment_bytes)
+            self._feed.limit_segments(welcome.segment_bytes)
         self._most_bytes = max(min(self._settings.message_bytes, welcome.max_message), SMALLEST)
         self._message_bytes = min(self._message_bytes, self._most_bytes)
         self._shipper.resume(welcome.next, welcome.checksum)
@@ -219,23 +199,12 @@ class WebSocketTransport(Transport):
                     self._confirm(header.next)
                 case protocol.Pong():
                     self._compared(header)
-                case protocol.Order() if self._obey is not None and len(self._orders) < MOST_ORDERS:
-                    task = asyncio.create_task(self._carry_out(socket, header, self._obey), name="stepscope order")
-                    self._orders.add(task)
-                    task.add_done_callback(self._orders.discard)
                 case protocol.Order():
-                    log.warning("a command of the collector's was ignored")
+                    self._take_order(header, socket.send)
                 case protocol.Refused():
                     raise _Refusal(header)
                 case _:
                     raise FormatError(f"the collector sent {type(header).__name__}")
-
-    async def _carry_out(
-        self, socket: ClientConnection, order: protocol.Order, obey: Callable[[bytes], Awaitable[bytes]]
-    ) -> None:
-        answer = await obey(order.command)
-        with contextlib.suppress(WebSocketException):  # the connection has ended: nobody waits for the answer any more
-            await socket.send(protocol.encode(protocol.Obeyed(order.number, answer)))
 
     def _confirm(self, next: int) -> None:
         self._patience = 1

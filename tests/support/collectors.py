@@ -52,7 +52,7 @@ async def collecting(directory: Path, *, port: int = 0, **settings: Any) -> Asyn
     made = CollectorSettings(directory=directory, port=port, **settings)
     collector = Collector(made)
     listening = socket.create_server(("127.0.0.1", port), backlog=1000)
-    server = Server(collector.app, made, collector.budget, collector.events.stop)
+    server = Server(collector.app, made, collector.budget, collector.events.stop, collector.no_request)
     task = asyncio.create_task(server.serve([listening]))
     try:
         await poll(lambda: server.started or task.done())

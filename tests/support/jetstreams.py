@@ -11,8 +11,8 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
-from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.names import Names
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol

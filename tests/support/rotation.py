@@ -13,7 +13,7 @@ import numpy as np
 
 from stepscope.collector.app import Collector
 from stepscope.collector.files.disk_use import disk_use
-from stepscope.collector.retention.deleted import Deleted
+from stepscope.collector.retention.storage import Deleted
 from stepscope.collector.runs.evicted import read_evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import batch_of, spans

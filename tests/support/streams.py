@@ -13,6 +13,8 @@ from stepscope.runtime.journal.records import encode_record, run_record
 SYNC = b"\xf5abc"
 STREAM = "0123456789abcdef" * 2
 RUN = run_record(run_in(Path("/")), 0)
+CONNECTION: Any = object()
+"""Stands for the connection of a stream, where nobody gives orders."""
 
 
 def frames(first: int, count: int, size: int = 40, sync: bytes = SYNC) -> bytes:

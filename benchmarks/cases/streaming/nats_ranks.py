@@ -17,8 +17,8 @@ import numpy as np
 from nats.aio.client import Client
 
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
-from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol

@@ -48,7 +48,6 @@ class _Told(msgspec.Struct):
     """What is needed of a snapshot."""
 
     ranks: list[_Rank]
-    changed: list[_Rank]
 
 
 @contextmanager
@@ -66,7 +65,7 @@ def listening(url: str) -> Generator[Shown]:
         while line := answer.readline():
             if line.startswith(b"data: {") and len(line) > 20:
                 now, told = time.time(), decode(line[6:])
-                for rank in (*told.ranks, *told.changed):
+                for rank in told.ranks:
                     if rank.step is not None:
                         shown.setdefault(rank.id, []).append((rank.step, now))
 

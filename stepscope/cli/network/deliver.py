@@ -128,7 +128,7 @@ def _to_collector(given: argparse.Namespace) -> MakeTransport:
         tls = client_tls.context(given) if given.ca or given.certificate else None
     except ValueError as error:
         raise StepscopeError(str(error)) from error
-    return lambda shipper, hello: WebSocketTransport(address, LinkSettings(), tls, shipper, hello)
+    return lambda feed: WebSocketTransport(address, LinkSettings(), tls, feed)
 
 
 def _into_nats(given: argparse.Namespace) -> MakeTransport:
@@ -150,4 +150,4 @@ def _into_nats(given: argparse.Namespace) -> MakeTransport:
     except ValueError as error:
         raise StepscopeError(str(error)) from error
     limits = nats_options.limits(given)
-    return lambda shipper, hello: NatsTransport(servers, names, limits, LinkSettings(), shipper, hello)
+    return lambda feed: NatsTransport(servers, names, limits, LinkSettings(), feed)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from stepscope.cli.common.values import size
-from stepscope.exporters.nats.access import NatsAccess
-from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM
 
 

@@ -222,8 +222,8 @@ async def test_an_exporter_shows_its_certificate(
     async with collecting(tmp_path / "c", certificate=made, key=key, client_ca=client[0]) as running:
         tls = ssl.create_default_context(cafile=str(made))
         tls.load_cert_chain(*client)
-        protocols: Any = running.server.config.http_protocol_class
-        assert protocols.context.minimum_version is ssl.TLSVersion.TLSv1_2, "whatever the ciphers are"
+        https: Any = running.server.config.http_protocol_class
+        assert https.args[0].minimum_version is ssl.TLSVersion.TLSv1_2, "whatever the ciphers are"
         exporter = sc.CollectorExporter(running.url.replace("ws:", "wss:"), settings=settings, tls=tls)
         await exporter.open(run_in(tmp_path / "run"))
         await poll(lambda: (found := exporter.statistics()) is not None and found.connected)

@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.collector.downloads.downloads import Downloads
-from stepscope.collector.live import totals
+from stepscope.collector.live import streams as live_streams
 from stepscope.collector.live.jobs import MOST_JOBS
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
@@ -26,6 +26,7 @@ from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import WindowOpened
 from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
+from tests.support.streams import CONNECTION
 from tests.system.collector.test_collector_page import quiet_page
 from tests.unit.collector.test_collector_live import SECOND, START, record_frame, run_of, steps, sync
 
@@ -137,7 +138,7 @@ def test_a_rank_that_was_started_again_is_one_process() -> None:
     streams = Streams(8)
     for number, times in enumerate(((1, 2), (3, 4))):
         stream = Stream(f"{number:032x}", msgspec.structs.replace(run_of(0), pid=number), born_ns=START + number)
-        stream.connection = object()
+        stream.connection = CONNECTION
         for time in times:
             stream.took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(time, time, 10))], 1, time)
         streams.add(stream)
@@ -154,7 +155,7 @@ async def test_listeners_to_several_jobs_are_told_what_has_changed() -> None:
     streams = Streams(64)
     for number, job in enumerate(("one", "two")):
         streams.add(stream := Stream(f"{number:032x}", run_of(0, job)))
-        stream.connection = object()
+        stream.connection = CONNECTION
     events = LiveEvents(Live(streams, Downloads(Path("/nowhere")), exposed=False))
     listeners = {job: events.listen(job) for job in (None, "one", "two", "three")}
 
@@ -166,14 +167,14 @@ async def test_listeners_to_several_jobs_are_told_what_has_changed() -> None:
     assert all(one.full for one in first.values())
     streams.all[f"{1:032x}"].steps.add_events(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
     streams.add(stream := Stream(f"{2:032x}", run_of(0, "three")))
-    stream.connection = object()
+    stream.connection = CONNECTION
     second = await following()
     assert not any(one.full for one in second.values())
-    assert [[one.id for one in told.changed] for told in second.values()] == [["two-0"], [], ["two-0"], []]
-    assert [[one.id for one in told.ranks] for told in second.values()] == [["three-0"], [], [], ["three-0"]]
+    changed = [[one.id for one in told.ranks] for told in second.values()]
+    assert changed == [["three-0", "two-0"], [], ["two-0"], ["three-0"]]
     assert all(one.jobs and [job.id for job in one.jobs] == ["one", "three", "two"] for one in second.values())
     third = await following()
-    assert all(one.jobs is None and not one.changed and not one.ranks for one in third.values())
+    assert all(one.jobs is None and not one.ranks for one in third.values())
     await events.stop()
     for listener in listeners.values():
         await listener.aclose()
@@ -185,7 +186,7 @@ async def _next(listener: Any) -> Snapshot:
 
 
 def test_changes_make_of_a_snapshot_the_next_one() -> None:
-    """Of what changes all the time only that is told; of what seldom does, the whole rank."""
+    """What is as before is not told again."""
     streams = Streams(64)
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
     for number in range(3):
@@ -198,14 +199,10 @@ def test_changes_make_of_a_snapshot_the_next_one() -> None:
     told = msgspec.to_builtins(changes(before, after))
     known = {view.id: msgspec.to_builtins(view) for view in before.ranks}
     known |= {view["id"]: view for view in told["ranks"]}
-    for change in told["changed"]:
-        known[change["id"]] |= change
     for id in told["gone"]:
         del known[id]
     assert msgspec.convert(list(known.values()), list[RankView]) == after.ranks
-    assert [view["id"] for view in told["ranks"]] == ["job-1"]
-    (change,) = [one for one in told["changed"] if one["id"] == "job-0"]
-    assert set(change) <= {"id", "step", "step_ms", "last_step_ms", "silent_s"} and change["step"] == 2
+    assert [view["id"] for view in told["ranks"]] == ["job-0", "job-1"]
 
 
 def test_more_jobs_than_can_be_chosen() -> None:
@@ -222,11 +219,11 @@ def test_more_jobs_than_can_be_chosen() -> None:
 
 def test_a_rank_that_makes_up_jobs_and_windows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new job in each connection: what is remembered grows with the limits alone, and the sum over all jobs has them all."""
-    monkeypatch.setattr(totals, "MOST_JOBS", 50)
+    monkeypatch.setattr(live_streams, "MOST_JOBS", 50)
     streams = Streams(8)
     for number in range(500):
         hello = Hello(f"{number:032x}", b"sync", 0, run_of(number % 5, f"job{number}"))
-        with streams.connected(hello, object()) as stream:
+        with streams.connected(hello, CONNECTION) as stream:
             stream.took(
                 [record_frame(fmt.FrameType.WINDOW_OPENED, WindowOpened(index, 0)) for index in range(300)], 1000, 300
             )

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live.job_windows import window_detail
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.live.views import WindowView
-from stepscope.collector.live.window_views import window_detail
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.windows import MAX_WINDOWS, MOST_REASONS, OTHER, StreamWindows, losses
 from stepscope.exporters.stream import protocol
@@ -33,7 +33,7 @@ from tests.support.collectors import collecting as collecting_here
 from tests.support.launch import run_to_end
 from tests.support.ranks.cluster import start_rank
 from tests.support.ranks.worker import Rank
-from tests.support.streams import SYNC
+from tests.support.streams import CONNECTION, SYNC
 from tests.unit.collector.test_collector_live import SECOND, START, events_frame, record_frame, steps
 
 Frame = tuple[int, int, bytes]
@@ -141,7 +141,7 @@ def test_a_stream_that_was_deleted_is_forgotten() -> None:
     streams.unread["9" * 32] = Path("/nowhere")
     streams.deleted("9" * 32)
     assert not streams.unread
-    second.connection = object()
+    second.connection = CONNECTION
     streams.deleted(second.id)
     assert len(streams.all) == 2
     second.connection = None

@@ -12,9 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.collector.clocks import latest
-from stepscope.collector.clocks.latest import LatestClock
-from stepscope.collector.clocks.timeline import Timeline
 from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.live.restoring import Restoring
@@ -115,8 +112,9 @@ async def test_several_that_bring_much_have_one_slice_together() -> None:
     """Between two turns of the others one stream goes on, and not each."""
     streams = Streams(8)
     made = [Stream(f"{number:032x}", run_of(number)) for number in range(4)]
+    frames: Any = many()
     for stream in made:
-        streams.noting.took(stream, many(), 1, MANY)
+        streams.noting.took(stream, NewFrames(frames, memoryview(b"x"), MANY, 0, 0, 0))
     progress: list[list[int]] = []
 
     async def watch() -> None:
@@ -166,38 +164,8 @@ async def test_files_are_read_again_without_holding_the_loop(tmp_path: Path) -> 
     assert all(stream.event_rate.per_second(stream.seen + 1) == 0 for stream in streams.all.values())
 
 
-def test_a_clock_is_fitted_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A day of round trips costs one fit, which says what it would have said had somebody looked all the time."""
-    made: list[Timeline] = []
-
-    class Noted(Timeline):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            made.append(self)
-
-    monkeypatch.setattr(latest, "Timeline", Noted)
-    seldom, always = LatestClock(run_of().anchor), LatestClock(run_of().anchor)
-    for n in range(1000):
-        trip = sync(
-            START + n * SECOND, START + n * SECOND + (n * 7919) % 1000, 1000 + (n * 104729) % 5000, "ab"[n > 900]
-        )
-        seldom.add(trip)
-        always.add(trip)
-        _ = always.now if n % 3 else always.offset_ns
-        bound = always.now.bound_ns
-        assert bound is not None and abs(always.now.offset_ns - always.offset_ns) <= 2 * bound
-    before = len(made)
-    assert before <= 1000 // 2 and seldom.now == always.now
-    assert seldom.now == always.now and len(made) == before + 1
-
-
-def test_steps_need_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their places in the charts come from the round trips as they are."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a clock was fitted")
-
-    monkeypatch.setattr(latest, "Timeline", refuse)
+def test_steps_are_placed_by_the_collectors_clock() -> None:
+    """As the round trips say, whatever the rank's clock shows."""
     stream = Stream(STREAM, run_of(), born_ns=START)
     ahead = 50 * SECOND
     trip = record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START + ahead, 0))

@@ -20,6 +20,7 @@ from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.messages import said
+from tests.support.streams import CONNECTION
 from tests.unit.collector.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync
 
 SYNC = fmt.new_sync_word()
@@ -70,7 +71,7 @@ async def test_an_odd_stream_that_is_connected_goes_on(tmp_path: Path, what: str
     path = stored(store, "b" * 32, ODD[what])
     restoring = Restoring(store, streams)
     restoring.look()
-    with streams.connected(Hello("b" * 32, SYNC, 0, run_of()), object()) as stream:
+    with streams.connected(Hello("b" * 32, SYNC, 0, run_of()), CONNECTION) as stream:
         assert stream.restoring
         await restoring.run()
         assert not stream.restoring and not streams.unread

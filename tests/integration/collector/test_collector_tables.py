@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector.downloads.bounded import ProcessBounds
+from stepscope.collector.downloads.bounded import AT_ONCE, WAITING, ProcessBounds
 from stepscope.collector.files.store import Store
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web.tables import AT_ONCE, WAITING, Tables
+from stepscope.collector.web.tables import Tables
 from tests.support.basics import children, poll
 from tests.support.collecting import ask
 from tests.support.collectors import collecting
@@ -61,19 +61,6 @@ async def started() -> AsyncGenerator[set[int]]:
         yield found
     finally:
         task.cancel()
-
-
-async def test_who_asks_for_the_same_waits_for_one(journal: Path) -> None:
-    """However many ask, and though the first of them goes away: one process reads. The next one who asks is not told what was."""
-    tables = Tables()
-    async with started() as processes:
-        asking = [asyncio.create_task(tables.get(journal, 0)) for _ in range(12)]
-        await poll(lambda: processes)
-        asking.pop(0).cancel()
-        found = await asyncio.gather(*asking)
-        assert len(set(found)) == 1 and len(processes) == 1
-        assert await tables.get(journal, 0) == found[0]
-        assert len(processes) == 2
 
 
 async def test_so_many_wait_at_most(journal: Path) -> None:

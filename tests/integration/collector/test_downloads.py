@@ -34,7 +34,7 @@ def kind(program: str, *, grows: bool = True) -> Download:
     def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
         return ["-c", program.replace("{}", repr(str(target)))]
 
-    return Download(name="x", suffix=".x", media_type="x/x", command=command, grows=grows)
+    return Download(name="x", suffix=".x", command=command, grows=grows)
 
 
 async def whole(chunks: AsyncGenerator[bytes]) -> bytes:
@@ -129,7 +129,7 @@ def command(sources, window, target):
 
 async def main():
     downloads = Downloads(Path(sys.argv[1]))
-    async for _ in downloads.send(Download(name="x", suffix=".x", media_type="x/x", command=command), [], 0):
+    async for _ in downloads.send(Download(name="x", suffix=".x", command=command), [], 0):
         print("made", flush=True)
 
 asyncio.run(main())

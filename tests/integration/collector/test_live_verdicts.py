@@ -25,6 +25,7 @@ from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNALS, Phase
 from tests.support.basics import poll
 from tests.support.collecting import collecting, until
 from tests.support.launch import start
+from tests.support.streams import CONNECTION
 from tests.unit.collector.test_collector_live import run_of
 
 STEP = 20_000_000
@@ -74,7 +75,7 @@ def streams_of(*ranks: StepSummary, name: str = "job") -> Streams:
     streams = Streams(4096)
     for number, sent in enumerate(ranks):
         stream = Stream(f"{number:032x}", run_of(number, name))
-        stream.connection = object()
+        stream.connection = CONNECTION
         stream.summarized(sent)
         streams.add(stream)
     return streams
@@ -152,13 +153,13 @@ async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
     odd_times = msgspec.structs.replace(odd, runs=[msgspec.structs.replace(odd.runs[0], steps=bytes(8 * 40))])
     for number in range(2):
         stream = Stream(f"{number + 100:032x}", run_of(number, "odd"))
-        stream.connection = object()
+        stream.connection = CONNECTION
         for sent in (odd, summary([STEP] * 30, first=20), odd_times):
             stream.summarized(sent)
         streams.add(stream)
 
     def judge(processes: Sequence[LiveProcess]) -> Sequence[LiveFinding]:
-        if processes[0].name == "odd":
+        if processes[0].run.name == "odd":
             raise ZeroDivisionError
         return judge_steps(processes)
 
@@ -232,7 +233,7 @@ def test_a_stream_that_another_collector_takes_over_stays() -> None:
     """What was written here is counted; its state and its steps are those that are heard. The first summary says no rate."""
     streams = Streams(16)
     hello = Hello("e" * 32, b"sync", 0, run_of(4), summaries=True)
-    with streams.connected(hello, object()) as stream:
+    with streams.connected(hello, CONNECTION) as stream:
         stream.took([], 100, 0)
     assert not stream.remote
     stream.seen -= 100

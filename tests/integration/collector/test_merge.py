@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from stepscope.cli.main import main
 from stepscope.collector.clocks.timeline import Readings, Timeline
+from stepscope.collector.downloads.downloads import Source
+from stepscope.collector.downloads.downloads import merged as merged_file
 from stepscope.collector.merge.aligned import renumber_flows
-from stepscope.collector.merge.command import merge_command
 from stepscope.collector.merge.outputs import prepare, write_merged
 from stepscope.collector.merge.plan import Selection
 from stepscope.collector.merge.report import MergeReport
@@ -221,7 +222,8 @@ def test_the_command_does_the_same(name: str, format: str, tmp_path: Path) -> No
     if format == "parquet":
         require("pyarrow")
     add_rank(tmp_path / "-in", 0, job="--job")
-    command = merge_command([tmp_path / "-in"], tmp_path / name, format=format, window=0, job="--job")
+    sources = [Source("", path, "--job") for path in (tmp_path / "-in").rglob("journal")]
+    command = merged_file(format).command(sources, 0, tmp_path / name)
     done = run_to_end([sys.executable, *command])
     assert done.returncode == 0, done.stderr
     assert (tmp_path / name).stat().st_size > 1000
@@ -255,7 +257,8 @@ def test_more_sources_than_a_command_line_has_room_for(tmp_path: Path) -> None:
     add_rank(tmp_path / "a", 0)
     (path,) = (tmp_path / "a").rglob("journal")
     gone = [tmp_path / "gone" / f"{number:0100}" for number in range(30_000)]
-    command = merge_command([path, *gone], tmp_path / "out.json", format="chrome", window=0)
+    sources = [Source("", one) for one in (path, *gone)]
+    command = merged_file("chrome").command(sources, 0, tmp_path / "out.json")
     done = run_to_end([sys.executable, *command])
     assert done.returncode == INCOMPLETE, done.stderr[-500:]
     assert (tmp_path / "out.json").stat().st_size > 1000

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.collector.merge.accounts import together
-from stepscope.collector.merge.merge import Merge
+from stepscope.collector.merge.merge import Merge, ledger_of
 from stepscope.collector.merge.outputs import write_merged
 from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.runs.job import Job, Member, chosen_job
@@ -137,7 +136,7 @@ def test_what_journals_claim_stays_writable() -> None:
     )
     added = sum_ledgers([huge, huge])
     assert added.sources["x"] == huge.sources["x"] and added.outputs == huge.outputs
-    assert together([("a", huge), ("b", huge)]).sources.keys() == {"a: x", "b: x"}
-    assert together([("pid 1", lost(1, 0)), ("pid 1", lost(2, 0))]).sources["pid 1: recorder"].dropped == {
+    assert ledger_of([("a", huge), ("b", huge)]).sources.keys() == {"a: x", "b: x"}
+    assert ledger_of([("pid 1", lost(1, 0)), ("pid 1", lost(2, 0))]).sources["pid 1: recorder"].dropped == {
         "overflow": 3
     }

@@ -51,7 +51,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
 
 def to_collector(url: str) -> delivery.MakeTransport:
     """The transport of a delivery."""
-    return lambda shipper, hello: WebSocketTransport(Address(url), QUICK, None, shipper, hello)
+    return lambda feed: WebSocketTransport(Address(url), QUICK, None, feed)
 
 
 def delivered(directory: Path, url: str) -> None:

@@ -24,6 +24,7 @@ from stepscope.exporters.stream.address import Address
 from stepscope.exporters.stream.exporter import CollectorExporter
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Shipper
+from stepscope.exporters.stream.transport import Feed
 from stepscope.exporters.stream.websocket import WebSocketTransport
 from tests.integration.exporters.test_collector_faults import websocket
 from tests.support.basics import poll
@@ -87,7 +88,7 @@ async def test_what_a_lost_connection_raises_is_logged_once(tmp_path: Path) -> N
     async with websocket(vanish) as url:
         said, _ = protocol.decode(hello())
         assert isinstance(said, protocol.Hello)
-        link = WebSocketTransport(Address(url, None), LinkSettings(first_delay=30), None, shipper, lambda: said)
+        link = WebSocketTransport(Address(url, None), LinkSettings(first_delay=30), None, Feed(shipper, lambda: said))
         link.start()
         await poll(lambda: link.statistics().last_error)
         await link.close()

@@ -10,7 +10,7 @@ from stepscope.exporters.specimens import run_in
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Shipper
-from stepscope.exporters.stream.transport import Transport
+from stepscope.exporters.stream.transport import Feed, Transport
 from tests.support.basics import poll
 
 
@@ -18,7 +18,7 @@ class Stubborn(Transport):
     """A connection whose library makes an error of its own of a cancellation."""
 
     def __init__(self, shipper: Shipper) -> None:
-        super().__init__("nowhere", LinkSettings(first_delay=0.001, longest_delay=0.001), shipper, self._none)
+        super().__init__("nowhere", LinkSettings(first_delay=0.001, longest_delay=0.001), Feed(shipper, self._none))
         self.swallowed = 0
 
     def _none(self) -> Hello:

@@ -208,7 +208,7 @@ def writer(go: Path, *, grows: bool = True, fails: str = "") -> Download:
     def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
         return ["-c", WRITER, str(target), str(go), *([fails] if fails else [])]
 
-    return Download(name="x", suffix=".x", media_type="x/x", command=command, grows=grows)
+    return Download(name="x", suffix=".x", command=command, grows=grows)
 
 
 async def rest_of(chunks: AsyncGenerator[bytes]) -> bytes:

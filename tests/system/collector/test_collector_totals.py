@@ -27,7 +27,7 @@ from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected
-from tests.support.streams import SYNC, frames, frames_header, hello
+from tests.support.streams import CONNECTION, SYNC, frames, frames_header, hello
 from tests.unit.collector.test_collector_live import a_life, events_frame, run_of
 
 SUMS = ("events", "bytes", "dropped")
@@ -76,7 +76,7 @@ def feed(streams: Streams, number: int, rank: int, count: int) -> Stream:
     """A connection that brings the next frames of a stream, of which the first are evicted, and is gone again."""
     life = a_longer_life()
     run = run_of(rank, f"job{rank % 2}")
-    with streams.connected(Hello(f"{number:032x}", SYNC, 0, run), object()) as stream:
+    with streams.connected(Hello(f"{number:032x}", SYNC, 0, run), CONNECTION) as stream:
         new = life[stream.next : stream.next + count]
         stream.took(new, 0, stream.next + len(new))
         if stream.next > 3:

@@ -28,7 +28,7 @@ from stepscope.collector.nats.roster import Roster
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.names import Names
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.exporter import NatsExporter
-from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.names import PARTITIONS, partition_of
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream import protocol
@@ -163,7 +163,7 @@ async def test_messages_that_name_no_stream(server: NatsServer, tmp_path: Path) 
 
 
 def test_malformed_messages_are_shown(server: NatsServer, tmp_path: Path) -> None:
-    """On the page, to Prometheus and in the audit; once in the log. The rest of the stream is ingested."""
+    """On the page, to Prometheus, in the audit and in the log. The rest of the stream is ingested."""
     server.start()
 
     async def publish() -> str:
@@ -183,7 +183,7 @@ def test_malformed_messages_are_shown(server: NatsServer, tmp_path: Path) -> Non
         text = ask(f"{collector.url}/metrics").body.decode()
         assert "stepscope_nats_malformed_messages_total 3.0" in text and "stepscope_nats_up 1.0" in text
         _, log = collector.stop()
-    assert sum(stream in line and "claims" in line for line in log.splitlines()) == 1
+    assert sum(stream in line and "claims" in line for line in log.splitlines()) == 3
     assert (tmp_path / "collected" / "refused.jsonl").read_text().count(stream) == 3
 
 

@@ -16,10 +16,9 @@ from nats.errors import Error as NatsError
 
 from benchmarks.cases.streaming.nats_ranks import Rank
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.exporter import NatsExporter
-from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.names import Names, job_token
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.specimens import batch_of, run_in, spans

@@ -15,8 +15,8 @@ import pytest
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.conformance import check_exporter
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.exporter import NatsExporter
-from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.nats.transport import NatsTransport
 from stepscope.exporters.specimens import batch_of, run_in
@@ -72,9 +72,7 @@ async def deliver(journal: Path, url: str, settings: LinkSettings = QUICK) -> No
     """Completes and delivers a journal."""
     servers = Servers(url)
     await asyncio.to_thread(delivery.complete, journal)
-    await delivery.deliver(
-        journal, lambda shipper, hello: NatsTransport(servers, NAMES, NatsLimits(), settings, shipper, hello), 30.0
-    )
+    await delivery.deliver(journal, lambda feed: NatsTransport(servers, NAMES, NatsLimits(), settings, feed), 30.0)
 
 
 async def test_it_fulfils_the_contract_of_exporters(server: NatsServer, tmp_path: Path) -> None:

@@ -12,16 +12,17 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from stepscope.collector.nats.process import NatsProcess
+from stepscope.collector.nats.roster import NatsProcess
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.exporter import NatsExporter
-from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.nats.transport import NatsTransport
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Head, Shipper
+from stepscope.exporters.stream.transport import Feed
 from stepscope.runtime.requests.command import Answer, Command
 from tests.support.basics import poll
 from tests.support.jetstreams import NAMES, Publisher, connected
@@ -149,8 +150,8 @@ async def test_summaries_come_while_frames_wait(server: NatsServer, tmp_path: Pa
         await layout.answer(client, NAMES.live, hear)
         await client.flush()
         transport = NatsTransport(
-            Servers(server.url), NAMES, NatsLimits(), QUICK, shipper,
-            lambda: protocol.Hello(head.stream, head.sync, 0, head.run),
+            Servers(server.url), NAMES, NatsLimits(), QUICK,
+            Feed(shipper, lambda: protocol.Hello(head.stream, head.sync, 0, head.run)),
         )  # fmt: skip
         transport.summarize(summary(1))
         transport.start()

@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collector.clocks.latest import LatestClock
-from stepscope.collector.clocks.timeline import Readings, Timeline
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.history import BUCKETS, History
 from stepscope.collector.live.live import Live
-from stepscope.collector.live.rate import Rate
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.slowest import FEWEST, slowest
 from stepscope.collector.live.step_times import RECENT, StepTimes
-from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.stream import Rate, Stream
 from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.settings import CollectorSettings
@@ -34,6 +32,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, EndRecord, RunRecord, WindowRecord, encode_record
+from tests.support.streams import CONNECTION
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND
@@ -114,7 +113,7 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
         path.write_bytes(fmt.encode_file_header(sync_word) + b"".join(data[:cut]))
         restoring = Restoring(store, streams)
         restoring.look()
-        with streams.connected(Hello("a" * 32, sync_word, 0, run_of()), object()) as stream:
+        with streams.connected(Hello("a" * 32, sync_word, 0, run_of()), CONNECTION) as stream:
             assert stream.restoring
             task = asyncio.create_task(restoring.run())
             for number in range(cut, len(frames)):
@@ -223,25 +222,18 @@ def test_what_is_no_slow_rank() -> None:
     st.integers(-(10**18), 10**18),
 )
 def test_the_clock_bound_holds(trips: list[tuple[int, int]], offset: int) -> None:
-    """The true offset is within the bound, however the way there and the way back divide the round trip; and as long as
-    every round trip is in it, the bound is the merge's."""
-    latest, samples = LatestClock(run_of().anchor), list[ClockSync]()
-    assert (latest.now.offset_ns, latest.now.bound_ns) == (0, None)
+    """The true offset is within the bound, however the way there and the way back divide the round trip; it is no larger than the
+    best round trip allows."""
+    latest = LatestClock(run_of().anchor)
+    assert (latest.offset_ns, latest.bound_ns) == (0, None)
     for n, (there, back) in enumerate(trips):
         sent = 10**7 * n
         arrived = sent + there + offset
-        samples.append(
+        latest.add(
             ClockSync(sent=sent, arrived=arrived, answered=arrived + 3, returned=sent + there + 3 + back, clock="a")
         )
-        latest.add(samples[-1])
-        found = latest.now
-        assert found.bound_ns is not None and abs(found.offset_ns - offset) <= found.bound_ns
-        assert abs(latest.offset_ns - offset) <= min(map(sum, trips[: n + 1])) / 2 + 1
-        if n + 1 in (1, 2, 3, 5, 9, 13, 17):
-            model = Timeline({"": Readings(samples, run_of().anchor)})[""].model
-            at = np.array([samples[-1].returned], np.int64)
-            assert found.bound_ns == int(np.ceil(model.error(at))[0])
-            assert found.offset_ns == int((model.to_reference(at) - at)[0])
+        assert latest.bound_ns is not None and abs(latest.offset_ns - offset) <= latest.bound_ns
+        assert latest.bound_ns <= min(map(sum, trips[: n + 1])) / 2 + 500e-6 * (sent + there + 3 + back) + 2
 
 
 @pytest.mark.parametrize("drift_ppm", [-100, 0, 30])
@@ -258,10 +250,8 @@ def test_the_clock_bound_follows_a_clock_that_drifts(drift_ppm: int) -> None:
         latest.add(
             ClockSync(sent=sent, arrived=arrived, answered=arrived, returned=returned, clock="a" if ahead else "b")
         )
-        found = latest.now
-        assert found.bound_ns is not None
-        assert abs(returned + found.offset_ns - theirs(returned)) <= found.bound_ns
-        assert n % 700 < 4 or found.bound_ns < 300_000
+        assert latest.bound_ns is not None
+        assert abs(returned + latest.offset_ns - theirs(returned)) <= latest.bound_ns < 51_000
 
 
 @given(
@@ -274,8 +264,8 @@ def test_round_trips_that_make_no_sense(samples: list[ClockSync]) -> None:
     latest = LatestClock(run_of().anchor)
     for sample in samples:
         latest.add(sample)
-        assert abs(latest.now.offset_ns) < 1 << 62
-        assert latest.now.bound_ns is None or latest.now.bound_ns >= 0
+        assert abs(latest.offset_ns) < 1 << 62
+        assert latest.bound_ns is None or latest.bound_ns >= 0
 
 
 def test_evicted_events_are_counted(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.merge.contest import decide
+from stepscope.collector.merge.order import decide
 
 ENTRIES = st.lists(
     st.tuples(st.integers(-2, 3), st.integers(0, 4), st.integers(0, 1000), st.sampled_from([0.0, 1.0, 50.0, np.inf])),

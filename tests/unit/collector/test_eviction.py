@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.retention.deleted import Count, Deleted
 from stepscope.collector.retention.policy import StoragePolicy
-from stepscope.collector.retention.storage import Storage
+from stepscope.collector.retention.storage import Count, Deleted, Storage
 from stepscope.collector.runs.evicted import NAME, evict, read_evicted
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.collector.clocks.limits import ClockLimits
 from stepscope.collector.settings import CollectorSettings
 from stepscope.compat.frameworks.loop_settings import LoopSettings
 from stepscope.compat.mxnet.recording.settings import MXNetSettings
@@ -127,7 +126,6 @@ PROGRAMS: list[tuple[type[Checked], dict[str, Any], str]] = [
     (sc.exporters.OtlpOptions, {"compression": "zstd"}, "OtlpOptions.compression is 'zstd': Invalid enum value 'zstd'; known: gzip, none"),
     (sc.exporters.OtlpOptions, {"resource": {"a": 1, "b": [2]}}, "OtlpOptions.resource[...] is {'a': 1, 'b': [2]}: Expected `bool | int | float | str`, got `array`"),
     (sc.exporters.LinkSettings, {"sync_interval": math.inf}, "LinkSettings.sync_interval is inf: Expected `float` <= 15.0"),
-    (ClockLimits, {"drift_ppm": -1}, "ClockLimits.drift_ppm is -1: Expected `float` >= 0.0"),
     (CollectorSettings, {"directory": "data"}, "CollectorSettings.directory is 'data': Expected `Path`, got `str`"),
     (CollectorSettings, {"directory": Path(), "port": 70_000}, "CollectorSettings.port is 70000: Expected `int` <= 65535"),
     (MXNetSettings, {"profile_process": "sever"}, "MXNetSettings.profile_process is 'sever': Invalid enum value 'sever'; did you mean 'server'?"),
