@@ -91,8 +91,6 @@ class Agreement:
         """Rank 0's latest plan, with its number and rank 0's answer."""
         self._unable = 0
         """Number of ranks that cannot follow it."""
-        self._ends: set[str] = set()
-        """Keys of changes since rank 0's latest window: a repetition has no effect."""
         self._name = ""
         self.trouble = ""
         """Why the directory cannot be used; empty if it can."""
@@ -161,10 +159,11 @@ class Agreement:
             self._forward(self._plans)
         else:
             self._add_unable(self._plans)
-            own = [(key, pending.request) for key, pending in self._pending.items()]
-            for key, request in own + self._plans.requests(self._name):
-                if self._decide(self._plans, key, request):
+            for key, pending in list(self._pending.items()):
+                if key in self._pending and self._decide(self._plans, key, pending.request):
                     self._pending.pop(key, None)
+            for key, request in self._plans.requests(self._name):
+                if self._decide(self._plans, key, request):
                     self._plans.request_path(key).unlink(missing_ok=True)
 
     def _conclude(self, plan: Plan, armed: Armed) -> None:
@@ -213,15 +212,13 @@ class Agreement:
         window: WindowRequest | None = None
         change: EndChange | None = None
         if isinstance(payload, WindowRequest):
-            signals = [each for each in self._profiler.armed() if each.open and each.trigger == "signal"]
-            if request.trigger == "signal" and signals:
+            open_triggers = [each.trigger for each in self._profiler.armed() if each.open]
+            if request.trigger == "signal" and "signal" in open_triggers:
                 return True
             joined = plans.ranks() >= self._world_size - 1 or time.monotonic() >= self._waits_until
             if payload.start_step == "next" and not (joined and self._pace.is_measured):
                 return False
             window, armed = self._choose(payload, request.trigger, gate)
-        elif key in self._ends:
-            return True
         else:
             change, armed = self._choose_end(payload, gate)
         plan = Plan(key, request, window, change, "" if armed else armed.reason)
@@ -232,10 +229,8 @@ class Agreement:
             raise
         if window is not None:
             armed = armed if isinstance(payload, WindowRequest) and payload.wants(0) else _answer_elsewhere(plan)
-            self._ends.clear()
         else:
             self._profiler.confirm(gate)
-            self._ends.add(key)
         self._latest, self._unable = (number, plan, armed), 0
         self._conclude(plan, armed)
         return True
@@ -273,8 +268,8 @@ class Agreement:
         step, ahead = self._profiler.step_num, self._earliest_step()
         if payload.command == "abort":  # rank 0 does not know windows that only other ranks record
             last = min(ahead - 1, MAX_STEP)
-            change = EndChange(command="abort", last=last, run_id=payload.run_id, reason=payload.reason[:500])
-            return change, self._profiler.change_end(change, gate=gate)
+            abort = EndChange(command="abort", last=last, run_id=payload.run_id, reason=payload.reason[:500])
+            return abort, self._profiler.change_end(abort, gate=gate)
         change, _, reason = choose_end(payload, {0: self._profiler.armed()}, ahead)
         if change is not None and not payload.seconds and change.until < ahead:
             reason = f"the window ends with step {change.until}, too soon to extend it on all ranks: rank 0 is at step {step}"

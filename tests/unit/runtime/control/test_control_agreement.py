@@ -14,12 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope import schedule
 from stepscope.control import WindowRequest
 from stepscope.runtime.control.agreement import plans
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
 from stepscope.runtime.control.agreement.plans import MAX_RECORD_BYTES, Plan, Plans, Request
-from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from tests.support.agreeing import Rank, finish, job
 
@@ -122,20 +120,6 @@ def test_a_window_that_one_rank_has_begun_is_extended_and_aborted() -> None:
     assert ranks[0].complete == ranks[1].complete == [False]
 
 
-def test_an_end_that_is_too_near_stays() -> None:
-    """It could not be read in time by all ranks, so it changes on none."""
-    with job(2) as ranks:
-        first = begun(ranks, steps=5)
-        ranks[0].agreement.ask(EndRequest(command="extend", steps=5), "file")
-        go_on(ranks, lambda: all(rank.ends for rank in ranks))
-        assert all("too soon to extend it on all ranks: rank 0 is at step" in rank.ends[0].reason for rank in ranks)
-        end_in_calm(ranks)
-        ranks[0].agreement.ask(EndRequest(command="extend", steps=6), "file")
-        go_on(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
-        assert {rank.ends[1].reason for rank in ranks} == {"no armed window runs"}
-    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, first + 5)))]
-
-
 @pytest.mark.checklist("F10")
 def test_a_rank_that_is_late_says_missed() -> None:
     """In its answer, its windows, its diagnostics and its metadata; rank 0 names it. Other ranks record."""
@@ -171,21 +155,6 @@ def test_a_rank_that_is_past_an_end_says_so() -> None:
     assert len(ranks[0].windows[0][1]) < 3000 < len(ranks[1].windows[0][1])
 
 
-def test_a_rank_that_comes_late_joins_what_is_ahead_of_it(tmp_path: Path) -> None:
-    """Of a window, and of its other end."""
-    ranks = [Rank(tmp_path, 0, 2)]
-    ranks[0].agreement.ask(WindowRequest(start_step=50, steps=LONG, run_id="w"), "file")
-    go_on(ranks, lambda: ranks[0].outcomes)
-    ranks[0].work(52)
-    ranks[0].agreement.ask(EndRequest(command="abort"), "file")
-    go_on(ranks, lambda: ranks[0].ends)
-    ranks.append(Rank(tmp_path, 1, 2))
-    end_in_calm(ranks)
-    for rank in ranks:
-        rank.close()
-    assert ranks[0].windows == ranks[1].windows and ranks[0].windows[0][1][0] == 50
-
-
 def test_requests_are_handed_to_rank_0() -> None:
     """By whichever rank is asked; signals to all ranks are one request while their window is open."""
     with job(3) as ranks:
@@ -202,22 +171,6 @@ def test_requests_are_handed_to_rank_0() -> None:
         assert str(ranks[0].outcomes[2]) == f"recording steps {first}-{first + 1} (by ranks 1-2)"
         assert not list((ranks[0].agreement.directory or Path()).glob("request-*"))
     assert ranks[0].windows == ranks[1].windows[:2] == ranks[2].windows[:2] and ranks[1].windows == ranks[2].windows
-
-
-def test_the_same_command_of_a_file_is_one() -> None:
-    """Rank 0 reads it once; after another window it is asked for anew."""
-    with job(2) as ranks:
-        for number, length in enumerate((LONG, LONG)):
-            ranks[0].agreement.ask(WindowRequest(steps=length, run_id=f"w{number}"), "file")
-            go_on(ranks, lambda: all(rank.outcomes[number:] for rank in ranks), 1)  # noqa: B023
-            go_on(ranks, lambda: ranks[0].profiler.armed()[-1].state == "running", 1)
-            for rank in ranks:
-                for _ in range(2):
-                    rank.agreement.ask(EndRequest(command="abort"), "file")
-                    go_on(ranks, lambda: all(rank.ends[number:] for rank in ranks))  # noqa: B023
-            assert [len(rank.ends) for rank in ranks] == [number + 1] * 2
-            end_in_calm(ranks)
-    assert ranks[0].windows == ranks[1].windows and len(ranks[0].windows) == 2
 
 
 def test_one_rank_records_something_else() -> None:
@@ -238,44 +191,6 @@ def test_one_rank_records_something_else() -> None:
         finish(ranks, 3, 50)
     assert ranks[0].windows[1] == ranks[1].windows[0] == ("fixed", (3004, 3005, 3006, 3007))
     assert [run_id for run_id, _ in ranks[0].windows[2:]] == ["one"] and "one" not in dict(ranks[1].windows)
-
-
-def test_the_schedule_of_rank_0_is_in_the_way() -> None:
-    """Its own windows are taken into account, the same as without other ranks."""
-    with job(2, own=schedule(wait=2, warmup=0, active=2, repeat=0)) as ranks:
-        ranks[0].agreement.ask(WindowRequest(start_step=20_001, steps=1), "file")
-        ranks[0].agreement.ask(WindowRequest(start_step=20_002, steps=1, run_id="own"), "file")
-        go_on(ranks, lambda: all(len(rank.outcomes) == 2 for rank in ranks))
-        assert [rank.outcomes[0].accepted for rank in ranks] == [True, True]
-        assert all("overlap the schedule's window with step 20002" in rank.outcomes[1].reason for rank in ranks)
-
-
-@pytest.mark.checklist("F10")
-def test_ranks_that_the_job_does_not_have() -> None:
-    """They are named, with those that there are; nobody records a part of what was asked for."""
-    with job(2) as ranks:
-        ranks[0].agreement.ask(WindowRequest(start_step=50, steps=2, ranks=(0, 9)), "file")
-        go_on(ranks, lambda: all(rank.outcomes for rank in ranks))
-        assert all("rank 9: this job has ranks 0 to 1, so none records" in rank.outcomes[0].reason for rank in ranks)
-        for rank in ranks:
-            rank.work(60)
-        assert [rank.windows for rank in ranks] == [[], []]
-
-
-@pytest.mark.checklist("F6", "F10")
-def test_profilers_of_a_stage_go_together(tmp_path: Path) -> None:
-    """The first of a stage on one rank with the first of this stage on others, whatever other stages a rank had."""
-    stages = [("fit", "own", "validate"), ("fit", "validate")]
-    ranks = [[Rank(tmp_path, number, 2, stage=stage) for stage in names] for number, names in enumerate(stages)]
-    pair = [ranks[0][2], ranks[1][1]]
-    pair[0].agreement.ask(WindowRequest(start_step=50, steps=2, run_id="w"), "file")
-    everybody = [rank for each in ranks for rank in each]
-    go_on(everybody, lambda: all(rank.outcomes for rank in pair))
-    finish(pair, 1)
-    for rank in everybody:
-        rank.close()
-    assert [rank.windows for rank in everybody if rank not in pair] == [[], [], []]
-    assert pair[0].windows == pair[1].windows == [("w", (50, 51))]
 
 
 # rank 0 that has ended, and directories that cannot be used
@@ -412,30 +327,3 @@ def test_forged_files_are_passed_over(tmp_path: Path) -> None:
         go_on(ranks, lambda: any(answer.first == 9005 for answer in ranks[1].outcomes))
         finish(ranks, 2, 100)
     assert ranks[0].windows == ranks[1].windows == [("good", (9000,)), ("after", (9005,))]
-
-
-def test_the_pace_of_a_loop_that_moves() -> None:
-    """Neither its first step, which takes long, nor a time in which it stands still counts."""
-    pace = Pace()
-    for at, step in ((0.0, 0), (60.0, 0), (60.1, 1)):
-        pace.add(at, step)
-        assert not pace.is_measured and pace.per_second == 0
-    pace.add(61.1, 101)
-    assert pace.is_measured and pace.per_second == pytest.approx(100)
-    for at, step in ((62.0, 101), (90.0, 101), (91.0, 111)):
-        pace.add(at, step)
-    assert not pace.is_measured and pace.per_second == pytest.approx(100)
-    for at, step in ((92.0, 5), (92.1, 6)):  # the number was set
-        pace.add(at, step)
-    assert pace.is_measured and pace.per_second == pytest.approx(100)
-
-
-@pytest.mark.parametrize("poll", [0.05, 0.2, 2.0])
-@pytest.mark.parametrize("seconds", [0.003, 0.1, 0.3, 1.0, 60.0])
-def test_the_pace_of_any_loop_is_known(seconds: float, poll: float) -> None:
-    """However often it is looked at."""
-    pace, known = Pace(), 0
-    for number in range(round(400 / poll)):
-        pace.add(number * poll, int(number * poll / seconds))
-        known += pace.is_measured
-    assert pace.per_second >= 0.9 / seconds and known * poll > 50
