@@ -18,11 +18,11 @@ from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.orders.addressees import Target, addressees
 from stepscope.collector.orders.order import OrderedRank, OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
-from stepscope.runtime.control.agreement.step_choice import allows_later_steps, choose_steps, nearest_of, refusal_reason
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.end_change import NOTHING_WAITS, choose_end
+from stepscope.runtime.requests.step_choice import allows_later_steps, choose_steps, nearest_of, refusal_reason
 from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.ranks import ranks_from, ranks_text

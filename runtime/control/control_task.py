@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.agreement.rate import Pace
 from stepscope.runtime.control.entry_points.file_events import FileEvents
 from stepscope.runtime.control.entry_points.status_file import StatusFile
+from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.requests.armable import Armable
 
 log = logging.getLogger("stepscope")
@@ -106,15 +106,14 @@ class ControlTask:
             while True:
                 self._run_calls()
                 self.pace.add(time.monotonic(), self._profiler.step_num)
-                pause = self._pause
                 if self._agreement is not None:
-                    pause = min(self._agreement.turn(), pause)
+                    self._agreement.turn()
                     if events is None and (directory := self._agreement.directory) is not None:
                         events = FileEvents(directory, lambda name: name.startswith(SHARED), self.look_soon)
                         events.start()
                 self._report_windows()
                 try:
-                    await asyncio.wait_for(self._wake.wait(), pause)
+                    await asyncio.wait_for(self._wake.wait(), self._pause)
                 except TimeoutError:
                     pass
                 self._wake.clear()

@@ -87,7 +87,7 @@ class Controller:
                     rank=rank or 0,
                     world_size=world_size or 1,
                     patience=settings.patience,
-                    idle=settings.poll,
+                    poll=settings.poll,
                     outcome=self._router.decided,
                 )
         status = None if self._file is None else self._file.status

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from stepscope.runtime.control.agreement.participant import PlannedGate
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.armed_window import PlannedGate
 from stepscope.runtime.requests.end_change import EndRequest, choose_end
 from stepscope.runtime.requests.window_request import WindowRequest
 

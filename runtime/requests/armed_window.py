@@ -14,6 +14,13 @@ Gate = Callable[[int], str]
 """Called once on the stepping thread when the window should begin. Returns why it must not; empty if it may."""
 
 
+class PlannedGate:
+    """The gate of a window or a change whose steps are fixed, as for several ranks, and that can be withdrawn."""
+
+    def __call__(self, step: int) -> str:
+        return ""
+
+
 class ArmedWindow:
     """A requested window of one profiler, whose lock guards it."""
 

@@ -53,6 +53,7 @@ class Rank:
             rank=number,
             world_size=ranks,
             patience=patience,
+            poll=0.01,
             margin=0.05,
             outcome=lambda request, trigger, armed: self._answers(request).append(armed),
         )

@@ -1,4 +1,4 @@
-"""The files by which ranks agree on steps. Each is written once, in one step, and never changed.
+"""The files by which ranks agree on steps, in the directory of a run. Each is written once, in one step, and never changed.
 
 plan-N.json         rank 0: the steps of a window, another end of windows, or the reason of a refusal
 request-KEY.json    another rank: a request that it received; rank 0 deletes it when it has decided
@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TypeVar
 
 import msgspec
 
-from stepscope.runtime.control.agreement.job_directory import read_record
 from stepscope.runtime.files.encoding import json_bytes
-from stepscope.runtime.files.file_reading import create_once
-from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.files.file_reading import create_once, read_bounded
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
-from stepscope.runtime.requests.window_request import Rank, WindowRequest
-from stepscope.runtime.session.ranks import ranks_text
+from stepscope.runtime.requests.window_request import WindowRequest
+
+T = TypeVar("T")
 
 AnyRequest = WindowRequest | EndRequest
 """A window, or another end of existing windows."""
 
+MAX_RECORD_BYTES = 1 << 20
 MAX_PLANS = 16
 """Plans in the directory; older ones are deleted."""
 
 _PLAN = re.compile(r"plan-(\d{1,9})\.json")
+_UNABLE = re.compile(r"unable-\d{1,9}-(\d{1,9})\.json")
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,7 +50,6 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rank 0's decision on a request: a window, a change, or a refusal."""
 
-    number: int
     key: str
     """Identifies the request."""
     request: Request
@@ -60,26 +60,6 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: str = ""
     """Why nothing is recorded or changed."""
 
-    @property
-    def first(self) -> int:
-        """The start step of the window."""
-        return int(self.window.start_step) if self.window is not None and self.window.start_step != "next" else 0
-
-    def answer_elsewhere(self) -> Armed:
-        """The answer on a rank that the plan does not concern."""
-        payload = self.request.payload
-        if self.window is None or not isinstance(payload, WindowRequest):
-            return Armed(not self.refused, run_id=payload.run_id, reason=self.refused or "asked of other ranks")
-        by = f"by rank{'s' * (len(payload.ranks or ()) != 1)} {ranks_text(payload.ranks)}"
-        return Armed(True, self.first, self.window.stop_step, payload.run_id, by)
-
-
-class Unable(msgspec.Struct, frozen=True):
-    """A report of a rank that cannot follow a plan."""
-
-    rank: Rank
-    reason: Annotated[str, msgspec.Meta(max_length=2000)]
-
 
 class Plans:
     """The files of one run. Methods raise `OSError` if the directory cannot be used."""
@@ -87,31 +67,27 @@ class Plans:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def numbers(self) -> list[int]:
-        """Returns the numbers of the existing plans, in order."""
+    def numbers(self, after: int = 0) -> list[int]:
+        """Returns the numbers of the plans after this one, in order."""
         found = (_PLAN.fullmatch(path.name) for path in self.directory.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(number for match in found if match and (number := int(match[1])) > after)
 
     def ranks(self) -> int:
         """Returns the number of ranks that have joined, without rank 0."""
-        return sum(1 for _ in self.directory.glob("rank-*.json"))
+        return sum(1 for _ in self.directory.glob("rank-*"))
 
     def plan(self, number: int) -> Plan | None:
         """Reads a plan; `None` if it does not exist or cannot be read."""
-        plan = read_record(self.directory / f"plan-{number}.json", Plan)
-        return plan if plan is not None and plan.number == number else None
+        return read_record(self.directory / f"plan-{number}.json", Plan)
 
-    def publish(self, plan: Plan) -> Plan:
-        """Writes a plan with the next number, and returns it. Deletes old plans."""
-        numbers = self.numbers()
-        plan = msgspec.structs.replace(plan, number=max(numbers, default=0) + 1)
-        while not create_once(self.directory / f"plan-{plan.number}.json", json_bytes(plan)):
-            plan = msgspec.structs.replace(plan, number=plan.number + 1)
-        for number in numbers:
-            if number <= plan.number - MAX_PLANS:
-                for path in (self.directory / f"plan-{number}.json", *self.directory.glob(f"unable-{number}-*.json")):
-                    path.unlink(missing_ok=True)
-        return plan
+    def publish(self, plan: Plan) -> int:
+        """Writes a plan with the next number, which it returns. Deletes the oldest plan."""
+        number = max(self.numbers(), default=0) + 1
+        for path in self.directory.glob(f"*-{number - MAX_PLANS}[-.]*json"):
+            path.unlink(missing_ok=True)
+        while not create_once(self.directory / f"plan-{number}.json", json_bytes(plan)):
+            number += 1
+        return number
 
     def request_path(self, key: str) -> Path:
         """Returns the path of a request's file."""
@@ -126,11 +102,23 @@ class Plans:
         """Forwards a request to rank 0."""
         create_once(self.request_path(key), json_bytes(request))
 
-    def report_unable(self, number: int, unable: Unable) -> None:
+    def report_unable(self, number: int, rank: int, reason: str) -> None:
         """Reports that a rank cannot follow a plan."""
-        create_once(self.directory / f"unable-{number}-{unable.rank}.json", json_bytes(unable))
+        create_once(self.directory / f"unable-{number}-{rank}.json", json_bytes(reason))
 
-    def unable(self, number: int) -> list[Unable]:
-        """Returns the reports of ranks that cannot follow a plan."""
-        found = (read_record(path, Unable) for path in self.directory.glob(f"unable-{number}-*.json"))
-        return sorted((each for each in found if each is not None), key=lambda each: each.rank)
+    def unable(self, number: int) -> dict[int, str]:
+        """Returns the reasons of ranks that cannot follow a plan, by rank."""
+        found = [(_UNABLE.fullmatch(path.name), path) for path in self.directory.glob(f"unable-{number}-*.json")]
+        reasons = {int(match[1]): read_record(path, str) for match, path in found if match}
+        return {rank: reason for rank, reason in sorted(reasons.items()) if reason is not None}
+
+
+def read_record(path: Path, kind: type[T]) -> T | None:
+    """Reads a small record; `None` if it does not exist or cannot be read. A link is not followed."""
+    reading = read_bounded(path, MAX_RECORD_BYTES, follow=False)
+    if reading.content is None:
+        return None
+    try:
+        return msgspec.json.decode(reading.content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

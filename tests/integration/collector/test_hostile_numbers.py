@@ -19,12 +19,12 @@ from stepscope.collector.runs.job import Job, chosen_job
 from stepscope.collector.runs.recording import recordings_in
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.stream import protocol
-from stepscope.runtime.control.agreement.rate import Pace
-from stepscope.runtime.control.agreement.step_choice import choose_steps
+from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.requests.armed import ArmedStatus
 from stepscope.runtime.requests.command import MAX_RATE, Answer
 from stepscope.runtime.requests.end_change import EndRequest, choose_end
+from stepscope.runtime.requests.step_choice import choose_steps
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from tests.support.collecting import ask
 from tests.support.collectors import Running, answer, collecting, connected

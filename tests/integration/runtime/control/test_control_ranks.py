@@ -225,5 +225,5 @@ def test_jobs_with_one_directory_do_not_meet(tmp_path: Path) -> None:
         assert len(directories) == 2
         for directory in directories:
             (run,) = directory.glob("run-*")
-            assert sorted(path.name for path in run.iterdir()) == ["plan-1.json", "rank-1.json"]
+            assert sorted(path.name for path in run.iterdir()) == ["plan-1.json", "rank-1"]
     assert os.listdir(tmp_path / "one") != []

@@ -14,13 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope import schedule
 from stepscope.control import WindowRequest
-from stepscope.runtime.control.agreement import job_directory, plans
-from stepscope.runtime.control.agreement.job_directory import MAX_RECORD_BYTES, Current, JobDirectory
-from stepscope.runtime.control.agreement.peer import Peer
-from stepscope.runtime.control.agreement.plans import Plan, Plans, Request
-from stepscope.runtime.control.agreement.rate import Pace
+from stepscope.runtime.control.agreement import plans
+from stepscope.runtime.control.agreement.job_directory import JobDirectory
+from stepscope.runtime.control.agreement.plans import MAX_RECORD_BYTES, Plan, Plans, Request
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from tests.support.agreeing import Rank, finish, job
 
@@ -123,20 +120,6 @@ def test_a_window_that_one_rank_has_begun_is_extended_and_aborted() -> None:
     assert ranks[0].complete == ranks[1].complete == [False]
 
 
-def test_an_end_that_is_too_near_stays() -> None:
-    """It could not be read in time by all ranks, so it changes on none."""
-    with job(2) as ranks:
-        first = begun(ranks, steps=5)
-        ranks[0].agreement.ask(EndRequest(command="extend", steps=5), "file")
-        go_on(ranks, lambda: all(rank.ends for rank in ranks))
-        assert all("too soon to extend it on all ranks: rank 0 is at step" in rank.ends[0].reason for rank in ranks)
-        end_in_calm(ranks)
-        ranks[0].agreement.ask(EndRequest(command="extend", steps=6), "file")
-        go_on(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
-        assert {rank.ends[1].reason for rank in ranks} == {"no armed window runs"}
-    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, first + 5)))]
-
-
 @pytest.mark.checklist("F10")
 def test_a_rank_that_is_late_says_missed() -> None:
     """In its answer, its windows, its diagnostics and its metadata; rank 0 names it. Other ranks record."""
@@ -172,21 +155,6 @@ def test_a_rank_that_is_past_an_end_says_so() -> None:
     assert len(ranks[0].windows[0][1]) < 3000 < len(ranks[1].windows[0][1])
 
 
-def test_a_rank_that_comes_late_joins_what_is_ahead_of_it(tmp_path: Path) -> None:
-    """Of a window, and of its other end."""
-    ranks = [Rank(tmp_path, 0, 2)]
-    ranks[0].agreement.ask(WindowRequest(start_step=50, steps=LONG, run_id="w"), "file")
-    go_on(ranks, lambda: ranks[0].outcomes)
-    ranks[0].work(52)
-    ranks[0].agreement.ask(EndRequest(command="abort"), "file")
-    go_on(ranks, lambda: ranks[0].ends)
-    ranks.append(Rank(tmp_path, 1, 2))
-    end_in_calm(ranks)
-    for rank in ranks:
-        rank.close()
-    assert ranks[0].windows == ranks[1].windows and ranks[0].windows[0][1][0] == 50
-
-
 def test_requests_are_handed_to_rank_0() -> None:
     """By whichever rank is asked; signals to all ranks are one request while their window is open."""
     with job(3) as ranks:
@@ -203,22 +171,6 @@ def test_requests_are_handed_to_rank_0() -> None:
         assert str(ranks[0].outcomes[2]) == f"recording steps {first}-{first + 1} (by ranks 1-2)"
         assert not list((ranks[0].agreement.directory or Path()).glob("request-*"))
     assert ranks[0].windows == ranks[1].windows[:2] == ranks[2].windows[:2] and ranks[1].windows == ranks[2].windows
-
-
-def test_the_same_command_of_a_file_is_one() -> None:
-    """Rank 0 reads it once; after another window it is asked for anew."""
-    with job(2) as ranks:
-        for number, length in enumerate((LONG, LONG)):
-            ranks[0].agreement.ask(WindowRequest(steps=length, run_id=f"w{number}"), "file")
-            go_on(ranks, lambda: all(rank.outcomes[number:] for rank in ranks), 1)  # noqa: B023
-            go_on(ranks, lambda: ranks[0].profiler.armed()[-1].state == "running", 1)
-            for rank in ranks:
-                for _ in range(2):
-                    rank.agreement.ask(EndRequest(command="abort"), "file")
-                    go_on(ranks, lambda: all(rank.ends[number:] for rank in ranks))  # noqa: B023
-            assert [len(rank.ends) for rank in ranks] == [number + 1] * 2
-            end_in_calm(ranks)
-    assert ranks[0].windows == ranks[1].windows and len(ranks[0].windows) == 2
 
 
 def test_one_rank_records_something_else() -> None:
@@ -241,62 +193,34 @@ def test_one_rank_records_something_else() -> None:
     assert [run_id for run_id, _ in ranks[0].windows[2:]] == ["one"] and "one" not in dict(ranks[1].windows)
 
 
-def test_the_schedule_of_rank_0_is_in_the_way() -> None:
-    """Its own windows are taken into account, the same as without other ranks."""
-    with job(2, own=schedule(wait=2, warmup=0, active=2, repeat=0)) as ranks:
-        ranks[0].agreement.ask(WindowRequest(start_step=20_001, steps=1), "file")
-        ranks[0].agreement.ask(WindowRequest(start_step=20_002, steps=1, run_id="own"), "file")
-        go_on(ranks, lambda: all(len(rank.outcomes) == 2 for rank in ranks))
-        assert [rank.outcomes[0].accepted for rank in ranks] == [True, True]
-        assert all("overlap the schedule's window with step 20002" in rank.outcomes[1].reason for rank in ranks)
-
-
-@pytest.mark.checklist("F10")
-def test_ranks_that_the_job_does_not_have() -> None:
-    """They are named, with those that there are; nobody records a part of what was asked for."""
-    with job(2) as ranks:
-        ranks[0].agreement.ask(WindowRequest(start_step=50, steps=2, ranks=(0, 9)), "file")
-        go_on(ranks, lambda: all(rank.outcomes for rank in ranks))
-        assert all("rank 9: this job has ranks 0 to 1, so none records" in rank.outcomes[0].reason for rank in ranks)
-        for rank in ranks:
-            rank.work(60)
-        assert [rank.windows for rank in ranks] == [[], []]
-
-
-@pytest.mark.checklist("F6", "F10")
-def test_profilers_of_a_stage_go_together(tmp_path: Path) -> None:
-    """The first of a stage on one rank with the first of this stage on others, whatever other stages a rank had."""
-    stages = [("fit", "own", "validate"), ("fit", "validate")]
-    ranks = [[Rank(tmp_path, number, 2, stage=stage) for stage in names] for number, names in enumerate(stages)]
-    pair = [ranks[0][2], ranks[1][1]]
-    pair[0].agreement.ask(WindowRequest(start_step=50, steps=2, run_id="w"), "file")
-    everybody = [rank for each in ranks for rank in each]
-    go_on(everybody, lambda: all(rank.outcomes for rank in pair))
-    finish(pair, 1)
-    for rank in everybody:
-        rank.close()
-    assert [rank.windows for rank in everybody if rank not in pair] == [[], [], []]
-    assert pair[0].windows == pair[1].windows == [("w", (50, 51))]
-
-
 # rank 0 that has ended, and directories that cannot be used
 
 
+def abandoned(place: Path) -> Path:
+    """Makes the directory of a run whose rank 0 shows no sign of life, with a plan."""
+    directory = JobDirectory(place / "stepscope.json", "job")
+    directory.make()
+    run = directory.path / "run-0"
+    run.mkdir()
+    request = WindowRequest(start_step=3, steps=2, run_id="old")
+    Plans(run).publish(Plan("key", Request("1 ", "file", request), request))
+    (directory.path / "current.json").write_bytes(encode("run-0"))
+    return run
+
+
 @pytest.mark.checklist("A23")
-@pytest.mark.parametrize("machine", ["here", "elsewhere"])
-def test_rank_0_that_does_not_answer(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_that_does_not_answer(tmp_path: Path) -> None:
     """It has ended, or has never come: the request says so, and is not planned later. Its old plans are not followed."""
-    monkeypatch.setattr(job_directory, "LOST_AFTER_S", 0.2)
-    directory = abandoned_by(Peer(1, 1, Peer.here().machine if machine == "here" else "elsewhere", "there"), tmp_path)
-    rank = Rank(tmp_path, 1, 2, patience=1.0)
+    run = abandoned(tmp_path)
+    rank = Rank(tmp_path, 1, 2, patience=0.3)
     for trigger in ("file", "socket"):
         rank.agreement.ask(WindowRequest(steps=1, run_id=trigger), trigger)
     go_on([rank], lambda: len(rank.outcomes) == 2)
-    assert all("rank 0, which chooses the steps, did not answer in 1 s" in answer.reason for answer in rank.outcomes)
+    assert all("rank 0, which chooses the steps, did not answer in 0.3 s" in answer.reason for answer in rank.outcomes)
     first = Rank(tmp_path, 0, 2)
     ranks = [first, rank]
     end_in_calm(ranks)
-    assert not directory.exists() and rank.windows == first.windows == []
+    assert not run.exists() and rank.windows == first.windows == []
     rank.agreement.ask(WindowRequest(steps=1, run_id="again"), "socket")
     go_on(ranks, lambda: first.outcomes, 1)
     end_in_calm(ranks)
@@ -305,48 +229,41 @@ def test_rank_0_that_does_not_answer(machine: str, tmp_path: Path, monkeypatch: 
     assert first.windows == rank.windows and len(rank.windows) == 1
 
 
-def abandoned_by(peer: Peer, place: Path) -> Path:
-    """The directory of a run that a process has left, with a plan."""
-    old = JobDirectory(place / "stepscope.json", "job")
-    old.make()
-    run = old.path / "run-0"
-    run.mkdir()
-    request = WindowRequest(start_step=3, steps=2, run_id="old")
-    Plans(run).publish(Plan(1, "key", Request("1 ", "file", request), request))
-    (old.path / "current.json").write_bytes(encode(Current("run-0", peer)))
-    return run
-
-
-def test_rank_0_on_another_machine(tmp_path: Path) -> None:
-    """It is followed once it has shown a sign of life, and nobody takes its place."""
-    run = abandoned_by(Peer(1, 1, "elsewhere", "there"), tmp_path)
-    ranks = [Rank(tmp_path, number, 2) for number in range(2)]
-    for rank in ranks:
-        rank.agreement.turn()
-    assert not ranks[1].outcomes and not ranks[0].agreement.trouble
+def test_a_run_is_joined_after_a_sign_of_life(tmp_path: Path) -> None:
+    """Of whichever machine rank 0 is on. A request of the file stays with a rank 0 that runs."""
+    run = abandoned(tmp_path)
+    rank = Rank(tmp_path, 1, 2, patience=0.3)
+    rank.agreement.turn()
+    assert rank.agreement.directory is None
     os.utime(run.parent / "current.json", (1, 1))
-    go_on(ranks, lambda: ranks[1].outcomes and ranks[0].agreement.trouble)
-    assert ranks[1].agreement.directory == run and ranks[1].outcomes[0].first == 3
-    assert "rank 0 is pid 1 on there in this job already; set STEPSCOPE_JOB" in ranks[0].agreement.trouble
-    for rank in ranks:
-        rank.close()
+    rank.agreement.turn()
+    assert rank.agreement.directory == run and rank.outcomes[0].first == 3
+    for trigger in ("socket", "file"):
+        rank.agreement.ask(WindowRequest(steps=1, run_id=trigger), trigger)
+    signs = iter(range(2, 10_000))
+
+    def answered() -> bool:
+        os.utime(run.parent / "current.json", (1, next(signs)))
+        return len(rank.outcomes) > 1
+
+    go_on([rank], answered)
+    assert [answer.run_id for answer in rank.outcomes] == ["old", "socket"]
+    rank.close()
 
 
-def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    """Two live processes with one number are two jobs with one name: the second takes no part, and says how to help."""
-    ranks = [Rank(tmp_path, 0, 2), Rank(tmp_path, 1, 2)]
-    ranks[0].agreement.turn()
-    start = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
-    taken = (ranks[0].agreement.directory or Path()) / "rank-1.json"
-    taken.write_bytes(encode(Peer(1, start, Peer.here().machine, "here")))
-    ranks[1].agreement.ask(WindowRequest(steps=1), "file")
-    ranks[1].agreement.turn()
-    assert "rank 1 is pid 1 on here in this job already; set STEPSCOPE_JOB" in ranks[1].outcomes[0].reason
-    assert ranks[1].agreement.directory is None
-    taken.write_bytes(encode(Peer(1, start + 1, Peer.here().machine, "here")))  # has ended
-    go_on(ranks, lambda: ranks[1].agreement.directory)
-    for rank in ranks:
-        rank.close()
+def test_a_second_rank_0_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """The first is of another job of this name, or of a job that was started again: it says so, and chooses nothing more."""
+    with job(2) as ranks:
+        go_on(ranks, lambda: ranks[1].agreement.directory)
+        run = ranks[0].agreement.directory
+        assert run is not None
+        (run.parent / "run-2").mkdir()
+        (run.parent / "current.json").write_bytes(encode("run-2"))
+        ranks[0].agreement.ask(WindowRequest(start_step=3000, steps=1), "file")
+        for rank in ranks:
+            rank.agreement.turn()
+        assert "another process is rank 0 of this job now; set STEPSCOPE_JOB" in ranks[0].outcomes[0].reason
+        assert ranks[1].agreement.directory == run.parent / "run-2"
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -386,55 +303,27 @@ def test_a_directory_that_is_still_to_be_made_is_waited_for(tmp_path: Path, capl
 def test_forged_files_are_passed_over(tmp_path: Path) -> None:
     """Those that are too large, links, damaged, or not as they should be; what comes after them is followed."""
     request = Request("1 ", "file", WindowRequest(start_step=100, steps=1, run_id="forged"))
-    good = Plan(1, "key", request, request.window)
+    good = encode(Plan("key", request, request.window))
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.write_bytes(encode(msgspec.structs.replace(good, number=5)))
+    elsewhere.write_bytes(good)
     with job(2) as ranks:
         go_on(ranks, lambda: ranks[1].agreement.directory)
         run = ranks[0].agreement.directory
         assert run is not None
         (run / "plan-1.json").write_bytes(b"{")
-        (run / "plan-2.json").write_bytes(encode(good))  # of another number
-        (run / "plan-3.json").write_bytes(encode(msgspec.structs.replace(good, number=3)) + b" " * MAX_RECORD_BYTES)
-        (run / "plan-4.json").mkdir()
-        (run / "plan-5.json").symlink_to(elsewhere)
+        (run / "plan-2.json").write_bytes(good + b" " * MAX_RECORD_BYTES)
+        (run / "plan-3.json").mkdir()
+        (run / "plan-4.json").symlink_to(elsewhere)
         (run / f"plan-{10**12}.json").write_bytes(b"{}")
         change = EndChange(command="extend", first=7, until=8, last=9)
-        (run / "plan-6.json").write_bytes(encode(Plan(6, "key", request, None, change)))
+        (run / "plan-5.json").write_bytes(encode(Plan("key", request, None, change)))
         (run / "request-key.json").write_bytes(b'{"trigger": 1}')
         (run / "request-two.json").symlink_to(elsewhere)
-        (run / "unable-9-1.json").write_bytes(b"[]")
+        (run / "unable-6-1.json").write_bytes(b"[]")
         ranks[0].agreement.ask(WindowRequest(start_step=9000, steps=1, run_id="good"), "file")
         go_on(ranks, lambda: any(answer.first == 9000 for answer in ranks[1].outcomes))
-        (run.parent / "current.json").write_bytes(b'{"run": "run-/../..", "coordinator": {}}')
+        (run.parent / "current.json").write_bytes(b'"run-/../.."')
         ranks[0].agreement.ask(WindowRequest(start_step=9005, steps=1, run_id="after"), "file")
         go_on(ranks, lambda: any(answer.first == 9005 for answer in ranks[1].outcomes))
         finish(ranks, 2, 100)
     assert ranks[0].windows == ranks[1].windows == [("good", (9000,)), ("after", (9005,))]
-
-
-def test_the_pace_of_a_loop_that_moves() -> None:
-    """Neither its first step, which takes long, nor a time in which it stands still counts."""
-    pace = Pace()
-    for at, step in ((0.0, 0), (60.0, 0), (60.1, 1)):
-        pace.add(at, step)
-        assert not pace.is_measured and pace.per_second == 0
-    pace.add(61.1, 101)
-    assert pace.is_measured and pace.per_second == pytest.approx(100)
-    for at, step in ((62.0, 101), (90.0, 101), (91.0, 111)):
-        pace.add(at, step)
-    assert not pace.is_measured and pace.per_second == pytest.approx(100)
-    for at, step in ((92.0, 5), (92.1, 6)):  # the number was set
-        pace.add(at, step)
-    assert pace.is_measured and pace.per_second == pytest.approx(100)
-
-
-@pytest.mark.parametrize("poll", [0.05, 0.2, 2.0])
-@pytest.mark.parametrize("seconds", [0.003, 0.1, 0.3, 1.0, 60.0])
-def test_the_pace_of_any_loop_is_known(seconds: float, poll: float) -> None:
-    """However often it is looked at."""
-    pace, known = Pace(), 0
-    for number in range(round(400 / poll)):
-        pace.add(number * poll, int(number * poll / seconds))
-        known += pace.is_measured
-    assert pace.per_second >= 0.9 / seconds and known * poll > 50
