@@ -278,52 +278,36 @@ class JournalWriter:
             OutputError: if the file cannot be written. Frames of the batch that were written remain.
             ClosedError: after `close`.
         """
-        count = len(batch)
-        if not count:
+        if not len(batch):
             return
+        pieces = [batch]
         with self._lock:
             self._open_file()
-            if self._is_full():
-                self.dropped += count
-                self._mark_cap()
-                return
-            if self._write_at_once(batch, count):
-                self._begin_index_or_segment()
-                return
-            for count, flags, parts, cut in fmt.encode_events(batch):
-                if batch.window not in self._open_windows:
-                    first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
-                    self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, first))
-                self._frame(fmt.FrameType.EVENTS, parts, flags)
-                if self._full or not self._fits(self._reserve):
-                    self._full = not self._deletes_oldest
-                    self._discard()
-                    self.dropped += count
-                    self._mark_cap()
+            while pieces:
+                piece = pieces.pop()
+                if not self._is_full() and self._write_piece(piece):
                     continue
-                self._index = None  # not whole
-                self._commit(self._fsync == "always")
-                self._open_windows.add(batch.window)
-                self.written += count
-                self._unwritten += count if self._pending else 0
-                self._segment_events[batch.window] += count
-                self.arguments_cut += cut
+                if not self._full and piece.events.nbytes > fmt.CHUNK_BYTES:
+                    half = len(piece) // 2
+                    pieces += [
+                        msgspec.structs.replace(piece, events=events)
+                        for events in (piece.events[half:], piece.events[:half])
+                    ]
+                    continue
+                self._full = not self._deletes_oldest
+                self.dropped += len(piece)
+                self._mark_cap()
+            if not self._full:
+                self._begin_index_or_segment()
 
-    def _write_at_once(self, batch: EventBatch, size: int) -> bool:
-        """Appends a batch of `size` events in one write. Returns false, and writes nothing, if there is not enough space."""
+    def _write_piece(self, batch: EventBatch) -> bool:
+        """Appends events in one write. Returns false, and writes nothing, if there is not enough space."""
         opened = batch.window not in self._open_windows
-        begin = self._end
-        events = np.ascontiguousarray(batch.events)
-        counts = survey(events)
+        begin, size = self._end, len(batch)
+        counts = survey(np.ascontiguousarray(batch.events))
         if opened:
             self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, counts.first_ns))
-        number = (self._number + self._pending_frames) & 0xFFFFFFFF
-        frames, count, cut = _core.encode_frames(
-            events, bytes(batch.args), self._sync, number, batch.window, fmt.source_bytes(batch.source)
-        )
-        self._pending.append(frames)
-        self._pending_bytes += len(frames)
-        self._pending_frames += count
+        cut = self._frames(fmt.FrameType.EVENTS, batch)
         if not self._fits(self._reserve):
             self._discard()
             return False
@@ -336,6 +320,22 @@ class JournalWriter:
         self._unwritten += size if self._pending else 0
         self.arguments_cut += cut
         return True
+
+    def _frames(self, kind: fmt.FrameType, batch: EventBatch) -> int:
+        """Adds frames with events. Returns how many of these are written without their arguments."""
+        frames, count, cut = _core.encode_frames(
+            np.ascontiguousarray(batch.events),
+            bytes(batch.args),
+            self._sync,
+            int(kind),
+            (self._number + self._pending_frames) & 0xFFFFFFFF,
+            batch.window,
+            fmt.source_bytes(batch.source),
+        )
+        self._pending.append(frames)
+        self._pending_bytes += len(frames)
+        self._pending_frames += count
+        return cut
 
     def write_window(self, window: Window, anchor: ClockAnchor | None = None) -> None:
         """Appends the end of a window, and a reading of the clocks, if any, in the same write.
@@ -538,8 +538,7 @@ class JournalWriter:
             return 0
         outlines = self._end
         for batch in index.outlines():
-            for _, flags, parts, _ in fmt.encode_events(batch):
-                self._frame(fmt.FrameType.OUTLINE, parts, flags)
+            self._frames(fmt.FrameType.OUTLINE, batch)
         position = self._end
         payload = records.encode_record(index.record(outlines))
         if len(payload) <= fmt.MAX_PAYLOAD:
