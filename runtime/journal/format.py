@@ -307,28 +307,6 @@ def heap_arguments(events: Block, heap_bytes: int) -> tuple[NDArray[np.bool_], N
     return claims & fits, claims & ~fits
 
 
-def split_events(events: Block, args: bytes, chunk_bytes: int) -> Iterator[tuple[Block, bytes, int]]:
-    """Splits a block into pieces of about `chunk_bytes`, each with its heap: (events, heap, events whose arguments were cut)."""
-    has_args, invalid = heap_arguments(events, len(args))
-    if events.nbytes + len(args) <= chunk_bytes and not invalid.any():
-        yield events, args, 0
-        return
-    # An event whose arguments alone exceed a piece loses them.
-    invalid |= has_args & (events["args_len"] > chunk_bytes)
-    has_args &= ~invalid
-    lengths = np.where(has_args, events["args_len"], 0).astype(np.int64)
-    ends = np.cumsum(lengths + EVENT_DTYPE.itemsize)
-    start = 0
-    while start < len(events):
-        written = int(ends[start - 1]) if start else 0
-        stop = max(int(np.searchsorted(ends, written + chunk_bytes, side="right")), start + 1)
-        chunk = events[start:stop].copy()
-        cut = invalid[start:stop]
-        chunk["args_len"][cut] = 0
-        yield chunk, gather_arguments(chunk, args), int(cut.sum())
-        start = stop
-
-
 def gather_arguments(events: Block, heap: Bytes) -> bytes:
     """Copies the arguments of these events into a new heap, in their order, and changes `args_at`.
 

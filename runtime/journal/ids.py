@@ -76,13 +76,17 @@ class IdMap:
 
     Memory is bounded: ids beyond the limits of the tables are unknown. Texts are interned; the table of the process counts those
     that it cuts or refuses.
+
+    Args:
+        reuse: whether to use existing tracks of this process. The time is proportional to their number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reuse: bool = True) -> None:
         self._names = _Table(MAX_IDS)
         self._tracks = _Table(MAX_TRACKS)
         self._used: dict[_TrackIdentity, int] = {}
         """By identity, how many of our first such tracks must not be assigned to a further one of theirs."""
+        self._reuse = reuse
         self._lost_name = -1
 
     def add_strings(self, pairs: Iterable[tuple[int, str]]) -> None:
@@ -103,6 +107,9 @@ class IdMap:
                 kind = tracks.TrackKind.THREAD
             parent = self._tracks.get(record.parent)
             parent = 0 if parent == _UNKNOWN else parent
+            if not self._reuse:
+                self._tracks.set(record.id, tracks.read(kind, record.pid, record.tid, record.name, parent))
+                continue
             identity = (int(kind), record.pid, record.tid, parent, record.name)
             used, same = self._used.get(identity, 0), _own_tracks.of(identity)
             if used < len(same):

@@ -27,10 +27,10 @@ def recorded() -> Track:
     return found
 
 
-def read(thread: Track, *, name: str) -> None:
+def read(thread: Track, *, reuse: bool, name: str) -> None:
     """Reads of this thread, in a recording of this process."""
     process = TrackRecord(1, int(TrackKind.PROCESS), os.getpid(), 0, 0, "another name")
-    ids = IdMap()
+    ids = IdMap(reuse=reuse)
     ids.add_tracks([process, TrackRecord(2, int(TrackKind.THREAD), os.getpid(), thread.tid, 1, name)])
 
 
@@ -41,13 +41,14 @@ def kineto_track(thread: int) -> int:
 
 
 def test_backends_draw_where_the_recorder_does() -> None:
-    """Whatever of this process was read meanwhile."""
+    """Whatever of this process was read meanwhile, by whichever kind of reader."""
     mine = recorded()
-    before = tracks.since(1)[-1].id
-    read(mine, name="another name")
-    assert tracks.since(before + 1)
-    assert kineto_track(mine.tid) == mine.id
-    assert MindSporeTracks().thread(mine.tid) == mine.id
+    for reuse in (True, False):
+        before = tracks.since(1)[-1].id
+        read(mine, reuse=reuse, name="another name")
+        assert tracks.since(before + 1)
+        assert kineto_track(mine.tid) == mine.id
+        assert MindSporeTracks().thread(mine.tid) == mine.id
     made = kineto_track(1 << 29)
     parent = tracks.get(made)
     assert parent is not None and parent.parent == tracks.process()

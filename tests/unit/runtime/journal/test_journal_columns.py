@@ -192,16 +192,16 @@ def test_a_forged_column_is_refused_or_read(data: st.DataObject) -> None:
                 assert int(row["args_at"]) + int(row["args_len"]) <= len(batch.args)
 
 
-def test_tracks_of_a_recording_come_back() -> None:
+def test_tracks_of_a_recording_are_tracks_of_their_own() -> None:
     """With the rows above them; the same in the next frame."""
     block = spans(1)
     block["track"] = TRACK
     frame, compressed, _ = encoded(EventBatch("recorder", 0, block, b""))
-    decoder = columns.ColumnDecoder(IdMap())
+    decoder = columns.ColumnDecoder(IdMap(reuse=False))
     first, second = (decoder.decode(1, memoryview(frame), compressed)[0] for _ in range(2))
     assert first["track"] == second["track"]
     row = tracks.get(int(first["track"][0]))
-    assert row and (row.pid, row.tid, row.name) == (77, 78, "a thread")
+    assert row and row.id != TRACK and (row.pid, row.tid, row.name) == (77, 78, "a thread")
     above = tracks.get(row.parent)
     assert above and above.kind == tracks.TrackKind.PROCESS
 
