@@ -456,10 +456,6 @@ def span_intervals(
         ValueError: if the block is not a multiple of 64 bytes or not contiguous.
     """
 
-def layouts() -> dict[tuple[str, str], int]:
-    """Where fields lie in the records that are read from files, in bytes, by the record and the field as C calls them; `""` is
-    the size of the record."""
-
 def set_survey_categories(operators: int, quiet: tuple[int, ...], /) -> None:
     """The categories that `survey` counts apart."""
 

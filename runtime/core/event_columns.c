@@ -498,7 +498,7 @@ PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
         pthread_mutex_lock(&lock);
         while (left && whole) {
             size_t count = frame_events(at, left, heap.buf, args_len), before = made.len;
-            FrameParts parts;
+            FrameParts parts = {0};
             for (;; count /= 2) {
                 FrameHeader head = {.kind = kind, .flags = FRAME_COLUMNS, .number = number + frames};
                 EventsHeader about = header_of(at, count);

@@ -68,7 +68,6 @@ static PyMethodDef methods[] = {
     {"heap_range", survey_py_heap_range, METH_O, NULL},
     {"with_heap_from", survey_py_with_heap_from, METH_VARARGS, NULL},
     {"count_until", search_py_count_until, METH_VARARGS, NULL},
-    {"layouts", layouts_py_layouts, METH_NOARGS, NULL},
     {"record_tasks", coroutine_py_record_tasks, METH_O, NULL},
     {"private_slots", ring_py_private, METH_NOARGS, NULL},
     {"readings_at", search_py_readings_at, METH_VARARGS, NULL},
