@@ -182,19 +182,16 @@ def read_proc(path: str, /) -> str:
     """A small file, its first 64 KiB; empty if it cannot be read. For one thread at a time."""
 
 # events as columns
-def encode_columns(events: Any, arguments: bytes, /) -> tuple[bytes, int, int, int]:
-    """Columns, arguments and table of events (docs/event-columns.md); how many of the bytes are arguments, and how many the table;
-    and how many events are written without their arguments, which lie outside of those that were given."""
-
 def encode_frames(
-    events: Any, args: bytes, sync: bytes, number: int, window: int, source: bytes, /
+    events: Any, args: bytes, sync: bytes, kind: int, number: int, window: int, source: bytes, /
 ) -> tuple[bytes, int, int]:
-    """Frames of a journal with these events, as columns, one after the other.
+    """Frames of a journal with these events, as columns (docs/event-columns.md), one after the other.
 
     Args:
         events: a block.
         args: the heap of their arguments.
         sync: the mark of the journal's frames, 4 bytes.
+        kind: type of the frames.
         number: of the first frame.
         window: to which the events belong.
         source: of the events, 255 bytes at most.
@@ -227,8 +224,8 @@ def decode_columns(
         ValueError: if the columns are not what their header says.
     """
 
-def compress(content: ReadableBuffer, /) -> bytes | None:
-    """One zstd frame; `None` where the system has no libzstd."""
+def has_zstd() -> bool:
+    """Whether the system has libzstd."""
 
 def decompress(stored: ReadableBuffer, length: int, /) -> bytes:
     """The content of one zstd frame.
@@ -459,10 +456,6 @@ def span_intervals(
     Raises:
         ValueError: if the block is not a multiple of 64 bytes or not contiguous.
     """
-
-def layouts() -> dict[tuple[str, str], int]:
-    """Where fields lie in the records that are read from files, in bytes, by the record and the field as C calls them; `""` is
-    the size of the record."""
 
 def set_survey_categories(operators: int, quiet: tuple[int, ...], /) -> None:
     """The categories that `survey` counts apart."""

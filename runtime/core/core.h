@@ -150,6 +150,8 @@ typedef struct {
     char rest[PAGE - 56 - 9 * REFUSED];
 } __attribute__((aligned(PAGE))) Control;
 _Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a mapping replaces");
+_Static_assert(offsetof(Control, recording) == 8 && offsetof(Control, closed) == 12, "as session/directory.py writes it");
+_Static_assert(offsetof(Control, at_risk) == 2072, "as recovery/session_files.py reads it");
 extern Control g_control;
 void control_make(const char *directory);
 int control_join(const char *session); /* -1 and errno if that is no session that goes on */
@@ -194,6 +196,14 @@ typedef struct {
 } Stack;
 enum { DEEP = STACK_FRAMES + 2 }; /* a power of 2 */
 _Static_assert(sizeof(Stack) == 4096, "a stack is one page");
+_Static_assert(offsetof(Stack, track) == 4 && offsetof(Stack, depth) == 8 && offsetof(Stack, index) == 12 &&
+                   offsetof(Stack, pushes) == 16 && offsetof(Stack, parent) == 24 && offsetof(Stack, owner) == 32 &&
+                   offsetof(Stack, frames) == 64,
+               "as recovery/session_files.py reads it");
+_Static_assert(offsetof(Frame, child) == 8 && offsetof(Frame, id) == 16 && offsetof(Frame, name) == 24 &&
+                   offsetof(Frame, category) == 28 && offsetof(Frame, flags) == 30 && offsetof(Frame, period) == 31 &&
+                   sizeof(Frame) == 32,
+               "as recovery/session_files.py reads it");
 typedef struct { /* an entered span; all that its record needs, whatever became of the stack */
     Stack *stack;
     uint64_t id, parent;
@@ -232,6 +242,9 @@ typedef struct {
     int64_t pid, tid;
     uint32_t kind, parent, name, id;
 } Track;
+_Static_assert(offsetof(Track, tid) == 8 && offsetof(Track, kind) == 16 && offsetof(Track, parent) == 20 &&
+                   offsetof(Track, name) == 24 && offsetof(Track, id) == 28 && sizeof(Track) == 32,
+               "as recovery/session_files.py reads it");
 uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent);
 /* One of this name and parent that nobody uses any more, else a new one; not `except`. Its `tid` is no system's number.
  * Past some thousand of tasks, one named `task` for any name. */
@@ -385,7 +398,6 @@ PyObject *survey_py_heap_range(PyObject *self, PyObject *block);
 PyObject *survey_py_with_heap_from(PyObject *self, PyObject *args);
 PyObject *search_py_readings_at(PyObject *module, PyObject *args);
 PyObject *search_py_count_until(PyObject *module, PyObject *args);
-PyObject *layouts_py_layouts(PyObject *module, PyObject *unused);
 
 /* native_thread.c */
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);

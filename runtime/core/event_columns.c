@@ -382,38 +382,11 @@ static uint64_t take_arguments(Input *in, Event *events, size_t count, char *arg
     return cut;
 }
 
-PyObject *columns_py_encode(PyObject *self, PyObject *args) {
-    Py_buffer events, heap;
-    PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*", &events, &heap)) return NULL;
-    if (events.len % (Py_ssize_t)sizeof(Event) || heap.len > UINT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "encode_columns() takes whole events, and 4 GiB of arguments at most");
-    } else {
-        FrameParts parts;
-        size_t n = (size_t)events.len / sizeof(Event);
-        PyThreadState *released = release_for(n);
-        pthread_mutex_lock(&lock);
-        bool whole = put_frame(events.buf, n, heap.buf, (size_t)heap.len, &parts);
-        Buffer made = frame; /* the GIL is not waited for with the lock: a fork waits for the lock with the GIL */
-        frame = (Buffer){0};
-        pthread_mutex_unlock(&lock);
-        take_back(released);
-        if (whole)
-            result = Py_BuildValue("(y#nnK)", (char *)made.bytes, (Py_ssize_t)made.len, (Py_ssize_t)parts.heap,
-                                   (Py_ssize_t)parts.table, (unsigned long long)parts.cut);
-        else PyErr_NoMemory();
-        free(made.bytes);
-    }
-    PyBuffer_Release(&events);
-    PyBuffer_Release(&heap);
-    return result;
-}
-
 /* The frames of a journal, as docs/journal-format.md has them. */
 #define MESSAGE_BYTES (512 << 10) /* of an encoded frame: a message broker takes messages of 1 MiB, as a rule */
 #define FRAME_BYTES (4 << 20) /* of events and arguments as they are in memory: what a reader holds at a time */
 #define LONGEST_SOURCE 255
-enum { FRAME_EVENTS = 4, FRAME_ZSTD = 2, FRAME_COLUMNS = 8 };
+enum { FRAME_ZSTD = 2, FRAME_COLUMNS = 8 };
 typedef struct {
     char sync[4];
     uint8_t kind, flags;
@@ -503,14 +476,15 @@ static bool put_events_frame(Buffer *to, FrameHeader head, EventsHeader about, c
     return !to->failed;
 }
 
-/* (events, heap, sync word, number of the first frame, window, source): frames of events, one after the other; how many; events
- * whose arguments are left out. */
+/* (events, heap, sync word, type and number of the first frame, window, source): frames of events, one after the other; how many;
+ * events whose arguments are left out. */
 PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
     Py_buffer events, heap, sync, source;
     unsigned int number, frames = 0;
+    unsigned char kind;
     int window;
     PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*y*Iiy*", &events, &heap, &sync, &number, &window, &source)) return NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*bIiy*", &events, &heap, &sync, &kind, &number, &window, &source)) return NULL;
     if (events.len % (Py_ssize_t)sizeof(Event) || heap.len > UINT32_MAX || sync.len != 4 || source.len > LONGEST_SOURCE) {
         PyErr_SetString(PyExc_ValueError,
                         "encode_frames() takes whole events, 4 GiB of arguments and a source of 255 bytes at most");
@@ -524,9 +498,9 @@ PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
         pthread_mutex_lock(&lock);
         while (left && whole) {
             size_t count = frame_events(at, left, heap.buf, args_len), before = made.len;
-            FrameParts parts;
+            FrameParts parts = {0};
             for (;; count /= 2) {
-                FrameHeader head = {.kind = FRAME_EVENTS, .flags = FRAME_COLUMNS, .number = number + frames};
+                FrameHeader head = {.kind = kind, .flags = FRAME_COLUMNS, .number = number + frames};
                 EventsHeader about = header_of(at, count);
                 memcpy(head.sync, sync.buf, sizeof head.sync);
                 about.window = window, about.source_len = (uint16_t)source.len;
@@ -587,26 +561,7 @@ PyObject *columns_py_decode(PyObject *self, PyObject *args) {
     return result;
 }
 
-PyObject *zstd_py_compress(PyObject *self, PyObject *object) {
-    Py_buffer from;
-    if (!zstd_available()) Py_RETURN_NONE;
-    if (PyObject_GetBuffer(object, &from, PyBUF_SIMPLE) < 0) return NULL;
-    size_t room = zstd_bound((size_t)from.len), size = 0;
-    PyObject *to = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room);
-    if (to) {
-        PyThreadState *released = release_for((size_t)from.len / 16);
-        pthread_mutex_lock(&lock);
-        size = zstd_compress(PyBytes_AS_STRING(to), room, from.buf, (size_t)from.len);
-        pthread_mutex_unlock(&lock);
-        take_back(released);
-        if (!size) {
-            Py_CLEAR(to);
-            PyErr_NoMemory();
-        } else _PyBytes_Resize(&to, (Py_ssize_t)size);
-    }
-    PyBuffer_Release(&from);
-    return to;
-}
+PyObject *zstd_py_available(PyObject *self, PyObject *unused) { return PyBool_FromLong(zstd_available()); }
 
 PyObject *zstd_py_decompress(PyObject *self, PyObject *args) {
     Py_buffer from;

@@ -15,10 +15,9 @@ typedef struct {
 } FrameIds;
 
 void columns_fork(int phase);
-PyObject *columns_py_encode(PyObject *self, PyObject *args);
 PyObject *columns_py_encode_frames(PyObject *self, PyObject *args);
 PyObject *columns_py_decode(PyObject *self, PyObject *args);
-PyObject *zstd_py_compress(PyObject *self, PyObject *bytes);
+PyObject *zstd_py_available(PyObject *self, PyObject *unused);
 PyObject *zstd_py_decompress(PyObject *self, PyObject *args);
 
 #endif

@@ -22,6 +22,11 @@ typedef struct { /* layout read by runtime/recovery/ring_file.py */
     uint32_t zero;
     _Atomic uint64_t drained; /* consumer: slots below were copied, and are free when the journals have them */
 } Header;
+_Static_assert(offsetof(Header, version) == 8 && offsetof(Header, slots) == 12 && offsetof(Header, track) == 16 &&
+                   offsetof(Header, alive) == 20 && offsetof(Header, tid) == 24 && offsetof(Header, head) == 64 &&
+                   offsetof(Header, reserve) == 72 && offsetof(Header, produced) == 80 && offsetof(Header, tail) == 128 &&
+                   offsetof(Header, serial) == 136,
+               "as recovery/ring_file.py reads it");
 
 struct Ring {
     Header *header;

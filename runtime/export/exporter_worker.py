@@ -616,7 +616,6 @@ class ExporterWorker:
                 name=self.name,
                 ledger=self._accounts.total(),
                 batches=self._batches,
-                waiting_batches=sum(isinstance(item, EventBatch) for item in waiting),
                 waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch))
                 + self._accounts.in_flight,
                 waiting_bytes=self._bytes,

@@ -15,7 +15,7 @@ from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.session.job import job_from_environment, this_host
-from stepscope.runtime.session.trace_note import NoteOutput
+from stepscope.runtime.session.trace_note import NoteOutput, note_nothing
 from stepscope.runtime.settings.documented import Documented
 from stepscope.runtime.windows.step_facts import Facts
 
@@ -95,7 +95,7 @@ class Run(Documented, frozen=True, kw_only=True):
     """Returns the metadata so far; values are JSON-like."""
     ledger: Callable[[], Ledger] = Ledger
     """Returns the accounts of the run so far: windows, events between windows, and outputs."""
-    note_output: NoteOutput = lambda file, being_written, trace=None: None
+    note_output: NoteOutput = note_nothing
     """An exporter calls it with `True` before it begins a file that may be incomplete after a crash, and with `False` when the file
     is complete. So `stepscope recover` finds journals, and writes traces again. It writes a small file."""
     job: str = ""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.intervals import ends
-from stepscope.runtime.events.record import Block, Kind
+from stepscope.runtime.events.record import Block, Kind, own_heap
 from stepscope.runtime.flight.chunk import Chunk
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.session.directory import KEPT_PREFIX
@@ -92,13 +92,15 @@ class Retention:
 
     def add(self, source: str, events: Block, args: bytes) -> Iterator[tuple[RetainedBlock, Block, bytes]]:
         """Retains a block in pieces. Yields each piece with its events and arguments after it was written."""
-        for piece, heap, _ in fmt.split_events(events, args, self._piece):
+        rows = max(len(events) * self._piece // (events.nbytes + len(args) + 1), 1)
+        for at in range(0, len(events), rows):
+            piece, heap = (events, args) if rows >= len(events) else own_heap(events[at : at + rows], args)
             payload = fmt.encode_rows(source, -1, piece, heap)
             need = sum(len(part) for part in payload) + OVERHEAD + fmt.FRAME_HEADER.size + fmt.FILE_HEADER.size
             while self._chunks and self._bytes + need > self._max:
                 self._pop_chunk(0, early=True).remove()
             chunk = self._chunk()
-            at, size = self._append(chunk, payload)
+            place, size = self._append(chunk, payload)
             chunk, blocks = self._chunks[-1]
             block = RetainedBlock(
                 source=source,
@@ -106,7 +108,7 @@ class Retention:
                 first=int(piece["ts"].min()),
                 last=int(ends(piece).max()),
                 chunk=chunk,
-                at=at,
+                at=place,
                 size=size,
             )
             chunk.last = max(chunk.last, block.last)

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
 from stepscope.runtime.windows.window import Window
-
-
-class SavedWindow(msgspec.Struct, frozen=True):
-    """A window that was saved."""
-
-    index: int
-    slowest_ns: int
-    """Its longest step."""
 
 
 class SavedWindows:
@@ -23,25 +13,26 @@ class SavedWindows:
     def __init__(self, keep_newest: int, keep_slowest: int) -> None:
         self._newest = keep_newest
         self._slowest = keep_slowest
-        self._windows: list[SavedWindow] = []
+        self._windows: dict[int, int] = {}
+        """The longest step of each, in ns, by index."""
         self.saved = 0
         self.discarded = 0
 
     @property
     def remaining(self) -> tuple[int, ...]:
         """Windows that are retained, the oldest first."""
-        return tuple(saved.index for saved in self._windows)
+        return tuple(self._windows)
 
     def add(self, window: Window) -> list[int]:
         """Adds a window. Returns the indices of windows that must be deleted now, perhaps including this one."""
         self.saved += 1
         slowest = max((step.end_ns - step.start_ns for step in window.steps), default=window.end_ns - window.start_ns)
-        self._windows.append(SavedWindow(window.index, slowest))
-        by_age = sorted(self._windows, key=lambda saved: saved.index, reverse=True)
-        by_time = sorted(self._windows, key=lambda saved: (saved.slowest_ns, -saved.index), reverse=True)
-        remaining = {saved.index for saved in (*by_age[: self._newest], *by_time[: self._slowest])}
-        discarded = [saved.index for saved in self._windows if saved.index not in remaining]
-        self._windows = [saved for saved in self._windows if saved.index in remaining]
+        saved = {**self._windows, window.index: slowest}
+        by_age = sorted(saved, reverse=True)
+        by_time = sorted(saved, key=lambda index: (saved[index], -index), reverse=True)
+        remaining = {*by_age[: self._newest], *by_time[: self._slowest]}
+        discarded = [index for index in saved if index not in remaining]
+        self._windows = {index: saved[index] for index in saved if index in remaining}
         self.discarded += len(discarded)
         return discarded
 

@@ -23,7 +23,7 @@ _FLAGS = os.O_RDWR | os.O_APPEND
 class AppendFile:
     """A file, readable by this user only, to which pieces are appended. One thread at a time may use it.
 
-    A new file is locked while it is open, so that other processes know that it is being written (`file_lock.is_locked`).
+    A new file is locked while it is open, so that other processes know that it is being written (`file_lock.lock`).
 
     A write that returns has reached the kernel. A write that fails does not change the file.
 

@@ -1,4 +1,4 @@
-"""Encodes events as columns of differences, in a tenth of their bytes in memory or less. `docs/event-columns.md` has the format.
+"""Decodes events from columns of differences. `docs/event-columns.md` has the format; `_core.encode_frames` writes it.
 
 Nothing here touches a file.
 """
@@ -61,23 +61,6 @@ class TrackMap(Protocol):
 _decode_table = msgspec.msgpack.Decoder(_Table)
 
 
-def encode(events: Block, args: bytes) -> tuple[bytes, bytes, bool, int]:
-    """Encodes events, with the names and tracks that they use.
-
-    Args:
-        events: a contiguous block.
-        args: the heap of their arguments.
-
-    Returns:
-        The header; the content; whether it is compressed, that is, whether the system has libzstd; the number of events without
-        their arguments, as these were not in the heap.
-    """
-    content, arguments_bytes, table_bytes, cut = _core.encode_columns(events, args)
-    packed = _core.compress(content)
-    header = HEADER.pack(len(content), arguments_bytes, table_bytes)
-    return header, content if packed is None else packed, packed is not None, cut
-
-
 class ColumnDecoder:
     """Decodes events of one recording.
 
@@ -89,7 +72,7 @@ class ColumnDecoder:
         self._tracks = tracks
 
     def decode(self, count: int, stored: memoryview, compressed: bool) -> tuple[Block, bytes]:
-        """Decodes the header and content of `encode`, joined.
+        """Decodes a header and its content, joined.
 
         Args:
             count: number of events.
@@ -122,7 +105,7 @@ def decode_unnamed(count: int, stored: memoryview, compressed: bool, max_bytes: 
 
     Args:
         count: number of events.
-        stored: the header and content of `encode`, joined.
+        stored: a header and its content, joined.
         compressed: whether the content is compressed.
         max_bytes: limit of the content.
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.json_values import plain
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, EventBatch, Flag
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag
 from stepscope.runtime.journal import columns
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
@@ -208,39 +208,11 @@ def decode_frame(frame: Bytes, sync: bytes) -> bytes | None:
     return payload if head is not None and head[3] == len(payload) and head[4] == zlib.crc32(payload) else None
 
 
-def encode_events(
-    batch: EventBatch, chunk_bytes: int = CHUNK_BYTES, max_bytes: int = MAX_PAYLOAD
-) -> Iterator[tuple[int, int, list[Bytes], int]]:
-    """Encodes a batch as payloads of frames: (events, flags, parts, events whose arguments were cut).
-
-    Args:
-        batch: the events.
-        chunk_bytes: bytes of events and arguments in a payload, before they are encoded.
-        max_bytes: limit of a payload.
-    """
-    source = source_bytes(batch.source)
-    for events, args, cut in split_events(batch.events, batch.args, chunk_bytes):
-        flags, parts = _encode_columns(source, batch.window, events, args)
-        if sum(map(len, parts)) <= max_bytes:
-            yield len(events), flags, parts, cut
-            continue
-        # It is still too large: split it into pieces that fit without compression.
-        for piece, heap, more in split_events(events, args, max_bytes // 2):
-            flags, parts = _encode_columns(source, batch.window, piece, heap)
-            yield len(piece), flags, parts, cut + more
-            cut = 0
-
-
 @lru_cache(64)
 def source_bytes(source: str) -> bytes:
     """The name of a source in frames."""
     text: str = plain(source)
     return text.encode()[:MAX_SOURCE].decode(errors="ignore").encode()
-
-
-def _encode_columns(source: bytes, window: int, events: Block, args: bytes) -> tuple[int, list[Bytes]]:
-    header, content, compressed, _ = columns.encode(np.ascontiguousarray(events), bytes(args))
-    return COLUMNS | (ZSTD if compressed else 0), [_events_header(source, window, events, args) + header, content]
 
 
 def encode_rows(source: str, window: int, events: Block, args: bytes) -> list[Bytes]:
@@ -333,28 +305,6 @@ def heap_arguments(events: Block, heap_bytes: int) -> tuple[NDArray[np.bool_], N
         return claims, claims.copy()
     fits = events["args_at"].astype(np.uint64) + events["args_len"] <= heap_bytes
     return claims & fits, claims & ~fits
-
-
-def split_events(events: Block, args: bytes, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[Block, bytes, int]]:
-    """Splits a block into pieces of about `chunk_bytes`, each with its heap: (events, heap, events whose arguments were cut)."""
-    has_args, invalid = heap_arguments(events, len(args))
-    if events.nbytes + len(args) <= chunk_bytes and not invalid.any():
-        yield events, args, 0
-        return
-    # An event whose arguments alone exceed a piece loses them.
-    invalid |= has_args & (events["args_len"] > chunk_bytes)
-    has_args &= ~invalid
-    lengths = np.where(has_args, events["args_len"], 0).astype(np.int64)
-    ends = np.cumsum(lengths + EVENT_DTYPE.itemsize)
-    start = 0
-    while start < len(events):
-        written = int(ends[start - 1]) if start else 0
-        stop = max(int(np.searchsorted(ends, written + chunk_bytes, side="right")), start + 1)
-        chunk = events[start:stop].copy()
-        cut = invalid[start:stop]
-        chunk["args_len"][cut] = 0
-        yield chunk, gather_arguments(chunk, args), int(cut.sum())
-        start = stop
 
 
 def gather_arguments(events: Block, heap: Bytes) -> bytes:

@@ -88,10 +88,6 @@ class IdMap:
         """By identity, how many of our first such tracks must not be assigned to a further one of theirs."""
         self._reuse = reuse
         self._lost_name = -1
-        self.lost_names = 0
-        """Uses of names and categories whose text was never seen."""
-        self.lost_arguments = 0
-        """Events whose arguments were malformed, and dropped."""
 
     def add_strings(self, pairs: Iterable[tuple[int, str]]) -> None:
         """Adds `(id, text)` pairs; ids below `strings.FIRST_NAME` are categories."""
@@ -141,7 +137,6 @@ class IdMap:
         """
         events["name"] = self._names_of(events["name"])
         categories, lost = self._names.map(events["category"])
-        self.lost_names += int(lost.sum())
         categories[lost | (categories >= strings.FIRST_NAME)] = 0
         events["category"] = categories
         track_ids, lost = self._tracks.map(events["track"])
@@ -154,19 +149,17 @@ class IdMap:
 
     def _names_of(self, theirs: NDArray[np.uint32]) -> NDArray[np.uint32]:
         ours, lost = self._names.map(theirs)
-        count = int(lost.sum())
-        if count:
+        if lost.any():
             if self._lost_name < 0:
                 self._lost_name = strings.intern(LOST_NAME)
             ours[lost] = self._lost_name
-            self.lost_names += count
         return ours
 
     def _localise_heap(self, events: Block, args: bytearray) -> None:
         has_args, invalid = heap_arguments(events, len(args))
-        self._drop_arguments(events, invalid)
+        events["args_len"][invalid] = 0
         if len(args) < 8 or not has_args.any():
-            self._drop_arguments(events, has_args)
+            events["args_len"][has_args] = 0
             return
         heap = np.frombuffer(args, np.uint8)
         # Unaligned views: element i is the integer that begins at byte i.
@@ -184,7 +177,7 @@ class IdMap:
             at_inside = np.where(broken, 0, at)
             following = at_inside + 8 + lengths[at_inside]
             broken |= following > end
-            self._drop_arguments(events, where[broken])
+            events["args_len"][where[broken]] = 0
             at, end, where, following = at[~broken], end[~broken], where[~broken], following[~broken]
             new = np.unique(at)
             new = new[~seen[new]]
@@ -194,16 +187,10 @@ class IdMap:
             at, end, where = following[more], end[more], where[more]
             if not len(at):
                 break
-        self._drop_arguments(events, where[: len(at)])
+        events["args_len"][where[: len(at)]] = 0
         if found:
             items = np.concatenate(found)
             keys[items] = self._names_of(keys[items])
-
-    def _drop_arguments(self, events: Block, where: NDArray[np.bool_] | NDArray[np.int64]) -> None:
-        count = int(where.sum()) if where.dtype == np.bool_ else len(where)
-        if count:
-            events["args_len"][where] = 0
-            self.lost_arguments += count
 
 
 _own_tracks = _OwnTracks()

@@ -65,8 +65,6 @@ class JournalReader:
     """The end record of a journal that was closed normally, once it was read."""
     recovered: records.RecoveredRecord | None = None
     """The record with which recovery began to append, once it was read."""
-    unknown_frames = 0
-    """Skipped frames of unknown types. This is no damage."""
 
     def __init__(self, path: str | os.PathLike[str], ids: IdMap | None = None) -> None:
         self.path = Path(path)
@@ -255,7 +253,6 @@ class JournalReader:
         if kind == fmt.FrameType.OUTLINE:
             return None  # its events are in other frames
         if not records.is_known(kind):
-            self.unknown_frames += 1
             return None
         record = records.decode_record(kind, payload)
         if record is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -50,29 +50,6 @@ GROUP_BYTES = 64 << 10
 _END_BYTES = 256
 
 
-class Target(Protocol):
-    """Output of a journal, such as `AppendFile`."""
-
-    path: Path
-
-    @property
-    def size(self) -> int: ...
-
-    def write(self, pieces: list[fmt.Bytes], sync: bool) -> None: ...
-
-    def deleted(self, within_s: float) -> bool: ...
-
-    def close(self) -> None: ...
-
-
-def _create_file(path: Path) -> AppendFile:
-    try:
-        make_directories(path.parent)
-    except OSError as error:
-        raise OutputError(error.errno, f"cannot create the file: {error.strerror or error}", str(path)) from error
-    return AppendFile(path)
-
-
 class ClosedSegment(msgspec.Struct, frozen=True):
     """A segment that is not written any more."""
 
@@ -95,7 +72,6 @@ class JournalWriter:
             suffix. Links are not followed.
         max_bytes: size limit, at least 64 KiB.
         fsync: when to wait for the disk.
-        create: creates the target of a path. A frame is never divided between two writes.
         segment_bytes: continue in a new file after about so many bytes, or an hour; 0 = one file.
         when_full: leave out new events at the limit, or delete the oldest segments.
 
@@ -128,7 +104,6 @@ class JournalWriter:
         *,
         max_bytes: int = 8 << 30,
         fsync: Fsync = "never",
-        create: Callable[[Path], Target] = _create_file,
         segment_bytes: int = 0,
         when_full: WhenFull = "stop",
     ) -> None:
@@ -144,7 +119,6 @@ class JournalWriter:
         self._max_bytes = max_bytes
         self._reserve = min(1 << 20, max_bytes // 8)
         self._fsync = fsync
-        self._create = create
         self._deletes_oldest = when_full == "delete_oldest"
         self._segment_bytes = min(segment_bytes, max_bytes // 8)
         self._segment_end = 0
@@ -161,7 +135,7 @@ class JournalWriter:
         """Whether the file that is written was deleted."""
         self._full = False
         self._lock = Lock()
-        self._file: Target | None = None
+        self._file: AppendFile | None = None
         self._sync = fmt.new_sync_word()
         self._number = 0
         self._pending: list[fmt.Bytes] = []
@@ -215,7 +189,13 @@ class JournalWriter:
                 self.changed.notify_all()
 
     def _open(self, run: Run) -> None:
-        self._file = self._create(self.path)
+        try:
+            make_directories(self.path.parent)
+        except OSError as error:
+            raise OutputError(
+                error.errno, f"cannot create the file: {error.strerror or error}", str(self.path)
+            ) from error
+        self._file = AppendFile(self.path)
         self.path = self._file.path
         header = fmt.encode_file_header(self._sync)
         self._pending.append(header)
@@ -224,8 +204,7 @@ class JournalWriter:
         self._frame(fmt.FrameType.RUN, [self._run])
         self._commit(self._fsync != "never")
         self._segment_end = self._segment_bytes
-        if isinstance(self._file, AppendFile):  # else positions are others at the receiver
-            self._index = IndexBuilder()
+        self._index = IndexBuilder()
 
     def append_to(
         self,
@@ -278,52 +257,36 @@ class JournalWriter:
             OutputError: if the file cannot be written. Frames of the batch that were written remain.
             ClosedError: after `close`.
         """
-        count = len(batch)
-        if not count:
+        if not len(batch):
             return
+        pieces = [batch]
         with self._lock:
             self._open_file()
-            if self._is_full():
-                self.dropped += count
-                self._mark_cap()
-                return
-            if self._write_at_once(batch, count):
-                self._begin_index_or_segment()
-                return
-            for count, flags, parts, cut in fmt.encode_events(batch):
-                if batch.window not in self._open_windows:
-                    first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
-                    self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, first))
-                self._frame(fmt.FrameType.EVENTS, parts, flags)
-                if self._full or not self._fits(self._reserve):
-                    self._full = not self._deletes_oldest
-                    self._discard()
-                    self.dropped += count
-                    self._mark_cap()
+            while pieces:
+                piece = pieces.pop()
+                if not self._is_full() and self._write_piece(piece):
                     continue
-                self._index = None  # not whole
-                self._commit(self._fsync == "always")
-                self._open_windows.add(batch.window)
-                self.written += count
-                self._unwritten += count if self._pending else 0
-                self._segment_events[batch.window] += count
-                self.arguments_cut += cut
+                if not self._full and piece.events.nbytes > fmt.CHUNK_BYTES:
+                    half = len(piece) // 2
+                    pieces += [
+                        msgspec.structs.replace(piece, events=events)
+                        for events in (piece.events[half:], piece.events[:half])
+                    ]
+                    continue
+                self._full = not self._deletes_oldest
+                self.dropped += len(piece)
+                self._mark_cap()
+            if not self._full:
+                self._begin_index_or_segment()
 
-    def _write_at_once(self, batch: EventBatch, size: int) -> bool:
-        """Appends a batch of `size` events in one write. Returns false, and writes nothing, if there is not enough space."""
+    def _write_piece(self, batch: EventBatch) -> bool:
+        """Appends events in one write. Returns false, and writes nothing, if there is not enough space."""
         opened = batch.window not in self._open_windows
-        begin = self._end
-        events = np.ascontiguousarray(batch.events)
-        counts = survey(events)
+        begin, size = self._end, len(batch)
+        counts = survey(np.ascontiguousarray(batch.events))
         if opened:
             self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, counts.first_ns))
-        number = (self._number + self._pending_frames) & 0xFFFFFFFF
-        frames, count, cut = _core.encode_frames(
-            events, bytes(batch.args), self._sync, number, batch.window, fmt.source_bytes(batch.source)
-        )
-        self._pending.append(frames)
-        self._pending_bytes += len(frames)
-        self._pending_frames += count
+        cut = self._frames(fmt.FrameType.EVENTS, batch)
         if not self._fits(self._reserve):
             self._discard()
             return False
@@ -336,6 +299,22 @@ class JournalWriter:
         self._unwritten += size if self._pending else 0
         self.arguments_cut += cut
         return True
+
+    def _frames(self, kind: fmt.FrameType, batch: EventBatch) -> int:
+        """Adds frames with events. Returns how many of these are written without their arguments."""
+        frames, count, cut = _core.encode_frames(
+            np.ascontiguousarray(batch.events),
+            bytes(batch.args),
+            self._sync,
+            int(kind),
+            (self._number + self._pending_frames) & 0xFFFFFFFF,
+            batch.window,
+            fmt.source_bytes(batch.source),
+        )
+        self._pending.append(frames)
+        self._pending_bytes += len(frames)
+        self._pending_frames += count
+        return cut
 
     def write_window(self, window: Window, anchor: ClockAnchor | None = None) -> None:
         """Appends the end of a window, and a reading of the clocks, if any, in the same write.
@@ -466,7 +445,7 @@ class JournalWriter:
     def limit_segments(self, segment_bytes: int) -> None:
         """Continues in new segments after at most so many bytes from now on, at least `MIN_BYTES`. A journal in one file stays so."""
         with self._lock:
-            if self._segment_bytes and isinstance(self._file, AppendFile):
+            if self._segment_bytes and self._file is not None:
                 self._segment_bytes = min(self._segment_bytes, max(segment_bytes, MIN_BYTES))
                 self._segment_end = min(self._segment_end, self._file.segment.begin + self._segment_bytes)
 
@@ -527,7 +506,7 @@ class JournalWriter:
             self._write_index(self._reserve)
             end = self._end
         file = self._file
-        if self._segment_bytes and isinstance(file, AppendFile):
+        if self._segment_bytes and file is not None:
             if end >= self._segment_end or time.monotonic() - file.segment_began_s >= SEGMENT_AGE_S:
                 self._begin_segment(file)
 
@@ -538,8 +517,7 @@ class JournalWriter:
             return 0
         outlines = self._end
         for batch in index.outlines():
-            for _, flags, parts, _ in fmt.encode_events(batch):
-                self._frame(fmt.FrameType.OUTLINE, parts, flags)
+            self._frames(fmt.FrameType.OUTLINE, batch)
         position = self._end
         payload = records.encode_record(index.record(outlines))
         if len(payload) <= fmt.MAX_PAYLOAD:
@@ -642,7 +620,7 @@ class JournalWriter:
         pieces, self._pending_bytes, self._pending_frames = self._complete
         del self._pending[pieces:]
 
-    def _open_file(self) -> Target:
+    def _open_file(self) -> AppendFile:
         if self._file is None:
             raise ClosedError(f"the journal {self.path} is not open")
         return self._file

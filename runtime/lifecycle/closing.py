@@ -8,9 +8,6 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
-import anyio.lowlevel
-
-from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock
 from stepscope.runtime.lifecycle.opening import OpenRun
 from stepscope.runtime.lifecycle.output_directory import Output
@@ -23,8 +20,6 @@ log = logging.getLogger("stepscope")
 
 OVERRUN = 0.35
 """Seconds beyond `Options.close_timeout` after which the caller stops waiting for the loop."""
-MANY = 100
-"""If so many windows wait to be closed, they may be the reason for the delay."""
 JOINING = 0.1
 """Seconds beyond `Options.close_timeout` to wait for threads whose work is done."""
 LATE_CLOSING_S = 5.0
@@ -63,7 +58,6 @@ class CloseProcedure:
         """
         _unfinished.add(self)
         deadline = closes_by()
-        closed = self._pipeline.statistics().windows.closed
         for source in bound:
             source.wait_for_thread((deadline - clock.now()) / 1e9 - self._timeout / 2)
             note = source.abandon_changes()
@@ -71,7 +65,7 @@ class CloseProcedure:
                 self._pipeline.notes.append(note)
         seconds = max((deadline - clock.now()) / 1e9, 0.0)
         removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
-        if not removal.wait(seconds) and (late := self._late(removal, closed)):
+        if not removal.wait(seconds) and (late := self._late(removal)):
             self._abandon(late)
             BackgroundCall(self._end_late, removal, deadline, name="stepscope closing").start()
             return
@@ -83,33 +77,15 @@ class CloseProcedure:
         for join in joins:
             join(max(until - clock.now(), 0) / 1e9)
 
-    def _late(self, removal: OneShot[None], closed: int) -> str:
-        """Waits `OVERRUN` seconds longer. Returns the reason if closing has not ended by then, else an empty text.
-
-        Args:
-            removal: the removal of the pipeline from the loop.
-            closed: number of windows that were closed before closing began.
-        """
-        before = self._progress()
-        answer = self._hub.start(anyio.lowlevel.checkpoint)
+    def _late(self, removal: OneShot[None]) -> str:
+        """Waits `OVERRUN` seconds longer for the pipeline's removal. Returns the reason if it has not ended by then, else nothing."""
         if removal.wait(OVERRUN):
             return ""
-        waited = self._pipeline.statistics().windows.opened - closed
-        # The loop closes many windows in one turn, and does not answer meanwhile.
-        advances = answer.done or self._progress() != before
-        if waited >= MANY and advances:
-            return f"{human_count(waited, 'window')} waited, more than there was time for"
-        if advances:
-            return "there was not enough time for all that waited"
         blocked = self._hub.blocked_in()
-        if blocked:
-            _unfinished.discard(self)  # it may never return
-        return f"the runtime's loop is blocked in {blocked}" if blocked else "the runtime's loop does not answer"
-
-    def _progress(self) -> tuple[object, ...]:
-        """Counts that change while the loop works on the pipeline."""
-        statistics = self._pipeline.statistics()
-        return statistics.windows, statistics.offered, self._pipeline.derived
+        if not blocked:
+            return "there was not enough time for all that waited"
+        _unfinished.discard(self)  # it may never return
+        return f"the runtime's loop is blocked in {blocked}"
 
     def _end_late(self, removal: OneShot[None], deadline: int) -> None:
         """Completes a closing after its deadline, and logs that there is nothing to recover."""

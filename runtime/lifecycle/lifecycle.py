@@ -8,14 +8,14 @@ import shlex
 import signal
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
 import anyio
 
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.annotations import tasks
-from stepscope.runtime.errors import ClosedError, OutputError, ProfilerStateError, StepscopeError
+from stepscope.runtime.errors import BackendError, ClosedError, OutputError, ProfilerStateError, StepscopeError
 from stepscope.runtime.events import clock
 from stepscope.runtime.inbox.messages import Flush
 from stepscope.runtime.lifecycle.closing import CloseProcedure
@@ -23,7 +23,6 @@ from stepscope.runtime.lifecycle.interpreter_exit import close_at_exit
 from stepscope.runtime.lifecycle.join import leave
 from stepscope.runtime.lifecycle.opening import OpenRun, RunFacts, open_run
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
-from stepscope.runtime.lifecycle.starting import wait_for_start
 from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.observers import observing
@@ -56,6 +55,8 @@ LATEST = 0.48
 CLOSED_LOOK_S = 0.002
 """Seconds between two looks of `async with` at whether the profiler is closed."""
 _CLOSED_INSIDE = "the profiler was closed inside the window"
+
+T = TypeVar("T")
 
 
 class Lifecycle:
@@ -398,6 +399,29 @@ class Lifecycle:
             if not _alive:
                 tasks.release()
                 end_sweep()
+
+
+def wait_for_start(begun: OneShot[T] | BackgroundCall[T], profiler: str, seconds: float, backend: str = "") -> T:
+    """Waits for work that `start()` needs. Returns its result, or raises its exception.
+
+    Args:
+        begun: the work.
+        profiler: name of the profiler.
+        seconds: the deadline.
+        backend: the one that is being opened, if one is.
+
+    Raises:
+        BackendError: after the deadline, if the `open` of a backend has not returned.
+        ProfilerStateError: after the deadline, for any other reason.
+    """
+    if begun.wait(seconds):
+        return begun.result(seconds)
+    text = f"start() of profiler {profiler!r} gave up after {seconds:g} s (Options.start_timeout): "
+    if backend:
+        raise BackendError(
+            f"{text}open() of backend {backend!r} has not returned; have it do on a thread what takes long"
+        )
+    raise ProfilerStateError(f"{text}the runtime's loop, or the directory of the output, does not answer")
 
 
 _every: WeakSet[Lifecycle] = WeakSet()

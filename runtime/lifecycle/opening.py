@@ -18,8 +18,7 @@ from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import Pipeline, PipelineSteps, RunSetup
-from stepscope.runtime.recording.recorder import Recorder, recorder
-from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
+from stepscope.runtime.recording.recorder import Recorder, RecorderAccounts, recorder
 from stepscope.runtime.requests.command import Answer, Command
 
 log = logging.getLogger("stepscope")

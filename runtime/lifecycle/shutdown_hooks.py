@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 log = logging.getLogger("stepscope")
 
@@ -27,11 +28,7 @@ def before_close(function: Callable[[], object]) -> None:
 
 def call_before_close() -> None:
     """Calls the functions of `before_close`."""
-    for function in reversed(_functions):
-        try:
-            function()
-        except Exception as error:  # the other functions must be called, and the profilers closed
-            log.error("what comes before the end of profilers failed", exc_info=error)
+    _call(reversed(_functions), "comes before")
 
 
 def after_signal(function: Callable[[str], object]) -> None:
@@ -49,11 +46,7 @@ def after_signal(function: Callable[[str], object]) -> None:
 
 def call_after_signal(name: str) -> None:
     """Calls the functions of `after_signal`."""
-    for function in _last:
-        try:
-            function(name)
-        except Exception as error:  # the process must end in any case
-            log.error("what follows the end of profilers failed", exc_info=error)
+    _call((partial(function, name) for function in _last), "follows")
 
 
 def after_exit(function: Callable[[], object]) -> None:
@@ -68,11 +61,15 @@ def after_exit(function: Callable[[], object]) -> None:
 
 def call_after_exit() -> None:
     """Calls the functions of `after_exit`."""
-    for function in _exit:
+    _call(_exit, "follows")
+
+
+def _call(functions: Iterable[Callable[[], object]], when: str) -> None:
+    for function in functions:
         try:
             function()
-        except Exception as error:  # the other functions have work of their own
-            log.error("what follows the end of profilers failed", exc_info=error)
+        except Exception as error:  # the others must be called, and the process must end
+            log.error("what %s the end of profilers failed", when, exc_info=error)
 
 
 os.register_at_fork(after_in_child=_last.clear)

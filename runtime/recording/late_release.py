@@ -62,8 +62,6 @@ class LateRelease:
         """Number of slots that were freed early, and a barrier for their events."""
         self._progress = (0, 0)
         """Number of items that the journals had handled, and when that last changed, in ns."""
-        self.stalls = 0
-        """How often slots were freed early."""
 
     def begin(self) -> None:
         """A journal was added: from the next drain on, slots wait for it."""
@@ -124,4 +122,3 @@ class LateRelease:
         count = _core.unreleased()
         self._release()
         self._early = before + count, JournalBarrier()
-        self.stalls += 1

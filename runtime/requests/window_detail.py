@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -20,13 +20,6 @@ _REMEDIES = {
     "flops": "add TorchBackend(mode='kineto')",
     "modules": "add TorchBackend(mode='kineto')",
 }
-
-
-@runtime_checkable
-class _Adjustable(Protocol):
-    """A backend that can change its detail; `backends/base.py` has the contract."""
-
-    def can_choose(self, what: str, on: bool) -> str | None: ...
 
 
 class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -84,15 +77,15 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             requested=level == FULL,
         )
 
-    def refusal(self, backends: Iterable[object]) -> str:
+    def refusal(self, backends: Iterable[Any]) -> str:
         """Returns why the backends of a profiler do not support this; empty if they do."""
-        adjustable = [backend for backend in backends if isinstance(backend, _Adjustable)]
+        can_choose = [backend.can_choose for backend in backends if hasattr(backend, "can_choose")]
         if self.shortest_us:
-            refused = next((why for each in adjustable if (why := each.can_choose(SHORTEST, True))), "")
+            refused = next((why for each in can_choose if (why := each(SHORTEST, True))), "")
             if refused:
                 return f"detail {SHORTEST}={self.shortest_us:g}: {refused}"
         for what, on in self.chosen:
-            answers = [answer for each in adjustable if (answer := each.can_choose(what, on)) is not None]
+            answers = [answer for each in can_choose if (answer := each(what, on)) is not None]
             refused = next(filter(None, answers), "")
             if on and what in _REMEDIES and (not answers or all(answers)):
                 return f"detail {what}: {refused or f'no backend of this profiler records that; {_REMEDIES[what]}'}"

@@ -72,17 +72,6 @@ def release(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock of a file; `None` if unknown: the file is missing, read-only or cannot be locked."""
-    try:
-        os.close(lock(path, alone=True, write=True))
-    except BlockingIOError:
-        return True
-    except (OSError, ValueError):
-        return None
-    return False
-
-
 _acquired: set[int] = set()
 """Descriptors of the locks that this process holds."""
 

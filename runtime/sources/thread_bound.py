@@ -16,12 +16,12 @@ from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Message
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, Detail
-from stepscope.runtime.sources.recording_intervals import RecordingIntervals
 from stepscope.runtime.sources.source import Producer, Source
 from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
+MAX_RECORDINGS = 256
 _MAX_WAITING = 256
 _POLL_S = 0.05
 """Seconds between two checks whether a thread is alive."""
@@ -50,7 +50,10 @@ class BoundSource(Source):
         super().__init__(backend, inbox, enter)
         self._thread: weakref.ref[_Token] | None = None
         self._thread_name, self._thread_number = "", 0
-        self._intervals = RecordingIntervals(backend)
+        self._alone: deque[Interval] = deque(maxlen=MAX_RECORDINGS)
+        """The latest recordings of one thread only. A window asks soon after its end, when it closes."""
+        self._since: int | None = None
+        """When the recording under way began."""
         self._waiting: deque[tuple[ProfilerAction, ProfilerAction, int]] = deque()
         self._passed = 0
         self._detail = self._reported_detail = FULL
@@ -87,7 +90,24 @@ class BoundSource(Source):
 
     def recorded_one_thread(self, interval: Interval) -> bool:
         """Whether the backend recorded its own thread only in this interval, or a part of it. Any thread may call."""
-        return self._intervals.during(interval)
+        # The backend first: at a change it is asked before it is called.
+        now, since = self._records_one_thread(), self._since
+        if now and since is not None and since < interval[1]:
+            return True
+        return any(start < interval[1] and end > interval[0] for start, end in list(self._alone))
+
+    def _records_one_thread(self) -> bool:
+        return bool(getattr(self.backend, "one_thread", False))
+
+    def _note_change(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        """The action of the backend is about to change."""
+        ends = before is ProfilerAction.RECORD_AND_SAVE or not after.records
+        if before.records and ends and self._since is not None:
+            if self._records_one_thread():
+                self._alone.append((self._since, at))
+            self._since = None
+        if after.records and self._since is None:
+            self._since = at
 
     @property
     def pending(self) -> bool:
@@ -110,7 +130,7 @@ class BoundSource(Source):
         if self.lost:
             self._refuse(after, at)
         elif self.here and not self._waiting:
-            self._intervals.change(before, after, at)
+            self._note_change(before, after, at)
             super().transition(before, after, at)
         elif not self._waiting or self._waiting[-1] != (before, after, at):
             self._wait(before, after, at)
@@ -132,14 +152,14 @@ class BoundSource(Source):
             self.start()
             self._report_detail()
             if action is not ProfilerAction.NONE:
-                self._intervals.change(ProfilerAction.NONE, action, at)
+                self._note_change(ProfilerAction.NONE, action, at)
                 super().transition(ProfilerAction.NONE, action, at)
         if not self.here:
             return
         self._report_detail()
         while self._waiting:
             change = self._waiting[0]
-            self._intervals.change(*change)
+            self._note_change(*change)
             # Also after it was closed: only this thread can end what it began. The change is removed afterwards, as a signal
             # handler may raise.
             self._guard("transition", partial(self.backend.transition, *change))

@@ -42,7 +42,6 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
 
     opened: int
     closed: int
-    closed_by_linger: int
     seen: dict[str, int]
     accepted: dict[str, int]
     outside: dict[str, int]
@@ -58,7 +57,6 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     """Events that were passed on to the exporters."""
     withheld: int
     """Events of windows that have nothing but the begin of a step. Exporters do not get these."""
-    watermarks: dict[str, int]
     kept: dict[str, int] = {}
     """Events that the flight recorder retains and has not saved."""
     missing: dict[str, dict[str, int]] = {}
@@ -90,7 +88,7 @@ class WindowRouter:
         self._open: list[OpenWindow] = []
         self._closed: deque[_Closed] = deque(maxlen=MAX_CLOSED)
         self._watermarks: dict[str, int] = {RECORDER: 0}
-        self._count = self._closed_count = self._by_linger = 0
+        self._count = self._closed_count = 0
         self._taken = self._released = self._withheld = 0
         self._paused_at: int | None = None
         self.ending = Ending()
@@ -388,7 +386,6 @@ class WindowRouter:
             end = window.interval[1]
             late = [source for source, at in self._watermarks.items() if at < end]
             if late:
-                self._by_linger += 1
                 for source in late:
                     start = max(window.start, self._watermarks[source], self._late_to.get(source, 0))
                     self._count_missing(source, NOT_IN_TIME, start, end)
@@ -456,7 +453,6 @@ class WindowRouter:
         return WindowsStatistics(
             opened=self._count,
             closed=self._closed_count,
-            closed_by_linger=self._by_linger,
             seen=dict(self._seen),
             left_out=self.detail.left_out,
             accepted=dict(self._accepted),
@@ -469,7 +465,6 @@ class WindowRouter:
             taken=self._taken + sum(window.taken for window in list(self._open)),
             released=self._released,
             withheld=self._withheld + sum(window.withheld for window in list(self._open)),
-            watermarks=dict(self._watermarks),
         )
 
 

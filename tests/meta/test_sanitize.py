@@ -16,7 +16,6 @@ EXCUSED = {
     "bad_input": "encodes one argument, as `arguments` does",
     "signal_masks": "compares the masks of all threads, to which a sanitizer adds its own",
     "profiler": "asks how many tracks there are; all that it records, `span` and `step_counter` do",
-    "layouts": "compares numbers",
     "scripted": "decodes what it recorded, as `arguments` does",
 }
 """Tests that call the core and are not tried, and why."""

@@ -104,6 +104,15 @@ def events_of(path: Path) -> list[Described]:
     return [row for item in items if isinstance(item, EventBatch) for row in described(item)]
 
 
+def events_payloads(batch: EventBatch) -> list[tuple[int, bytes]]:
+    """Flags and payload of each frame that a journal gets of a batch."""
+    source, sync = fmt.source_bytes(batch.source), b"sync"
+    data, _, _ = _core.encode_frames(
+        np.ascontiguousarray(batch.events), batch.args, sync, int(fmt.FrameType.EVENTS), 0, batch.window, source
+    )
+    return [(flags, bytes(payload)) for _, flags, _, payload in fmt.frames_in(data, sync)]
+
+
 class HandMade:
     """A journal put together frame by frame."""
 
@@ -127,8 +136,8 @@ class HandMade:
 
     def events(self, block: Any, args: bytes = b"", *, window: int = 0) -> HandMade:
         """Appends an events frame."""
-        ((_, flags, parts, _),) = fmt.encode_events(EventBatch("x", window, block, args))
-        return self.frame(fmt.FrameType.EVENTS, b"".join(parts), flags)
+        ((flags, payload),) = events_payloads(EventBatch("x", window, block, args))
+        return self.frame(fmt.FrameType.EVENTS, payload, flags)
 
 
 def frame_borders(data: bytes) -> list[int]:

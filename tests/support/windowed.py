@@ -16,6 +16,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.columns import HEADER
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowRecord, encode_record
 from stepscope.runtime.journal.segments import segment_path
+from tests.support.journals import events_payloads
 from tests.support.streams import SYNC
 
 SECOND = 10**9
@@ -45,8 +46,8 @@ def events(window: int, nbytes: int, second: int, packed: bool = False) -> Frame
         block["dur"] = noise.integers(1000, 1_000_000, len(block))
     if not packed:
         return of_size(block, window, fmt.EVENTS_HEADER.size + 8 + block.nbytes)
-    ((_, flags, parts, _),) = fmt.encode_events(EventBatch("recorder", window, block, b""))
-    return int(fmt.FrameType.EVENTS), flags, b"".join(parts)
+    ((flags, payload),) = events_payloads(EventBatch("recorder", window, block, b""))
+    return int(fmt.FrameType.EVENTS), flags, payload
 
 
 def of_size(block: Block, window: int, nbytes: int) -> Frame:
@@ -64,10 +65,10 @@ def of_size(block: Block, window: int, nbytes: int) -> Frame:
 
 
 def _uncompressed(block: Block, window: int, heap: bytes) -> bytes:
-    content, arguments_bytes, table_bytes, _ = _core.encode_columns(block, heap)
-    first, last = fmt.time_range(block)
-    head = fmt.EVENTS_HEADER.pack(first, last, window, len(block), len(heap), 8) + b"recorder"
-    return head + HEADER.pack(len(content), arguments_bytes, table_bytes) + content
+    ((_, payload),) = events_payloads(EventBatch("recorder", window, block, heap))
+    begin = fmt.EVENTS_HEADER.size + len(b"recorder") + HEADER.size
+    length, _, _ = HEADER.unpack_from(payload, begin - HEADER.size)
+    return payload[:begin] + _core.decompress(payload[begin:], length)
 
 
 def closed(window: int, first: int, second: int, seconds: float = 1.0) -> Frame:

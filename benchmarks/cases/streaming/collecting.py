@@ -74,9 +74,11 @@ def recorded(count: int) -> list[EventBatch]:
 
 def payload(count: int) -> tuple[int, int, bytes]:
     """A frame's payload of about so many events: (events, flags, bytes), as `CollectorExporter` makes it."""
-    from stepscope.runtime.events.record import EventBatch, join_blocks
+    from stepscope.runtime import _core
+    from stepscope.runtime.events.record import join_blocks
     from stepscope.runtime.journal import format as fmt
 
     events = join_blocks([batch.events for batch in recorded(count)])[:count]
-    (made,) = fmt.encode_events(EventBatch("recorder", 0, events, b""))
-    return made[0], made[1], b"".join(map(bytes, made[2]))
+    data, _, _ = _core.encode_frames(events, b"", b"sync", int(fmt.FrameType.EVENTS), 0, 0, b"recorder")
+    ((_, flags, _, payload),) = fmt.frames_in(data, b"sync")
+    return len(events), flags, bytes(payload)

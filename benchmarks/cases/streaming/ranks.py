@@ -146,14 +146,16 @@ def _missing(directory: Path, made: Sequence[_Rank], prepared: tuple[int, int, b
 def _step(number: int) -> tuple[int, bytes]:
     """A frame's payload of one step of a second, which ends now: (flags, bytes). All ranks send the same."""
     from stepscope.collector.live.stream import STEPS
-    from stepscope.runtime.events.record import EventBatch, Kind, empty_block
+    from stepscope.runtime import _core
+    from stepscope.runtime.events.record import Kind, empty_block
     from stepscope.runtime.journal import format as fmt
 
     events = empty_block(1)
     events["kind"], events["step"] = int(Kind.SPAN), number
     events["ts"], events["dur"] = time.monotonic_ns() - 10**9, 10**9
-    (made,) = fmt.encode_events(EventBatch(STEPS, 0, events, b""))
-    return made[1], b"".join(map(bytes, made[2]))
+    data, _, _ = _core.encode_frames(events, b"", b"sync", int(fmt.FrameType.EVENTS), 0, 0, fmt.source_bytes(STEPS))
+    ((_, flags, _, payload),) = fmt.frames_in(data, b"sync")
+    return flags, bytes(payload)
 
 
 @functools.cache

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.triggers.trigger import Evaluator, FindsNothing
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.checked import Checked
 
@@ -39,9 +37,4 @@ class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def evaluator(self) -> Evaluator:
         """Finds nothing by looking: the profiler is told."""
-        return _Evaluator()
-
-
-class _Evaluator:
-    def look(self, news: News) -> Sequence[Finding]:
-        return ()
+        return FindsNothing()

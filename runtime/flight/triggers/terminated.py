@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.triggers.trigger import Evaluator, FindsNothing
 from stepscope.runtime.settings.checked import Checked
 
 
@@ -23,9 +21,4 @@ class Terminated(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def evaluator(self) -> Evaluator:
         """Returns an evaluator that finds nothing: the profiler reports the signal itself."""
-        return _Evaluator()
-
-
-class _Evaluator:
-    def look(self, news: News) -> Sequence[Finding]:
-        return ()
+        return FindsNothing()

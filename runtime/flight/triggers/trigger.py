@@ -76,6 +76,14 @@ class Evaluator(Protocol):
         ...
 
 
+class FindsNothing:
+    """The evaluator of a trigger that the profiler fires itself."""
+
+    def look(self, news: News) -> Sequence[Finding]:
+        """Returns nothing."""
+        return ()
+
+
 @runtime_checkable
 class Trigger(Protocol):
     """Settings of a reason to save."""

@@ -237,7 +237,7 @@ def _sessions() -> Iterator[Check]:
 
 
 def _zstd() -> Check:
-    if _core.compress(b"stepscope") is not None:
+    if _core.has_zstd():
         return Check("libzstd", "ok", "journals are compressed")
     return Check(
         "libzstd", "limited", "libzstd.so.1 is missing: journals take twice the bytes, and compressed ones cannot be read",

@@ -29,6 +29,7 @@ from tests.support.basics import poll
 from tests.support.collecting import ask, trained, until
 from tests.support.collecting import collecting as collecting_apart
 from tests.support.collectors import answer, collecting, connected, send_frames
+from tests.support.journals import events_payloads
 from tests.support.messages import refused
 from tests.support.streams import RUN, STREAM, SYNC, frames, frames_header, hello
 
@@ -278,10 +279,7 @@ def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: 
     """A message that unpacks to gigabytes of steps costs the collector's loop as little as any other."""
     block = empty_block(60_000)
     block["kind"], block["ts"] = int(Kind.SPAN), range(60_000)
-    payloads = [
-        b"".join(bytes(part) for part in parts)
-        for _, _, parts, _ in fmt.encode_events(EventBatch("steps", 0, block, b""))
-    ]
+    payloads = [payload for _, payload in events_payloads(EventBatch("steps", 0, block, b""))]
     stream = Stream(STREAM, run_record(a_run(Path("/")), 0))
     taken: list[int] = []
     add = stream.steps.add_events

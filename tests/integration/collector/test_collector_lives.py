@@ -30,6 +30,7 @@ from tests.support.calls import counted
 from tests.support.collecting import CollectorProcess, ask, collecting, until
 from tests.support.collectors import COMMAND, answer, connected
 from tests.support.collectors import collecting as collecting_here
+from tests.support.journals import events_payloads
 from tests.support.launch import run_to_end
 from tests.support.ranks.cluster import start_rank
 from tests.support.ranks.worker import Rank
@@ -318,5 +319,5 @@ def _of_window(frame: Frame, index: int) -> Frame:
     kind, flags, payload = frame
     decoded = fmt.decode_unnamed(payload, flags)
     assert decoded is not None
-    ((_, flags, parts, _),) = fmt.encode_events(EventBatch("steps", index, decoded[0], b""))
-    return kind, flags, b"".join(parts)
+    ((flags, payload),) = events_payloads(EventBatch("steps", index, decoded[0], b""))
+    return kind, flags, payload

@@ -9,11 +9,10 @@ from pathlib import Path
 from stepscope.exporters.specimens import ARGUMENTS, every_kind
 from stepscope.exporters.stream import protocol
 from stepscope.runtime import _core
-from stepscope.runtime.events.record import empty_block
+from stepscope.runtime.events.record import EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.columns import encode
 from stepscope.runtime.journal.segments import segment_paths
-from tests.support.journals import batch_with_arguments, frame_borders, write_journal
+from tests.support.journals import batch_with_arguments, events_payloads, frame_borders, write_journal
 from tests.support.streams import SYNC, frames, hello
 from tests.support.windowed import END, Frame, closed, of_size, run_of, windows
 
@@ -67,9 +66,9 @@ def _streamed(target: str, place: Path) -> list[bytes]:
     if target == "collector_file":
         second = fmt.encode_file_header(SYNC, 1, 20 + len(data)) + frames(3, 2)
         return [fmt.encode_file_header(SYNC) + data + b"\xff\xfe\xfd" + second, fmt.encode_file_header(SYNC)]
-    ((_, _, packed, _),) = fmt.encode_events(every_kind())
-    header, content, compressed, _ = encode(empty_block(3), b"")
-    return [b"".join(packed), header + content if compressed else b"", of_size(empty_block(3), 0, 500)[2]]
+    ((_, packed),) = events_payloads(every_kind())
+    ((_, small),) = events_payloads(EventBatch("", 0, empty_block(3), b""))
+    return [packed, small[fmt.EVENTS_HEADER.size :], of_size(empty_block(3), 0, 500)[2]]
 
 
 def _windows(place: Path) -> list[bytes]:

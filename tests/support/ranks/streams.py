@@ -27,6 +27,7 @@ from stepscope.runtime.journal.records import (
 )
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
+from tests.support.journals import events_payloads
 from tests.support.viewers.scene import START, make_run, make_window
 
 Clock = Callable[[int], int]
@@ -137,5 +138,5 @@ def _events(payload: bytes, flags: int, clock: Clock) -> tuple[int, bytes]:
     events["ts"] = [clock(at) for at in starts]
     events["dur"] = [clock(end) - clock(at) for at, end in zip(starts, ends, strict=True)]
     batch = EventBatch(header.source, header.window, events, bytes(args))
-    ((_, flags, parts, _),) = fmt.encode_events(batch)
-    return flags, b"".join(parts)
+    ((flags, payload),) = events_payloads(batch)
+    return flags, payload

@@ -32,6 +32,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, EndRecord, RunRecord, WindowRecord, encode_record
+from tests.support.journals import events_payloads
 from tests.support.streams import CONNECTION
 
 SECOND = 10**9
@@ -56,8 +57,8 @@ def steps(durations: list[int], start: int = START, number: int = 0) -> Any:
 
 def events_frame(events: Any, source: str = "steps") -> tuple[int, int, bytes]:
     """A frame of events."""
-    ((_, flags, parts, _),) = fmt.encode_events(EventBatch(source, 0, events, b""))
-    return int(fmt.FrameType.EVENTS), flags, b"".join(parts)
+    ((flags, payload),) = events_payloads(EventBatch(source, 0, events, b""))
+    return int(fmt.FrameType.EVENTS), flags, payload
 
 
 def record_frame(kind: fmt.FrameType, record: Any) -> tuple[int, int, bytes]:

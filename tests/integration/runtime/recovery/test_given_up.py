@@ -72,29 +72,21 @@ class Slow(ScriptedBackend):
         time.sleep(0.005)
 
 
-async def reason(output: Path) -> str:
-    """Why closing was given up where so many windows waited; they were delivered after all."""
+async def test_more_than_there_is_time_for(tmp_path: Path) -> None:
+    """The note says so, and what waited is delivered after all."""
     options = sc.Options(close_timeout=0.1)
     schedule = sc.schedule(wait=0, warmup=0, active=1)
-    profiler = sc.trace(backends=[Slow()], schedule=schedule, output_dir=output, options=options)
+    profiler = sc.trace(backends=[Slow()], schedule=schedule, output_dir=tmp_path, options=options)
     with profiler:
         for _ in range(400):
             sc.instant("work")
             profiler.step()
-    given_up = re.compile(r"given up, because ([^;]*)")
-    await poll(lambda: given_up.search(str(profiler.report())))  # where all is slow the loop comes to that after us
-    why = given_up.findall(str(profiler.report()))
+    await poll(
+        lambda: re.search("given up, because (there was not enough time|.* blocked in derive)", str(profiler.report()))
+    )
     await poll(lambda: not profiler.statistics().timed_out)
     await poll(lambda: not any(thread.name == "stepscope" for thread in threading.enumerate()))
     assert not profiler.audit()
-    return "".join(why)
-
-
-async def test_more_windows_than_there_is_time_for(tmp_path: Path) -> None:
-    """Nothing blocks the loop then: the note says how many windows waited, and they are delivered after all."""
-    # A loop that others keep from its processor is blocked for all that can be seen, now and then.
-    reasons = [await reason(tmp_path / str(number)) for number in range(3)]
-    assert any(re.fullmatch(r"\d+ windows waited, more than there was time for", each) for each in reasons), reasons
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
+from collections.abc import Generator
 from pathlib import Path
 
 import anyio
@@ -22,8 +25,6 @@ from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.export import exporter_worker
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.exporter_worker import ExporterWorker
-from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.append_file import AppendFile
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
@@ -204,15 +205,15 @@ def written_calls() -> int:
     return int(line.split()[1])
 
 
-class Refusing(AppendFile):
-    """A file that the system refuses to write at times."""
-
-    full = False
-
-    def write(self, pieces: list[fmt.Bytes], sync: bool) -> None:
-        if self.full:
-            raise OutputError(28, "cannot write the file: No space left on device", str(self.path))
-        super().write(pieces, sync)
+@contextlib.contextmanager
+def files_full(at: int) -> Generator[None]:
+    """The system lets no file of this process grow beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (at, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @given(
@@ -223,33 +224,28 @@ class Refusing(AppendFile):
 def test_a_journal_in_groups(tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]]) -> None:
     """It has each batch that was written and not lost, in order, whatever the system refuses meanwhile; no frame is missing."""
     directory = tmp_path_factory.mktemp("journal")
-    files: list[Refusing] = []
-
-    def create(path: Path) -> Refusing:
-        files.append(Refusing(path))
-        return files[-1]
-
-    writer = JournalWriter(directory / "journal", create=create)
+    full = False
+    writer = JournalWriter(directory / "journal")
     writer.open(run_in(directory))
     wanted: list[EventBatch] = []
     for number, (act, window) in enumerate(acts):
         one = batch_with_arguments(["x", "y"], [{"act": number}, {}], window=window, start_ns=number)
         lost = writer.lost
         try:
-            if act == "batch":
-                writer.write_batch(one)
-                wanted.append(one)
-            elif act == "close":
-                writer.write_window(window_of(window, one))
-            elif act == "begin":
-                writer.begin_group()
-            elif act == "end":
-                writer.end_group()
-            else:
-                files[0].full = act == "full"
+            with files_full(writer.path.stat().st_size) if full else contextlib.nullcontext():
+                if act == "batch":
+                    writer.write_batch(one)
+                    wanted.append(one)
+                elif act == "close":
+                    writer.write_window(window_of(window, one))
+                elif act == "begin":
+                    writer.begin_group()
+                elif act == "end":
+                    writer.end_group()
+                else:
+                    full = act == "full"
         except OutputError:
             del wanted[len(wanted) - (writer.lost - lost) // 2 :]
-    files[0].full = False
     writer.close()
     with JournalReader(writer.path) as reader:
         found = [described(item) for item in reader if isinstance(item, EventBatch)]

@@ -33,9 +33,8 @@ def test_endless_arguments_are_cut_off() -> None:
     block = empty_block(10_000)
     block["args_at"] = np.arange(10_000)
     block["args_len"] = (8 << 20) - 10_000
-    ids = IdMap()
-    ids.localise(block, bytearray(8 << 20))
-    assert ids.lost_arguments > 0
+    IdMap().localise(block, bytearray(8 << 20))
+    assert not block["args_len"].all()
 
 
 def test_ids_beyond_the_tables_are_unknown() -> None:
@@ -50,7 +49,7 @@ def test_ids_beyond_the_tables_are_unknown() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert described(EventBatch("x", 0, block, b""))[0][2] == LOST_NAME
-    assert ids.lost_names == 1 and peak < 8 << 20
+    assert peak < 8 << 20
 
 
 def test_ids_are_translated() -> None:
@@ -84,4 +83,3 @@ def test_unknown_ids_are_lost_names() -> None:
     ids.localise(block, bytearray())
     assert strings.text(int(block["name"][0])) == LOST_NAME
     assert (int(block["category"][0]), int(block["track"][0])) == (0, 0)
-    assert ids.lost_names == 2

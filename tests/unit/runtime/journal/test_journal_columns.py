@@ -75,8 +75,17 @@ def arguments_of(batch: EventBatch, row: Any) -> Any:
 
 def encoded(batch: EventBatch) -> tuple[bytes, bool, int]:
     """Header and content of a batch, whether it is compressed, and events whose arguments were left out."""
-    header, content, compressed, cut = columns.encode(batch.events, batch.args)
-    return header + content, compressed, cut
+    data, _, cut = _core.encode_frames(batch.events, batch.args, b"sync", int(fmt.FrameType.EVENTS), 0, 0, b"")
+    ((_, flags, _, payload),) = fmt.frames_in(data, b"sync")
+    return bytes(payload[fmt.EVENTS_HEADER.size :]), bool(flags & fmt.ZSTD), cut
+
+
+def unpacked(batch: EventBatch) -> tuple[bytes, int, int]:
+    """Content of a batch that is not compressed, and the bytes of arguments and table in it."""
+    frame, compressed, _ = encoded(batch)
+    length, arguments, table = columns.HEADER.unpack_from(frame)
+    content = frame[columns.HEADER.size :]
+    return _core.decompress(content, length) if compressed else content, arguments, table
 
 
 def decoded(count: int, frame: bytes, compressed: bool) -> EventBatch:
@@ -142,7 +151,7 @@ def test_what_repeats_takes_next_to_nothing() -> None:
 def test_content_that_is_not_compressed_is_read() -> None:
     """As it is written where the system has no libzstd."""
     batch = EventBatch("recorder", 0, spans(20), b"")
-    content, arguments, table, _ = _core.encode_columns(batch.events, batch.args)
+    content, arguments, table = unpacked(batch)
     compare(batch, decoded(20, columns.HEADER.pack(len(content), arguments, table) + content, False))
 
 
@@ -172,7 +181,7 @@ def test_a_forged_column_is_refused_or_read(data: st.DataObject) -> None:
     block = spans(6)
     packed = _core.encode_arguments({"batch": 7})
     block["args_len"] = len(packed)
-    content, arguments, table, _ = _core.encode_columns(block, packed)
+    content, arguments, table = unpacked(EventBatch("recorder", 0, block, packed))
     forged = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
         forged[data.draw(st.integers(0, len(forged) - table - 1))] = data.draw(st.integers(0, 255))
@@ -205,7 +214,7 @@ def test_a_program_forks_while_events_are_encoded() -> None:
 
     def encode() -> None:
         while not over.is_set():
-            columns.encode(block, b"")
+            _core.encode_frames(block, b"", b"sync", int(fmt.FrameType.EVENTS), 0, 0, b"")
 
     threads = [threading.Thread(target=encode) for _ in range(2)]
     for thread in threads:
@@ -224,7 +233,9 @@ def test_a_program_forks_while_events_are_encoded() -> None:
 
 def frames_of(batch: EventBatch, sync: bytes = b"\xf5abc", number: int = 7) -> tuple[list[tuple[int, EventBatch]], int]:
     """The frames that one call makes of a batch, each with its number, read again; and how many events lost their arguments."""
-    data, count, cut = _core.encode_frames(batch.events, batch.args, sync, number, batch.window, batch.source.encode())
+    data, count, cut = _core.encode_frames(
+        batch.events, batch.args, sync, int(fmt.FrameType.EVENTS), number, batch.window, batch.source.encode()
+    )
     found: list[tuple[int, EventBatch]] = []
     at = 0
     while at < len(data):

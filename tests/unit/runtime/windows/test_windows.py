@@ -109,7 +109,6 @@ def test_linger_closes_a_window_that_a_source_holds_up() -> None:
     stats = state.statistics()
     assert stats.late == {"device": 2}
     assert stats.dropped == {"device": {"late": 2}}
-    assert stats.closed_by_linger == 1
 
 
 def test_what_had_not_come_when_a_window_closed_is_missing_once() -> None:
