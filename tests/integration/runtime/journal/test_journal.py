@@ -163,6 +163,17 @@ def test_arguments_that_cannot_be_kept_are_counted(tmp_path: Path) -> None:
     assert [(row[2], row[4]) for row in rows] == [("outside", "{}"), ("large", "{}"), ("kept", "{'a': 1}")]
 
 
+def test_one_window_is_read_alone(tmp_path: Path) -> None:
+    """Asked for one window, a reader gives that window's items and those of the whole run."""
+    written = [batch_of(spans([f"w{index % 3}"]), window=index % 3) for index in range(9)]
+    path = write_journal(tmp_path / "journal", written)
+    with JournalReader(path) as reader:
+        items = list(reader.items(window=1))
+        assert not reader.damage
+    assert [item.window for item in items if isinstance(item, EventBatch)] == [1, 1, 1]
+    assert [item.index for item in items if isinstance(item, Window)] == [1]
+
+
 def test_unfinished_journal_is_read_and_continued(tmp_path: Path) -> None:
     """A journal that is being written gives what is there, and the rest when asked again."""
     writer = JournalWriter(tmp_path / "journal")

@@ -65,6 +65,30 @@ def test_the_summary_of_a_window_that_is_open(output_dir: Path) -> None:
     assert row.count == steps and "still open" not in profiler.summary()
 
 
+async def test_async_with_works_the_same(output_dir: Path) -> None:
+    """Inside a task, on asyncio and uvloop, spans go to the task's own track and closing does not block the loop."""
+    memory = MemoryExporter()
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticker = asyncio.create_task(tick())
+    async with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        for _ in range(3):
+            with sc.span("work"):
+                await asyncio.sleep(0.001)
+            profiler.step()
+        before = ticks
+    assert ticks > before
+    ticker.cancel()
+    assert names_of(memory).count("work") == 3
+    assert [step.number for step in memory.windows[0].steps] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["nothing more", "goes on"])
 @pytest.mark.parametrize(
     ("work", "windows", "findings"),
