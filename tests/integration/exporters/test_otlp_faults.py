@@ -115,22 +115,6 @@ async def test_a_receiver_that_asks_for_too_long_is_given_up(tmp_path: Path) -> 
         assert len(server.received) == len({request.path for request in server.received})
 
 
-async def test_a_retry_after_that_cannot_be_read(tmp_path: Path) -> None:
-    """It does not end the exporter: the request is tried again."""
-    async with receiver() as server:
-        server.replies = [Reply(429, (("Retry-After", "Mon, 01 Jan 2024 00:00:00 +99999999999999999999999"),))]
-        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
-        assert everything(server) and sent.exported == EVENTS and not sent.errors
-
-
-async def test_partial_success_is_counted(tmp_path: Path) -> None:
-    """What a receiver took but for some is exported but for those."""
-    async with receiver() as server:
-        server.replies = [Reply(rejects=7)]
-        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
-        assert (sent.exported, sent.dropped) == (EVENTS - 7, {"rejected": 7})
-
-
 @pytest.mark.parametrize("claim", [10**9, -5])
 async def test_partial_success_is_not_believed_beyond_reason(claim: int, tmp_path: Path) -> None:
     """The accounts stay whole whatever a receiver says."""
