@@ -20,10 +20,9 @@ from tests.stress.torture.fault import Fault
 from tests.stress.torture.faults.killed import started
 from tests.stress.torture.found import Found
 from tests.stress.torture.processes import command
-from tests.stress.torture.run import shares, torture
+from tests.stress.torture.run import torture
 from tests.stress.torture.settle import settle
 from tests.stress.torture.tally import Tally
-from tests.stress.torture.trials import Answer
 from tests.stress.torture.victim import MAIN
 from tests.stress.torture.worker import Worker
 from tests.support.messages import refused
@@ -142,34 +141,6 @@ def test_time_is_shared_and_what_was_cut_short_is_told() -> None:
     (insisted,) = torture([msgspec.structs.replace(faults[0], least=3)], package=SPECIMENS, seconds=0.0)
     assert insisted.attempts == 3
     assert table.remarks(tallies)[0] == "misbehaving/good: 1 of 4 trials, the time was up"
-
-
-def tried_once(*costs: tuple[float, int]) -> list[Tally]:
-    """Faults that were tried once each: what a trial took, and how many are wanted."""
-    (good,) = [fault for fault in load(SPECIMENS).faults if fault.name == "good"]
-    tallies = [Tally(good, wanted) for _, wanted in costs]
-    for tally, (seconds, _) in zip(tallies, costs, strict=True):
-        tally.add(0, Answer(), seconds)
-    return tallies
-
-
-def test_time_goes_to_what_needs_little_first() -> None:
-    """What is cheap is tried as often as it asks for; what is dear shares the rest, and nothing is given twice."""
-    cheap, middle, dear, dearer = tried_once((0.02, 101), (1.0, 11), (10.0, 21), (20.0, 21))
-    given = shares([dear, cheap, dearer, middle], 100.0)
-    assert given[cheap] == pytest.approx(2.0) and given[middle] == pytest.approx(10.0)
-    assert given[dear] == given[dearer] == pytest.approx(44.0)
-    enough = shares([dear, dearer], 1000.0)
-    assert enough[dear] == pytest.approx(200.0) and enough[dearer] == pytest.approx(400.0)
-    assert set(shares([cheap, dear], -1.0).values()) == {0.0}
-
-
-def test_all_trials_are_made_if_there_is_time() -> None:
-    """In turns of all families, whatever their costs."""
-    faults = [fault for fault in load(SPECIMENS).faults if fault.name in ("good", "raising")]
-    tallies = torture(faults, package=SPECIMENS, seconds=600.0)
-    assert [tally.attempts for tally in tallies] == [4, 4]
-    assert not any(tally.cut_short for tally in tallies)
 
 
 def test_lanes_try_several_faults_at_a_time(notes: Path) -> None:

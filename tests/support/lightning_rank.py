@@ -18,33 +18,14 @@ from typing import Any
 
 import msgspec
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, IterableDataset
 
 import stepscope
 from stepscope.lightning import StepscopeCallback
 from stepscope.runtime.windows.window import Window
 from tests.support.control_rank import GONE, LEAD, STAGE, RankSettings, Steps, is_said, wait_for, writes_to
-
-
-class Tiny(LightningModule):
-    """Weights that become smaller."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def training_step(self, batch: Any, index: int) -> Any:
-        return self.layer(batch).square().mean()
-
-    def validation_step(self, batch: Any, index: int) -> None:
-        self.layer(batch)
-
-    def test_step(self, batch: Any, index: int) -> None:
-        self.layer(batch)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+from tests.support.lightning_models import Tiny
 
 
 class Batches(IterableDataset[Any]):
@@ -64,7 +45,7 @@ class Batches(IterableDataset[Any]):
             self._steps.put(rank, at)
             while self._steps.least() + LEAD < at and not is_said(self._settings, "end", self._stage):
                 time.sleep(0.001)
-            yield torch.ones(2, 4)
+            yield [torch.ones(2, 4)]
 
 
 def main(settings: RankSettings) -> None:

@@ -215,3 +215,16 @@ def _signed(number: int) -> int:
 def load(path: Path) -> Trace:
     """Reads a file."""
     return Trace(path.read_bytes())
+
+
+def names(path: Path) -> list[str]:
+    """Names of the spans of a file, all of which have ended."""
+    slices = load(path).slices()
+    assert all(drawn.dur >= 0 for drawn in slices)
+    return [drawn.name for drawn in slices]
+
+
+def said(path: Path, name: str) -> dict[str, Any]:
+    """Arguments of the only instant of this name."""
+    (found,) = (event for event in load(path).of(INSTANT) if event.name == name)
+    return found.args

@@ -310,26 +310,6 @@ async def test_start_and_stop_in_tasks_of_a_running_loop(output_dir: Path) -> No
     assert threads_of(backend) == {threading.get_ident()}
 
 
-async def test_start_in_a_worker_thread_of_a_loop_that_steps(output_dir: Path) -> None:
-    """`asyncio.to_thread(profiler.start)` is the obvious thing to write: the backend is bound to the loop all the same."""
-    backend = bound()
-    profiler = sc.trace(backends=[backend], output_dir=output_dir, start=False)
-    async with profiler:
-        profiler.step()
-        await asyncio.to_thread(profiler.start)
-        for _ in range(3):
-            profiler.step()
-            await asyncio.sleep(0)
-        stopping = asyncio.create_task(asyncio.to_thread(profiler.stop))
-        while not stopping.done():
-            profiler.step()
-            await asyncio.sleep(0.001)
-        await stopping
-    profiler.raise_errors()
-    assert switches(backend) == [("NONE", "RECORD"), ("RECORD", "NONE")]
-    assert threads_of(backend) == {threading.get_ident()}
-
-
 @pytest.mark.parametrize("thread", ["main", "stepping", "ended"])
 def test_the_interpreter_exits_with_a_bound_backend_recording(thread: str, tmp_path: Path) -> None:
     """On the thread itself, while another one steps, and after it has ended: within the deadline, without a crash."""

@@ -13,7 +13,6 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.collecting import CollectingSink
-from stepscope.backends.conformance import CHECKS, Case
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.kineto import worker as kineto_worker
 from stepscope.backends.torch.kineto.mode import KinetoMode
@@ -48,6 +47,19 @@ def recorded_by_torch(**asked: bool) -> Any:
     with profile, torch.profiler.record_function("odd, name#"):
         train(1)
     return profile.kineto_results
+
+
+def finished(result: Any, until: int, anchor: ClockAnchor) -> FinishedTrace:
+    """A recording that ended at a time, as the worker takes it."""
+    return FinishedTrace(
+        SharedResult(result),
+        until=until,
+        anchors=(anchor,),
+        brackets=(),
+        flops=False,
+        since=0,
+        left_out=frozenset(),
+    )
 
 
 def rows_of(sink: CollectingSink) -> Counter[Row]:
@@ -92,12 +104,6 @@ def without_times_of_frames(rows: Counter[Row]) -> Counter[Row]:
     return changed
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_kineto_mode_keeps_the_contract_of_backends(check: Any) -> None:
-    """The conformance suite, with operators that really run."""
-    check(Case(lambda: TorchBackend("kineto"), add))
-
-
 @pytest.mark.parametrize(
     "asked", [{}, {"record_shapes": True, "profile_memory": True}, {"with_stack": True, "with_modules": True}], ids=str
 )
@@ -118,17 +124,7 @@ async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: d
     until = clock.now()
     sink = CollectingSink()
     worker = KinetoWorker(sink)
-    worker.put(
-        FinishedTrace(
-            SharedResult(Saved()),
-            until=until,
-            anchors=(anchor,),
-            brackets=(),
-            flops=False,
-            since=0,
-            left_out=frozenset(),
-        )
-    )
+    worker.put(finished(Saved(), until, anchor))
     worker.put(until)
     await worker.aclose()
     assert list(worker.problems) == ["exporting a trace stopped all Python threads for that time"]
@@ -235,44 +231,6 @@ def test_windows_that_follow_each_other_directly_are_whole(tmp_path: Path) -> No
     assert [memory.names(window).count("aten::tanh") for window in range(3)] == [3, 7, 11]
 
 
-def test_another_profiler_of_torch_is_left_alone(tmp_path: Path) -> None:
-    """While another profiler of torch is active a window goes without operators; the next one has them again."""
-    backend = TorchBackend("kineto")
-
-    def work(profiler: sc.Profiler) -> None:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as other:
-            profiler.step()
-            torch.ones(1).tanh()
-            profiler.step()
-        assert "aten::tanh" in {event.key for event in other.key_averages()}
-        profiler.step()
-        torch.ones(1).tanh()
-        profiler.step()
-
-    memory = record(tmp_path, work, backend, schedule=schedule(wait=1, warmup=0, active=1, repeat=2))
-    assert memory.names(0).count("aten::tanh") == 0
-    assert memory.names(1).count("aten::tanh") == 1
-    assert "are missing: the program's own torch profiler was on" in " ".join(backend.report().notes)
-
-
-def test_torch_is_bound_to_the_thread_that_steps(tmp_path: Path) -> None:
-    """start() on another thread than step(): operators are those of the thread that steps, and torch is off afterwards."""
-
-    def work(profiler: sc.Profiler) -> None:
-        def steps() -> None:
-            for _ in range(3):
-                add()
-                profiler.step()
-
-        thread = threading.Thread(target=steps)
-        thread.start()
-        thread.join()
-
-    memory = record(tmp_path, work, TorchBackend("kineto"), schedule=schedule(wait=1, warmup=0, active=1, repeat=1))
-    assert memory.names().count("aten::add") == 3
-    assert not torch.autograd._profiler_enabled()
-
-
 async def test_a_warm_up_that_leads_nowhere_is_undone() -> None:
     """After WARMUP and NONE torch's profiler is off, nothing is delivered, and recording works as ever."""
     sink = CollectingSink()
@@ -309,62 +267,28 @@ async def test_times_are_ours() -> None:
         assert before - 2 * bound - 1000 <= span["ts"] <= span["ts"] + span["dur"] <= after + 2 * bound + 1000
 
 
-async def test_a_trace_that_is_lost_is_told() -> None:
-    """A result that cannot be exported costs its window only: the watermark goes on, and the report says why."""
+@pytest.mark.parametrize("written", [0, 20])
+async def test_a_trace_that_is_lost_is_told(written: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that cannot be exported costs its window only: the watermark goes on, the report says why, and events of which a
+    part of the file tells are counted, wherever a piece of it ends."""
 
     class Broken:
         def trace_start_ns(self) -> int:
             return 1
 
         def save(self, path: str) -> None:
-            raise RuntimeError("no space left")
-
-    sink = CollectingSink()
-    worker = KinetoWorker(sink)
-    worker.put(
-        FinishedTrace(
-            SharedResult(Broken()),
-            until=7,
-            anchors=(ClockAnchor.read(),),
-            brackets=(),
-            flops=False,
-            since=0,
-            left_out=frozenset(),
-        )
-    )
-    worker.put(9)
-    await worker.aclose()
-    assert worker.problems["torch's recording was lost: no space left"] == 1
-    assert sink.watermarks == [9]
-
-
-async def test_events_of_a_lost_trace_are_counted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the file is that could not be read, and wherever a piece of it ends."""
-
-    class Torn:
-        def trace_start_ns(self) -> int:
-            return 1
-
-        def save(self, path: str) -> bool:
-            Path(path).write_text('{"ph": "X"}, ' * 20)
+            Path(path).write_text('{"ph": "X"}, ' * written)
             raise RuntimeError("no space left")
 
     monkeypatch.setattr(kineto_worker, "_PIECE", 7)
     sink = CollectingSink()
     worker = KinetoWorker(sink)
-    worker.put(
-        FinishedTrace(
-            SharedResult(Torn()),
-            until=7,
-            anchors=(ClockAnchor.read(),),
-            brackets=(),
-            flops=False,
-            since=0,
-            left_out=frozenset(),
-        )
-    )
+    worker.put(finished(Broken(), 7, ClockAnchor.read()))
+    worker.put(9)
     await worker.aclose()
-    assert [loss.count for loss in sink.losses] == [20]
+    assert worker.problems["torch's recording was lost: no space left"] == 1
+    assert sink.watermarks == [9]
+    assert sum(loss.count for loss in sink.losses) == written
 
 
 def test_quotes_in_names_are_mended(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ REGIONS = PROGRAM.with_name("torch_regions.py")
 AROUND = {"sin": 1, "cos": 1}
 
 
-SAME = ["inside", "within", "raw", "scheduled", "refused", "before", "outlives", "two"]
+SAME = ["inside", "raw", "scheduled", "refused", "before", "outlives", "two"]
 KINETO = [*SAME, "elsewhere", "elsewhere_long", "elsewhere_before"]
 
 
@@ -43,7 +43,6 @@ def told(mode: str) -> dict[str, Any]:
     ("case", "recorded"),
     [
         ("inside", AROUND),
-        ("within", AROUND),
         ("raw", AROUND),
         ("scheduled", AROUND),
         ("refused", AROUND),

@@ -72,19 +72,6 @@ def test_operators_and_links_are_those_of_kineto(tmp_path: Path) -> None:
     assert starts["aten::convolution", 2] == ends["ConvolutionBackward0", 2] == 1
 
 
-def test_nothing_is_recorded_outside_windows(tmp_path: Path) -> None:
-    """Operators before and after the window leave no event, and torch's profiler is off afterwards."""
-
-    def work(profiler: sc.Profiler) -> None:
-        for step in range(5):
-            torch.ones(step + 1).relu()
-            profiler.step()
-        assert not torch.autograd._profiler_enabled()
-
-    memory = record(tmp_path, work, TorchBackend("stream"), schedule=ONE_WINDOW)
-    assert memory.names(kind=Kind.SPAN).count("aten::relu") == 2
-
-
 def test_custom_functions_are_linked(tmp_path: Path) -> None:
     """A class derived from torch.autograd.Function is linked to its backward node."""
 
@@ -150,16 +137,6 @@ def test_torch_is_bound_to_the_thread_that_steps(tmp_path: Path) -> None:
     memory = record(tmp_path, work, TorchBackend("stream"), schedule=schedule(wait=1, warmup=0, active=1, repeat=1))
     assert memory.names().count("aten::add") == 1
     assert not torch.autograd._profiler_enabled()
-
-
-def test_another_profiler_of_torch_is_left_alone(tmp_path: Path) -> None:
-    """While another profiler of torch is active the window goes without operators, and that one keeps its own."""
-    backend = TorchBackend("stream")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as other:
-        memory = record(tmp_path, lambda _: add(), backend)
-    assert "aten::add" not in memory.names()
-    assert "are missing: the program's own torch profiler was on" in " ".join(backend.report().notes)
-    assert "aten::add" in {event.key for event in other.key_averages()}
 
 
 def test_two_profilers_share_the_stream(tmp_path: Path) -> None:

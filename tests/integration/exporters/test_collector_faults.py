@@ -9,7 +9,6 @@ import os
 import random
 import socket
 import ssl
-import subprocess
 import time
 from asyncio import StreamReader as Reader
 from asyncio import StreamWriter as Writer
@@ -27,7 +26,8 @@ from stepscope.exporters.stream.exporter import CollectorExporter
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.run import Run
-from tests.support.basics import BUSY, missing, poll
+from tests.support.basics import BUSY, poll
+from tests.support.certificates import certify
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
 from tests.support.messages import refused
@@ -316,31 +316,16 @@ async def test_nothing_is_there(tmp_path: Path) -> None:
         assert accounts(exporter) == (1, 0)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate that nobody vouches for, with its key."""
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", path, "-out", f"{path}.crt"],
-        capture_output=True,
-        check=False,
-    )  # fmt: skip
-    if made.returncode:
-        missing("openssl", "Install it (on Debian: apt-get install openssl).")
-    path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
-    return path
-
-
-async def test_a_certificate_is_checked(certificate: Path, tmp_path: Path) -> None:
+async def test_a_certificate_is_checked(tmp_path: Path) -> None:
     """One that is not trusted is shown nothing, least of all the token; one that is trusted works."""
     heard: list[bytes] = []
+    certificate, key = certify(tmp_path)
 
     async def listen(reader: Reader, writer: Writer) -> None:
         heard.append(await reader.read(1000))
 
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    serving.load_cert_chain(certificate)
+    serving.load_cert_chain(certificate, key)
     async with tcp(listen, serving) as url:
         exporter = CollectorExporter(url, token="s3cret", settings=QUICK)
         await exporter.open(run_of(tmp_path / "run"))
@@ -349,7 +334,7 @@ async def test_a_certificate_is_checked(certificate: Path, tmp_path: Path) -> No
         await stopped(exporter)
         assert not [data for data in heard if data]
         trusting = CollectorExporter(
-            url, token="s3cret", settings=QUICK, tls=ssl.create_default_context(cafile=f"{certificate}.crt")
+            url, token="s3cret", settings=QUICK, tls=ssl.create_default_context(cafile=certificate)
         )
         await trusting.open(run_of(tmp_path / "again"))
         await poll(lambda: [data for data in heard if b"Authorization: Bearer s3cret" in data])

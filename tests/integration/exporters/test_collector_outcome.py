@@ -12,9 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-import stepscope as sc
 from stepscope.exporters.nats.access import NatsAccess
-from stepscope.exporters.stream.exporter import CollectorExporter
 from stepscope.runtime.accounting.ledger import Ledger
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
@@ -95,22 +93,6 @@ def test_a_delivery_that_cannot_begin_is_wrong_usage(arguments: tuple[str, ...],
     done = python("-m", "stepscope", "deliver", tmp_path, "--url", "ws://127.0.0.1:1", *arguments, cwd=tmp_path)
     assert done.returncode == 2 and wanted in done.stderr
     assert not (tmp_path / "a run" / "unsent").exists()
-
-
-def test_one_outcome_in_statistics_and_ledger(tmp_path: Path) -> None:
-    """What is kept is a part of what was exported, and the accounts balance."""
-    exporter = CollectorExporter(f"ws://127.0.0.1:{free_port()}")
-    options = sc.Options(close_timeout=1.5)
-    with sc.trace(output_dir=tmp_path, exporters=[exporter], options=options) as profiler:
-        for _ in range(10):
-            profiler.step()
-    pipeline = profiler.statistics().pipeline
-    assert pipeline is not None
-    (output,) = (each for each in pipeline.exporters if each.name == "collector")
-    ledger = output.ledger
-    assert ledger.offered == ledger.exported == ledger.kept > 0 == ledger.in_flight
-    assert (output.errors, output.kept) == (0, exporter.kept) and not ledger.dropped
-    assert profiler.audit() == () and profiler.report().json().count('"kept":{"place"') == 1
 
 
 def test_an_account_of_older_versions_is_read() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -24,7 +22,8 @@ from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.events.record import Kind
-from tests.support.basics import BUSY, missing
+from tests.support.basics import BUSY
+from tests.support.certificates import certify
 from tests.support.messages import refused
 from tests.support.receiver import Receiver, ReceiverThread, Reply, receiver
 
@@ -116,22 +115,6 @@ async def test_a_receiver_that_asks_for_too_long_is_given_up(tmp_path: Path) -> 
         assert len(server.received) == len({request.path for request in server.received})
 
 
-async def test_a_retry_after_that_cannot_be_read(tmp_path: Path) -> None:
-    """It does not end the exporter: the request is tried again."""
-    async with receiver() as server:
-        server.replies = [Reply(429, (("Retry-After", "Mon, 01 Jan 2024 00:00:00 +99999999999999999999999"),))]
-        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
-        assert everything(server) and sent.exported == EVENTS and not sent.errors
-
-
-async def test_partial_success_is_counted(tmp_path: Path) -> None:
-    """What a receiver took but for some is exported but for those."""
-    async with receiver() as server:
-        server.replies = [Reply(rejects=7)]
-        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
-        assert (sent.exported, sent.dropped) == (EVENTS - 7, {"rejected": 7})
-
-
 @pytest.mark.parametrize("claim", [10**9, -5])
 async def test_partial_success_is_not_believed_beyond_reason(claim: int, tmp_path: Path) -> None:
     """The accounts stay whole whatever a receiver says."""
@@ -196,36 +179,10 @@ async def test_a_receiver_without_metrics_is_asked_once(tmp_path: Path) -> None:
         assert len(errors) == 1 and "metrics=False" in errors[0]
 
 
-async def test_no_secret_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Not by errors, also where a receiver repeats them, nor by names and representations."""
-    async with receiver() as server:
-        server.replies = [Reply(401, body=b"bad token s3cr3t-token in Bearer s3cr3t-token, key=qu3ry-key")]
-        exporter = OtlpExporter(
-            f"{server.url}/base?key=qu3ry-key", headers={"Authorization": "Bearer s3cr3t-token"}, options=PLAIN
-        )
-        sent = await send(exporter, tmp_path)
-        assert server.received[0].headers["authorization"] == "Bearer s3cr3t-token"
-        assert server.received[0].path == "/base/v1/traces?key=qu3ry-key"
-    shown = repr((exporter, exporter.name, sent.errors, vars(exporter), caplog.text))
-    assert "401" in shown and "s3cr3t" not in shown and "qu3ry" not in shown
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 that only those trust who name it, and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        missing("openssl", "Install it (on Debian: apt-get install openssl).")
-    directory = tmp_path_factory.mktemp("tls")
-    key, file = directory / "key.pem", directory / "certificate.pem"
-    subprocess.run(
-        [
-            openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-            "-subj", "/CN=receiver", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", file,
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return file, key
+    return certify(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.mark.parametrize("trust", ["unknown", "named", "unchecked"])
@@ -420,29 +377,6 @@ async def test_metrics_that_are_too_large_go_in_parts(tmp_path: Path) -> None:
         )
         assert points == Counter({("loss" if value < 5 else "rate", float(value)): 1 for value in range(13)})
         assert len([got for got in server.received if got.path == "/v1/metrics" and got.size > 900]) >= 1
-
-
-def test_training_goes_on_while_a_receiver_is_away(tmp_path: Path) -> None:
-    """A queue that is full drops for this exporter alone."""
-    with ReceiverThread() as server:
-        server.always = Reply(fault="hang")
-        exporter, memory = OtlpExporter(server.url, options=OtlpOptions(metrics=False)), sc.exporters.MemoryExporter()
-        # Long enough that the exporter is cancelled, and its thread not given up, on a busy machine.
-        options = sc.Options(close_timeout=3.0, queue_bytes=10_000, drain_interval=0.01)
-        with sc.trace(exporters=[exporter, memory], output_dir=tmp_path, options=options) as profiler:
-            assert profiler.flush(60)  # a queue this small fills while an exporter opens
-            for _ in range(20):
-                for _ in range(200):
-                    with sc.span("work"):
-                        pass
-                profiler.step()
-                time.sleep(0.02)
-        assert not profiler.audit()
-        pipeline = profiler.statistics().pipeline
-        assert pipeline is not None
-        ledgers = {output.name: output.ledger for output in pipeline.exporters}
-        assert ledgers[exporter.name].dropped["queue"] > 0
-        assert ledgers[exporter.name].exported == 0 < 2000 < ledgers["memory"].exported
 
 
 async def test_a_cancelled_end_closes_every_session(tmp_path: Path) -> None:

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 import stepscope
-from stepscope.exporters.base import EventBatch, Exporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.perfetto_file import PerfettoFile
-from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events.record import Flag
+from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.formats import exporter_for
 from tests.support import pftrace
 from tests.support.basics import require
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
-from tests.support.viewers.scene import PID, START, Scene, make_run, make_window
+from tests.support.pftrace import names, said
+from tests.support.viewers.scene import PID, START, make_run, make_window
 from tests.unit.exporters.test_chrome_exporter import listing, many, write
-
-
-def names(path: Path) -> list[str]:
-    """Names of the spans of a file, all of which have ended."""
-    slices = pftrace.load(path).slices()
-    assert all(drawn.dur >= 0 for drawn in slices)
-    return [drawn.name for drawn in slices]
-
-
-def said(path: Path, name: str) -> dict[str, Any]:
-    """Arguments of the only instant of this name."""
-    (found,) = (event for event in pftrace.load(path).of(pftrace.INSTANT) if event.name == name)
-    return found.args
+from tests.unit.exporters.test_trace_exporters import clipped
 
 
 @pytest.mark.parametrize("name", ["trace.pftrace", "trace.pftrace.gz"])
@@ -64,18 +49,6 @@ async def test_a_file(tmp_path: Path, name: str) -> None:
     assert (end["dropped by size limit"], "ledger" in end) == (0, True)
 
 
-async def test_it_is_readable_at_any_time(tmp_path: Path) -> None:
-    """What was exported is in the file, plain or compressed, while it is written."""
-    require("perfetto")
-    for name in ("t.pftrace", "t.pftrace.gz"):
-        exporter = PerfettoExporter(tmp_path / name)
-        await exporter.open(make_run(tmp_path))
-        for n in range(1, 4):
-            await exporter.export(many(tmp_path, 5))
-            assert len(names(tmp_path / name)) == 5 * n
-        await exporter.aclose()
-
-
 async def test_a_file_per_window(tmp_path: Path) -> None:
     """Each window's file stands alone, and goes when its window is discarded."""
     require("perfetto")
@@ -91,41 +64,6 @@ async def test_a_file_per_window(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["w1.pftrace"]
 
 
-@pytest.mark.parametrize("name", ["t.pftrace", "t.pftrace.gz"])
-async def test_rotation(tmp_path: Path, name: str) -> None:
-    """No file exceeds the limit, each can be read alone, all together hold everything in order."""
-    exporter = PerfettoExporter(tmp_path / name, max_bytes=70_000)
-    await write(exporter, tmp_path, many(tmp_path, 16_000))
-    files = [tmp_path / name for name in sorted(listing(tmp_path), key=lambda name: (len(name), name))]
-    assert len(files) > 2
-    assert files[1].name == name.replace("t.", "t.1.")
-    assert all(path.stat().st_size <= 70_000 for path in files)
-    assert sorted(name for path in files for name in names(path)) == sorted(f"n{n}" for n in range(16_000))
-    assert exporter.dropped_cap == 0
-
-
-async def test_stop_at_the_limit(tmp_path: Path) -> None:
-    """A file that stops says so and counts exactly what is missing."""
-    path = tmp_path / "t.pftrace"
-    exporter = PerfettoExporter(path, max_bytes=70_000, on_full="stop")
-    await write(exporter, tmp_path, many(tmp_path), many(tmp_path, 7))
-    kept = names(path)
-    assert kept == [f"n{n}" for n in range(len(kept))]
-    assert exporter.dropped_cap == 5007 - len(kept) > 0
-    assert said(path, "stopped: the file is full") == {"limit": 70_000}
-    assert said(path, "stepscope")["dropped by size limit"] == exporter.dropped_cap
-    assert said(path, "window 0")["steps"] == [7, 8, 9]
-    assert path.stat().st_size <= 70_000
-
-
-def clipped(directory: Path, count: int, text: str = "") -> EventBatch:
-    """Spans that began with the window, in others that are not known yet."""
-    scene = Scene(make_run(directory))
-    for n in range(count):
-        scene.span(f"c{n}", 0, count - n, parent=1, flags=Flag.CLIPPED, text=text)
-    return scene.batch()
-
-
 async def test_held_spans_count(tmp_path: Path) -> None:
     """Begins that are held are written at the window's end; where the limit leaves no room, they are counted."""
     path = tmp_path / "t.pftrace"
@@ -136,30 +74,6 @@ async def test_held_spans_count(tmp_path: Path) -> None:
     kept = names(tmp_path / "full.pftrace")
     assert exporter.dropped_cap == 40 - len(kept) > 0
     assert said(tmp_path / "full.pftrace", "stepscope")["dropped by size limit"] == exporter.dropped_cap
-
-
-async def test_a_full_disk(small_disk: Path) -> None:
-    """After room was made the file goes on: what was refused is missing whole, and names are known again."""
-    for name in ("t.pftrace", "t.pftrace.gz"):
-        path = small_disk / name
-        exporter = PerfettoExporter(path)
-        await exporter.open(make_run(small_disk))
-        await exporter.export(many(small_disk, 100))
-        await exporter.export(clipped(small_disk, 2))
-        filler = small_disk / "filler"
-        with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-            while True:
-                file.write(os.urandom(4096))
-        with refused(OutputError, "No space left", "t.pftrace"):
-            await exporter.export(many(small_disk, 5000))
-        if not name.endswith(".gz"):  # their ends take next to nothing, compressed
-            with refused(OutputError, "No space left", "t.pftrace"):
-                await exporter.export(clipped(small_disk, 3000))
-        filler.unlink()
-        await exporter.export(many(small_disk, 5000))
-        await exporter.aclose()
-        assert sorted(names(path)) == sorted([f"n{n}" for n in (*range(100), *range(5000))] + ["c0", "c1"])
-        path.unlink()
 
 
 async def test_cancelled_at_any_moment(tmp_path: Path) -> None:
@@ -200,30 +114,12 @@ async def test_cancelled_close(tmp_path: Path) -> None:
         assert said(path, "stepscope")["run"] == "scene"
 
 
-async def test_life_and_misuse(tmp_path: Path) -> None:
-    """It is an exporter; before `open` and after `aclose` it takes nothing; wrong arguments and places are named."""
-    exporter = PerfettoExporter(tmp_path / "t.pftrace")
-    assert isinstance(exporter, Exporter)
-    with refused(ClosedError, "t.pftrace"):
-        await exporter.export(many(tmp_path, 1))
-    with refused(ValueError, "max_bytes", "65536", "100"):
-        PerfettoExporter("t.pftrace", max_bytes=100)
-    with refused(ValueError, "on_full", "rotate", "stop", "wrap"):
-        PerfettoExporter("t.pftrace", on_full="wrap")  # type: ignore[arg-type]
+async def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Nothing is written where it leads."""
     (tmp_path / "link.pftrace").symlink_to(tmp_path / "elsewhere")
     with refused(OutputError, "link.pftrace"):
         await PerfettoExporter(tmp_path / "link.pftrace").open(make_run(tmp_path))
     assert not (tmp_path / "elsewhere").exists()
-
-
-async def test_larger_than_a_file(tmp_path: Path) -> None:
-    """An event that no file can hold is counted, and what follows is written."""
-    scene = Scene(make_run(tmp_path))
-    scene.span("large", 0, 1, **{key * 1000: "\x01" * 4096 for key in "abc"}, **{f"k{n}": "x" * 1000 for n in range(9)})
-    scene.span("small", 1, 1)
-    whole = PerfettoExporter(tmp_path / "whole.pftrace", max_bytes=65_536)
-    await write(whole, tmp_path, scene.batch())
-    assert names(tmp_path / "whole.pftrace") == ["large", "small"]
 
 
 def test_formats_know_it(tmp_path: Path) -> None:

@@ -55,32 +55,6 @@ def inside() -> None:
     expect(profile, "aten::tanh", 1)
 
 
-def within() -> None:
-    """The profiler ends inside of a region, and inside of a step of an optimizer, which torch records as one."""
-    for _ in range(20):
-        profile = own()
-        profile.start()
-        with torch.profiler.record_function("region"):
-            op("tanh")
-            profile.stop()
-            del profile
-            memory_used = [torch.ones(64) for _ in range(50)]
-        del memory_used
-    network = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    with own(schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=3)) as profile:
-
-        def closure() -> Any:
-            optimizer.zero_grad()
-            loss = network(torch.ones(2, 8)).sum()
-            loss.backward()
-            profile.step()
-            return loss
-
-        for _ in range(8):
-            optimizer.step(closure)
-
-
 def raw() -> None:
     functions, kineto = torch._C._autograd, torch.autograd.ProfilerState.KINETO
     config = torch.autograd.ProfilerConfig(kineto, *[False] * 5, torch._C._profiler._ExperimentalConfig())
@@ -202,7 +176,6 @@ def elsewhere(until: int) -> sc.Profiler:
 
 CASES: dict[str, Callable[[], sc.Profiler]] = {
     "inside": lambda: around(inside),
-    "within": lambda: around(within),
     "raw": lambda: around(raw),
     "scheduled": lambda: around(scheduled),
     "refused": lambda: around(refused),

@@ -242,13 +242,6 @@ def test_convert_writes_any_format(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "named").read_bytes() == (tmp_path / "out.json").read_bytes()
 
 
-def test_convert_for_tensorboard(tmp_path: Path) -> None:
-    """What TensorBoard reads is one of the formats."""
-    record(tmp_path / "run")
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "worker.pt.trace.json")]) == 0
-    assert spans(tmp_path / "worker.pt.trace.json") == ["work 0", "work 1"]
-
-
 def test_an_output_has_its_directory_made_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By all commands alike, for a path may be mistyped; of a directory that is there nothing is said."""
     journal = record(tmp_path / "run")

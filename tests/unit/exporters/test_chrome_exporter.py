@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.chrome_rows import NOTES_TID
 from stepscope.exporters.output import SMALL_PIECE_BYTES, OutputFile
-from stepscope.runtime.errors import ClosedError, OutputError
+from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import EventBatch, Kind
 from tests.support.blocks import instant_block
 from tests.support.messages import refused
@@ -84,19 +83,6 @@ async def test_array(tmp_path: Path, name: str) -> None:
     assert named(events, "stepscope")["metadata"] == {"lr": "nan", "who": "\\ud800"}
 
 
-async def test_array_is_readable_at_any_time(tmp_path: Path) -> None:
-    """What was exported is on disk at once, as whole lines of an array that is merely not closed."""
-    path = tmp_path / "trace.json"
-    exporter = ChromeTraceExporter(path)
-    await exporter.open(make_run(tmp_path))
-    await exporter.export(many(tmp_path, 100))
-    text = path.read_text()
-    assert text.endswith(",\n")
-    assert len(spans(json.loads(text[:-2] + "]"))) == 100
-    await exporter.aclose()
-    assert len(spans(read(path))) == 100
-
-
 async def test_object(tmp_path: Path) -> None:
     """The object form appears complete: the rank first, in the only spelling that HTA reads, and the events last."""
     path = tmp_path / "rank{rank}.{pid}.json"
@@ -136,40 +122,6 @@ async def test_a_file_per_window(tmp_path: Path) -> None:
     assert named(read(tmp_path / "w2.json.gz")["traceEvents"], "stepscope")["diagnostics"] == ["no step was recorded"]
     await exporter.aclose()
     assert len(spans(read(tmp_path / "w1.json.gz")["traceEvents"])) == 4
-
-
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-@pytest.mark.parametrize("form", ["array", "object"])
-async def test_rotation(tmp_path: Path, name: str, form: Literal["array", "object"]) -> None:
-    """No file exceeds the limit, each is a whole trace that names its rows, and together they hold everything."""
-    exporter = ChromeTraceExporter(tmp_path / name, form=form, max_bytes=70_000)
-    await write(exporter, tmp_path, many(tmp_path, 8000))
-    files = [tmp_path / name, *(tmp_path / name.replace("trace", f"trace.{n}") for n in range(1, 100))]
-    files = [file for file in files if file.exists()]
-    assert len(files) > 1
-    assert len(files) == len(listing(tmp_path))
-    found: list[str] = []
-    for file in files:
-        assert file.stat().st_size <= 70_000
-        events = read(file) if form == "array" else read(file)["traceEvents"]
-        assert any(event["name"] == "thread_name" for event in events)
-        found += spans(events)
-    assert found == [f"n{n}" for n in range(8000)]
-    assert exporter.dropped_cap == 0
-
-
-async def test_stop_at_the_limit(tmp_path: Path) -> None:
-    """A file that stops says so and counts exactly what is missing."""
-    exporter = ChromeTraceExporter(tmp_path / "t.json", max_bytes=70_000, on_full="stop")
-    await write(exporter, tmp_path, many(tmp_path), many(tmp_path, 7))
-    events = read(tmp_path / "t.json")
-    kept = len(spans(events))
-    assert spans(events) == [f"n{n}" for n in range(kept)]
-    assert exporter.dropped_cap == 5007 - kept > 0
-    assert named(events, "stopped: the file is full") == {"limit": 70_000}
-    assert named(events, "stepscope")["dropped by size limit"] == exporter.dropped_cap
-    assert named(events, "window 0")["steps"] == [7, 8, 9]
-    assert (tmp_path / "t.json").stat().st_size <= 70_000
 
 
 async def test_an_event_larger_than_a_file(tmp_path: Path) -> None:
@@ -215,24 +167,6 @@ async def test_full_disk(small_disk: Path) -> None:
     assert spans(read(path)) == spans(json.loads(data[:-2] + b"]"))
 
 
-async def test_gzip_survives_a_full_disk(small_disk: Path) -> None:
-    """After room was made, a compressed file goes on as if nothing had happened."""
-    path = small_disk / "t.json.gz"
-    exporter = ChromeTraceExporter(path)
-    await exporter.open(make_run(small_disk))
-    await exporter.export(many(small_disk, 100))
-    filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        while True:
-            file.write(os.urandom(4096))
-    with pytest.raises(OutputError):
-        await exporter.export(many(small_disk, 5000))
-    filler.unlink()
-    await exporter.export(many(small_disk, 50))
-    await exporter.aclose()
-    assert spans(read(path)) == [f"n{n}" for n in (*range(100), *range(50))]
-
-
 async def test_refusal_that_nobody_heard(small_disk: Path) -> None:
     """The error of a write whose caller was cancelled is raised when the file is closed."""
     output = await OutputFile.create(small_disk / "t", gzip=False)
@@ -246,18 +180,6 @@ async def test_refusal_that_nobody_heard(small_disk: Path) -> None:
     with refused(OutputError, "No space left"):
         await output.close()
     assert (small_disk / "t").read_bytes() == b"whole\n"
-
-
-async def test_life(tmp_path: Path) -> None:
-    """It is an exporter; before `open` and after `aclose` it takes nothing, and closing twice is nothing."""
-    exporter = ChromeTraceExporter(tmp_path / "t.json")
-    assert isinstance(exporter, Exporter)
-    with refused(ClosedError, "t.json"):
-        await exporter.export(many(tmp_path, 1))
-    await write(exporter, tmp_path)
-    await exporter.aclose()
-    with pytest.raises(ClosedError):
-        await exporter.export(many(tmp_path, 1))
 
 
 @pytest.mark.parametrize("form", ["array", "object"])
@@ -277,21 +199,6 @@ async def test_cancelled_close(tmp_path: Path, form: Literal["array", "object"])
         assert len(spans(made if form == "array" else made["traceEvents"])) == 10
 
 
-@pytest.mark.parametrize(
-    ("arguments", "facts"),
-    [
-        ({"dialect": "chrome"}, ["dialect", "kineto", "tensorboard", "mxnet", "chrome"]),
-        ({"form": "list"}, ["form", "array", "object", "list"]),
-        ({"on_full": "wrap"}, ["on_full", "rotate", "stop", "wrap"]),
-        ({"max_bytes": 100}, ["max_bytes", "65536", "100"]),
-    ],
-)
-def test_misuse_is_named(arguments: dict[str, Any], facts: list[str]) -> None:
-    """A wrong argument is named."""
-    with refused(ValueError, *facts):
-        ChromeTraceExporter("t.json", **arguments)
-
-
 async def test_every_cut_can_be_read(tmp_path: Path) -> None:
     """Each event has a line of its own, so that of a trace in array form that is cut anywhere all whole events are read."""
     source = tmp_path / "t.json"
@@ -304,19 +211,6 @@ async def test_every_cut_can_be_read(tmp_path: Path) -> None:
         assert spans(events) == [f"n{n}" for n in range(len(spans(events)))]
         found.add(len(spans(events)))
     assert found == set(range(21))
-
-
-async def test_gzip_is_whole_at_any_time(tmp_path: Path) -> None:
-    """A compressed file can be decompressed after every batch, as if the process had been killed there."""
-    path = tmp_path / "t.json.gz"
-    exporter = ChromeTraceExporter(path)
-    await exporter.open(make_run(tmp_path))
-    for count in (10, 1, 300):
-        await exporter.export(many(tmp_path, count))
-        text = gzip.decompress(path.read_bytes())
-        assert len(spans(json.loads(text[:-2] + b"]"))) >= count
-    await exporter.aclose()
-    assert len(spans(read(path))) == 311
 
 
 async def test_non_finite_counter_in_a_file(tmp_path: Path) -> None:

@@ -7,16 +7,13 @@ import asyncio
 import contextvars
 import gc
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import stepscope as sc
 from stepscope.runtime._core import span
-from stepscope.runtime.annotations import tasks
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.integration.runtime.lifecycle.test_exit import run
@@ -234,42 +231,6 @@ async def test_a_response_that_is_streamed_and_cut_off() -> None:
     check_nothing_is_left(log)
 
 
-async def test_gathered_coroutines_are_siblings() -> None:
-    """None becomes the child of another, however they take turns."""
-
-    async def one(number: int) -> None:
-        with span(f"one {number}"):
-            await asyncio.sleep(0.001 * (number % 2))
-
-    with recording() as log, span("all"):
-        await asyncio.gather(*map(one, range(6)))
-    assert {log.span(f"one {number}").parent for number in range(6)} == {log.span("all").id}
-    assert len({log.span(f"one {number}").track for number in range(6)}) == 6
-
-
-def one_span(name: str) -> Callable[[], None]:
-    """A function that records a span."""
-
-    def call() -> None:
-        with span(name):
-            pass
-
-    return call
-
-
-async def test_left_in_an_executor_and_entered_there() -> None:
-    """A span object that travels between threads is drawn apart, and what they do meanwhile is not moved under it."""
-    travelling = span("stream")
-    loop = asyncio.get_running_loop()
-    with recording() as log:
-        travelling.__enter__()
-        await loop.run_in_executor(None, travelling.__exit__)
-        await loop.run_in_executor(None, one_span("worker"))
-        await run_after(log)
-    assert log.span("stream").flags & Flag.ASYNC and log.span("worker").parent == 0
-    check_nothing_is_left(log)
-
-
 def test_generators_that_are_open_when_the_interpreter_ends(tmp_path: Path) -> None:
     """The program ends as it would have; what a thread holds open is written so, what an ended task held is counted."""
     run(
@@ -302,42 +263,3 @@ assert profiler.statistics().recorder.cut["spans_abandoned"] == 1
         assert not reader.damage and reader.end is not None
     assert "plain" in open_names(tmp_path / "run" / "journal")
     assert journal_problems(journal_spans(tmp_path / "run" / "journal")) == []
-
-
-def test_a_coroutine_is_one_call(output_dir: Path) -> None:
-    """However often it is suspended: counted once, with its waiting apart from its work, on a row of its own."""
-
-    async def worker(number: int) -> None:
-        with span("worker", number=number):
-            for _ in range(5):
-                await asyncio.sleep(0.0005)
-
-    async def main() -> None:
-        await asyncio.gather(worker(1), worker(2))
-
-    with sc.trace(output_dir=output_dir) as profiler:
-        asyncio.run(main())
-    rows: dict[str, Any] = {row.name: row for row in profiler.aggregates().rows}
-    assert rows["worker"].count == 2 and rows["suspended"].count == 10
-    assert rows["worker"].self_ns == rows["worker"].total_ns - rows["suspended"].total_ns
-    spans = journal_spans(output_dir / "journal")
-    assert journal_problems(spans) == [] and len(set(spans["track"].tolist())) == 2
-
-
-def test_loops_that_are_run_within_each_other() -> None:
-    """A task that runs a loop in a thread of its own and waits for it: rows of two threads."""
-
-    async def inner() -> None:
-        with span("inner"):
-            await asyncio.sleep(0)
-
-    async def outer() -> None:
-        tasks.watch()
-        with span("outer"):
-            await asyncio.to_thread(asyncio.run, inner())
-
-    with recording() as log:
-        asyncio.run(outer())
-    assert log.span("inner").parent == log.span("outer").id
-    check_rows(log)
-    check_self_times(log.of(Kind.SPAN))

@@ -27,7 +27,7 @@ from stepscope.runtime.recording.joined_processes import Worker
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session.directory import parts, read_identity
 from tests.support.basics import ROOT
-from tests.support.crashes import Crash, batches, open_names
+from tests.support.crashes import Crash, batches
 from tests.support.nesting import chrome_problems, journal_problems, journal_spans
 from tests.support.recording import Log, Row, recording
 from tests.unit.runtime.annotations.test_task_tracks import check_rows
@@ -128,24 +128,6 @@ async def test_two_async_generators_in_one_task(output_dir: Path) -> None:
             work(number)
     assert deep_spans() == deep
     check_work(check_profile(output_dir), 300)
-
-
-def test_callbacks_of_a_server(output_dir: Path) -> None:
-    """Twenty requests are open, and end in any order, each in a callback of its own."""
-    choice, deep = random.Random(3), deep_spans()
-    requests: list[sc.span] = []
-    with sc.trace(output_dir=output_dir, exporters=[ChromeTraceExporter(output_dir / "trace.json")]):
-        for number in range(2000):
-            if len(requests) < 20:
-                requests.append(span("request").__enter__())
-            if len(requests) > 10 and choice.random() < 0.9:
-                requests.pop(choice.randrange(len(requests))).__exit__(None, None, None)
-            work(number)
-        for request in requests:
-            request.__exit__(None, None, None)
-    assert deep_spans() == deep
-    check_work(check_profile(output_dir), 2000)
-    check_stack_is_empty()
 
 
 def check_against_model(log: Log, turns: list[tuple[str, bool]]) -> None:
@@ -278,31 +260,6 @@ def test_left_by_another_thread_after_it_was_moved() -> None:
     assert shown == {"left", "right", kept[0].name, kept[2].name, kept[3].name}
     check_rows(log)
     check_stack_is_empty()
-
-
-@pytest.mark.parametrize("rounds", [30, 250])
-def test_killed_among_generators(tmp_path: Path, rounds: int) -> None:
-    """What is open when the process is killed comes back, however long they took turns."""
-    recovery = (
-        Crash(tmp_path)
-        .of(f"""
-        def loader(name):
-            while True:
-                with sc.span(name):
-                    yield
-        profiler.start()
-        both = zip(loader("left"), loader("right"))
-        for number, _ in enumerate(both):
-            if number == {rounds}:
-                break
-        with sc.span("checkpoint"):
-            die()
-        """)
-        .recover()
-    )
-    assert recovery.open_spans == 3
-    assert open_names(recovery.journal)[:3] == ["left", "right", "checkpoint"]
-    assert journal_problems(journal_spans(recovery.journal)) == []
 
 
 @pytest.mark.parametrize("after", [0.05, 0.1])

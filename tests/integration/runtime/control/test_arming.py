@@ -286,7 +286,10 @@ def test_profilers_that_record_everything_refuse(output_dir: Path) -> None:
         assert "records every step" in profiler.arm(WindowRequest(steps=1)).reason
     assert "is closed" in profiler.arm(WindowRequest(steps=1)).reason
     with running(output_dir / "b", schedule=None, keep_last=5) as (profiler, _):
-        assert not profiler.arm(WindowRequest(steps=1))
+        assert profiler.arm(WindowRequest(steps=1)).reason == (
+            "the profiler keeps the last 5 steps (keep_last) and records at all times; profiler.save() writes them, and a "
+            "second profiler, trace(control=...) without keep_last, records windows"
+        )
 
 
 def test_the_queue_is_bounded(output_dir: Path) -> None:

@@ -290,17 +290,6 @@ def _diagnose(directory: str, asked: Any) -> None:
         asked.put(" ".join(profiler.diagnostics()))
 
 
-def test_a_flight_recorder_says_how_it_saves(tmp_path: Path) -> None:
-    """No window can be asked of it, and what was given to it anyway is not advised."""
-    with controlled(tmp_path, keep_last=5) as (profiler, _, _):
-        armed = profiler.arm(stepscope.control.WindowRequest(steps=1))
-    assert not armed
-    assert armed.reason == (
-        "the profiler keeps the last 5 steps (keep_last) and records at all times; profiler.save() writes them, and a second "
-        "profiler, trace(control=...) without keep_last, records windows"
-    )
-
-
 def test_ranks_as_people_write_them() -> None:
     """Numbers and ranges; each message has what is wrong."""
     assert ranks_from("0,3-5") == (0, 3, 4, 5)

@@ -59,30 +59,6 @@ def test_a_signal_to_all_ranks_is_one_request(tmp_path: Path) -> None:
     assert windows == [windows[0]] * count and len(windows[0]) == 2, windows
 
 
-@pytest.mark.checklist("A33", "F6")
-def test_a_request_is_taken_once(tmp_path: Path) -> None:
-    """The same again is passed over, and that is said; one that was given up can be asked for again."""
-    count = 3
-    with job(tmp_path, rank_settings(tmp_path, count)) as running:
-        running.ask("a", steps=2)
-        ((first, last),) = running.steps_of("a")
-        running.ask("b", steps=2)
-        running.steps_of("b")
-        running.ask("a", steps=2)
-        taken = f"this request was taken already (recording steps {first}-{last}); another run_id records it again"
-        running.until_answer(taken)
-
-        far = max(running.windows(rank)["b"][-1] for rank in range(count)) + 100_000
-        running.ask("waits", start_step=far, steps=2)
-        running.until_window("queued")
-        running.write(command="abort")
-        running.until_window("withdrawn")
-        running.ask("waits", start_step=far, steps=2)
-        running.until_window("queued")
-        running.until("waits", lambda status: status.get("answer") == f"recording steps {far}-{far + 1}")
-    assert all(set(running.windows(rank)) == {"a", "b"} for rank in range(count))
-
-
 @pytest.mark.checklist("F6")
 def test_a_request_that_was_given_up_can_be_asked_again(tmp_path: Path) -> None:
     """Rank 0 did not answer in time; when it goes on the same request is recorded, and nothing that was given up."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -272,22 +270,6 @@ def test_callbacks_export(output_dir: Path) -> None:
         assert profiler.flush()
     (path,) = ready
     assert {event["name"] for event in json.loads(path.read_text())} >= {"work", "ProfilerStep#4"}
-
-
-def test_signal_handler(output_dir: Path) -> None:
-    """`save()` in a handler, in the middle of anything."""
-    profile = Profile(output_dir)
-
-    def handler(number: int, frame: object) -> None:
-        profile.profiler.save("SIGUSR1")
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with profile.profiler:
-            profile.steps(5, lambda number: os.kill(os.getpid(), signal.SIGUSR1) if number == 4 else None)
-            assert profile.windows == [[2, 3, 4]]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_triggers_in_consecutive_steps(output_dir: Path) -> None:

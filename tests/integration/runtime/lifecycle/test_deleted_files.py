@@ -78,25 +78,6 @@ def test_a_deleted_file_is_lost_and_counted(tmp_path: Path, name: str, what: str
     assert any("events are lost" in str(error.__cause__ or error) for error in caught.value.exceptions)
 
 
-def test_only_the_window_whose_file_was_deleted_is_lost(tmp_path: Path) -> None:
-    """Files of other windows are whole, and so are their accounts."""
-    schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=3)
-    exporter = sc.ChromeTraceExporter(tmp_path / "t{window}.json")
-    with sc.trace(output_dir=tmp_path / "run", schedule=schedule, exporters=[exporter]) as profiler:
-        for step in range(6):
-            with sc.span("work"):
-                pass
-            if step == 2:
-                assert profiler.flush()
-                (tmp_path / "t1.json").unlink()
-            profiler.step()
-    journal, ledger = outlet(profiler, 0).ledger, outlet(profiler, 1).ledger
-    assert {path.name for path in tmp_path.glob("t*")} == {"t0.json", "t2.json"}
-    lost = sum(ledger.dropped.values())
-    assert ledger.dropped["deleted"] > 0 and ledger.exported == ledger.offered - lost > 0
-    assert not journal.dropped and journal.exported == journal.offered
-
-
 def test_a_moved_file_is_written_on(tmp_path: Path) -> None:
     """Whoever moved it has all of it."""
     exporter = sc.exporters.JournalExporter(tmp_path / "t.journal")

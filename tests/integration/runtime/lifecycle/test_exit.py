@@ -71,39 +71,6 @@ def test_a_trace_left_open_is_closed_at_exit(ending: str, code: int, tmp_path: P
     assert not (tmp_path / "run" / "session").exists()
 
 
-def test_a_hanging_exporter_does_not_hang_the_exit(tmp_path: Path) -> None:
-    """The exit keeps the deadline, and the journal is whole."""
-    script = """
-import stepscope as sc
-from stepscope.exporters.memory import MemoryExporter
-options = sc.Options(close_timeout=0.5)
-sc.trace(output_dir="run", exporters=[MemoryExporter(hang_in="export")], options=options).start()
-with sc.span("work"):
-    pass
-"""
-    run(script, tmp_path)
-    assert "work" in journal_names(tmp_path / "run" / "journal")[0]
-
-
-def test_threads_that_record_at_exit_do_no_harm(tmp_path: Path) -> None:
-    """Daemon threads go on recording while the interpreter ends."""
-    script = """
-import stepscope as sc, threading, time
-def work():
-    while True:
-        with sc.span("busy"):
-            time.sleep(0)
-sc.trace(output_dir="run", options=sc.Options(close_timeout=50)).start()
-for _ in range(4):
-    threading.Thread(target=work, daemon=True).start()
-time.sleep(0.1)
-"""
-    run(script, tmp_path)
-    names, windows = journal_names(tmp_path / "run" / "journal")
-    assert "busy" in names
-    assert len(windows) == 1
-
-
 TRAINED = """
 import stepscope as sc, sys, threading, time
 ended = threading.Event()
@@ -200,28 +167,6 @@ with sc.trace(output_dir="run") as profiler:
     assert len(windows) == 1
 
 
-def test_a_forked_child_may_trace_for_itself(tmp_path: Path) -> None:
-    """A profiler that the child makes has a session, a loop and a journal of its own."""
-    script = """
-import stepscope as sc, os, sys
-with sc.trace(output_dir="parent"):
-    pid = os.fork()
-    if pid == 0:
-        with sc.trace(output_dir="child"):
-            with sc.span("child"):
-                pass
-        sys.exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    with sc.span("parent"):
-        pass
-"""
-    run(script, tmp_path)
-    assert "child" in journal_names(tmp_path / "child" / "journal")[0]
-    names = journal_names(tmp_path / "parent" / "journal")[0]
-    assert "parent" in names
-    assert "child" not in names
-
-
 def test_without_uvloop_the_loop_is_asyncios(tmp_path: Path) -> None:
     """The faster loop is used where it can be imported, and not needed."""
     script = """
@@ -238,31 +183,6 @@ with sc.trace(output_dir="run"):
     assert run(script, tmp_path).stdout == "uvloop\n"
     assert run(script.replace("len(sys.argv) > 1", "True"), tmp_path).stdout == "asyncio\n"
     assert "work" in journal_names(tmp_path / "run" / "journal")[0]
-
-
-def test_recording_in_a_signal_handler(tmp_path: Path) -> None:
-    """A handler that interrupts recording, stepping and pausing may itself do all three."""
-    script = """
-import stepscope as sc, signal, time
-def handler(*_):
-    with sc.span("in handler"):
-        profiler.add_metadata("signals", 1)
-        profiler.pause(); profiler.resume()
-    if time.monotonic() < end:
-        signal.setitimer(signal.ITIMER_REAL, 0.0005)  # not periodic: a slow machine would only run handlers
-signal.signal(signal.SIGALRM, handler)
-with sc.trace(output_dir="run") as profiler:
-    end = time.monotonic() + 0.3
-    signal.setitimer(signal.ITIMER_REAL, 0.0005)
-    while time.monotonic() < end:
-        with sc.span("work"):
-            profiler.step()
-    time.sleep(0.01)
-profiler.raise_errors()
-"""
-    run(script, tmp_path)
-    names, _ = journal_names(tmp_path / "run" / "journal")
-    assert {"work", "in handler"} <= set(names)
 
 
 HANGING = """

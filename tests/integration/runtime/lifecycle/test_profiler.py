@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.events.record import Flag, Kind
-from tests.support.basics import heed_interrupts
 from tests.support.messages import refused, said
 
 
@@ -89,41 +87,6 @@ async def test_async_with_works_the_same(output_dir: Path) -> None:
     ticker.cancel()
     assert names_of(memory).count("work") == 3
     assert [step.number for step in memory.windows[0].steps] == [0, 1, 2]
-
-
-def test_produced_is_exported_plus_dropped(output_dir: Path) -> None:
-    """The ledger of each window balances, and equals what came out."""
-    memory = MemoryExporter()
-    with sc.trace(
-        schedule=sc.schedule(wait=0, warmup=0, active=2), exporters=[memory], output_dir=output_dir
-    ) as profiler:
-        for _ in range(6):
-            for _ in range(100):
-                sc.instant("tick")
-            profiler.step()
-    assert len(memory.windows) == 3
-    for window in memory.windows:
-        source = window.ledger.sources["recorder"]
-        assert source.balanced()
-        assert len(memory.names(window.index, Kind.INSTANT)) == 200
-        assert source.produced == source.accepted
-        assert window.ledger.outputs["memory"].in_flight == 0
-
-
-def test_a_window_open_at_the_end_is_delivered_and_marked(output_dir: Path) -> None:
-    """What the loop recorded before it ended early is not lost, and the diagnostics say what is missing."""
-    memory = MemoryExporter()
-    schedule = sc.schedule(wait=1, warmup=0, active=5)
-    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
-        for step in range(3):
-            sc.instant(f"at {step}")
-            profiler.step()
-    (window,) = memory.windows
-    assert not window.complete
-    assert [step.number for step in window.steps] == [1, 2]
-    assert names_of(memory, kind=Kind.INSTANT) == ["at 1", "at 2"]
-    assert any("incomplete" in note for note in window.diagnostics)
-    assert any("incomplete" in note for note in profiler.diagnostics())
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["nothing more", "goes on"])
@@ -330,24 +293,6 @@ def test_a_schedule_that_fails_records_nothing_more_and_is_kept(output_dir: Path
         profiler.raise_errors()
 
 
-def test_an_interrupt_at_a_change_passes_and_nothing_is_held_back(output_dir: Path) -> None:
-    """Ctrl-C in the middle of step() reaches the caller; what is recorded afterwards still arrives."""
-    memory = MemoryExporter()
-
-    def schedule(step: int) -> object:
-        if step == 1:
-            signal.raise_signal(signal.SIGINT)
-        return sc.ProfilerAction.RECORD
-
-    heed_interrupts()
-    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
-        with pytest.raises(KeyboardInterrupt):
-            profiler.step()
-        sc.instant("after")
-        assert profiler.flush()
-        assert names_of(memory, kind=Kind.INSTANT) == ["after"]
-
-
 def test_an_exception_in_the_body_passes_and_the_data_is_kept(output_dir: Path) -> None:
     """The window that was open is delivered as incomplete."""
     memory = MemoryExporter()
@@ -397,24 +342,6 @@ def test_events_of_many_threads_arrive_in_their_steps(output_dir: Path) -> None:
             assert step.start_ns <= int(event["ts"]) <= step.end_ns
 
 
-def test_ending_a_window_does_not_wait_for_a_slow_exporter(output_dir: Path) -> None:
-    """step() at the end of a window returns while the exporter hangs; closing keeps its deadline and counts."""
-    hanging = MemoryExporter(name="hanging", hang_in="export")
-    options = sc.Options(close_timeout=0.3)
-    with sc.trace(
-        schedule=sc.schedule(wait=0, warmup=0, active=1), exporters=[hanging], output_dir=output_dir, options=options
-    ) as profiler:
-        for _ in range(3):
-            sc.instant("tick")
-            profiler.step()
-    stats = profiler.statistics()
-    assert stats.pipeline is not None
-    ledger = {outlet.name: outlet.ledger for outlet in stats.pipeline.exporters}
-    assert ledger["hanging"].dropped["closed"] == ledger["hanging"].offered > 0
-    assert ledger["hanging"].in_flight == 0
-    assert ledger["journal"].exported == ledger["journal"].offered
-
-
 def test_an_output_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """Before anything is recorded, with the path and what to do."""
     (tmp_path / "file").write_text("")
@@ -450,14 +377,6 @@ def test_an_unknown_argument_is_refused() -> None:
     """In Python's words, which differ between its versions."""
     with refused(TypeError, "trace()", "ouput_dir", snapshot=False):
         sc.trace(ouput_dir="runs")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
-def test_ranks_get_directories_of_their_own(output_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that share an output directory do not overwrite each other."""
-    monkeypatch.setenv("RANK", "3")
-    with sc.trace(output_dir=output_dir):
-        sc.instant("tick")
-    assert (output_dir / "rank3" / "journal").is_file()
 
 
 def test_nothing_is_left_behind(output_dir: Path) -> None:
@@ -525,27 +444,3 @@ def test_flushes_in_a_row_are_all_answered(output_dir: Path) -> None:
             with sc.span("work"):
                 pass
             assert profiler.flush(20)
-
-
-def test_several_profilers_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """Nested, with different schedules, one of them paused, one with a bad exporter: each has exactly its steps."""
-    outer_memory, inner_memory = MemoryExporter(), MemoryExporter()
-    bad = MemoryExporter(name="bad", fail={"export": OSError("no")})
-    with sc.trace(exporters=[outer_memory], output_dir=tmp_path / "outer", name="outer") as outer:
-        sc.instant("before")
-        with sc.trace(
-            schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=1),
-            exporters=[inner_memory, bad],
-            output_dir=tmp_path / "inner",
-            name="inner",
-        ) as inner:
-            for step in range(3):
-                sc.instant(f"step {step}")
-                inner.step()
-            inner.pause()
-            outer.step()
-        sc.instant("after")
-    expected = ["before", "step 0", "step 1", "step 2", "after"]
-    assert names_of(outer_memory, kind=Kind.INSTANT) == expected
-    assert names_of(inner_memory, kind=Kind.INSTANT) == ["step 1"]
-    assert [step.number for step in outer_memory.windows[0].steps] == [0]

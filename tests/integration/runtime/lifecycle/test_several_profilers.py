@@ -7,14 +7,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.backends.simulated.script import Raise
-from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import Schedule
@@ -174,55 +170,6 @@ def test_what_others_record_in_a_pause_that_does_not_end(tmp_path: Path) -> None
     assert memories[1].names(kind=Kind.INSTANT) == ["both"]
 
 
-class Bad(msgspec.Struct):
-    """A profiler with a part that raises."""
-
-    name: str
-    make: Callable[[Path], sc.Profiler]
-
-
-def _raise(*_: object) -> ProfilerAction:
-    raise ZeroDivisionError("bad")
-
-
-BAD = (
-    Bad("schedule", lambda path: sc.trace(schedule=_raise, output_dir=path)),
-    Bad(
-        "exporter",
-        lambda path: sc.trace(exporters=[sc.exporters.MemoryExporter(fail={"export": OSError()})], output_dir=path),
-    ),
-    Bad("callback", lambda path: sc.trace(on_trace_ready=_raise, output_dir=path)),
-    Bad(
-        "backend",
-        lambda path: sc.trace(
-            backends=[ScriptedBackend([Raise(OSError("device"), "start")], thread_bound=True)], output_dir=path
-        ),
-    ),
-)
-
-
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
-def test_one_that_raises_costs_the_others_nothing(bad: Bad, tmp_path: Path) -> None:
-    """Before, inside and after a good one: the good one is whole, and the bad one says what was wrong."""
-    memory = sc.exporters.MemoryExporter()
-    first, second = bad.make(tmp_path / "first"), bad.make(tmp_path / "second")
-    first.start()
-    with sc.trace(exporters=[memory], output_dir=tmp_path / "good") as good:
-        second.start()
-        for step in range(5):
-            sc.instant(f"at {step}")
-            for profiler in (first, second, good):
-                profiler.step()
-        first.close()
-        sc.instant("after")
-    second.close()
-    good.raise_errors()
-    assert memory.names(kind=Kind.INSTANT) == [*(f"at {step}" for step in range(5)), "after"]
-    for profiler in (first, second):
-        with pytest.raises(ExceptionGroup):
-            profiler.raise_errors()
-
-
 def test_starts_and_stops_in_many_threads(tmp_path: Path) -> None:
     """A hundred cycles of each of four threads, each with its profiler, under one that runs all the time."""
     outer, own = sc.exporters.MemoryExporter(), [sc.exporters.MemoryExporter() for _ in range(4)]
@@ -258,30 +205,6 @@ def test_starts_and_stops_in_many_threads(tmp_path: Path) -> None:
     for number, memory in enumerate(own):
         mine = [name for name in memory.names(kind=Kind.INSTANT) if name.startswith(f"{number}/")]
         assert mine == [f"{number}/{turn}" for turn in range(100)]
-
-
-def test_profilers_come_and_go_until_none_is_left(tmp_path: Path) -> None:
-    """Made, started and closed in four threads at once: the loop's thread comes and goes, and nothing is left."""
-    errors: list[BaseException] = []
-
-    def come_and_go(number: int) -> None:
-        try:
-            for turn in range(20):
-                memory = sc.exporters.MemoryExporter()
-                path = tmp_path / f"{number}-{turn}"
-                with sc.trace(exporters=[memory], output_dir=path, options=sc.Options(journal=False)) as profiler:
-                    sc.instant(f"{number}/{turn}")
-                    profiler.step()
-                assert f"{number}/{turn}" in memory.names()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
 
 
 def test_options_of_rings_that_have_no_effect(tmp_path: Path) -> None:

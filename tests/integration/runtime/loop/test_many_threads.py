@@ -19,7 +19,6 @@ from stepscope.runtime.windows.window import Window
 from tests.integration.runtime.lifecycle.test_exit import run
 from tests.support.nesting import chrome_problems, journal_problems, journal_spans
 from tests.support.recording import check_self_times, recording
-from tests.unit.runtime.core.test_stack import stacks
 
 THREADS = 64
 
@@ -83,30 +82,6 @@ def test_threads_that_die_while_they_record(output_dir: Path, monkeypatch: pytes
     found = Counter(strings.text(int(name)) for name in spans["name"])
     assert (found["whole"], found["cut off"]) == (300, 200)
     assert journal_problems(spans) == []
-
-
-def test_a_storm_of_short_threads() -> None:
-    """Nothing is lost, and stacks and rings are used again."""
-
-    def work(number: int) -> None:
-        with span("short", n=number):
-            pass
-
-    def storm(threads: int) -> int:
-        for start in range(0, threads, 50):
-            group = [threading.Thread(target=work, args=(start + number,)) for number in range(50)]
-            for thread in group:
-                thread.start()
-            for thread in group:
-                thread.join()
-            log.take()
-        return stacks()
-
-    with recording() as log:
-        before = storm(500)
-        after = storm(2000)
-    assert len(log.events(Kind.SPAN, "short")) == 2500
-    assert after <= before + 64
 
 
 def test_threads_that_python_did_not_make() -> None:

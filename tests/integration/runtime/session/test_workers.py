@@ -141,26 +141,6 @@ def test_data_loader(family: Family, method: str, persistent: bool) -> None:
     assert {key: count for key, count in family.shown().items() if key[1] == "load"} == loads
 
 
-def test_a_killed_worker_loses_nothing(family: Family) -> None:
-    """What it had recorded is there; the span that it was in lasts to its end, and says that it did not end."""
-    family.of("""
-    if __name__ == "__main__":
-        with trace() as profiler:
-            def work():
-                sc.join("worker")
-                spans("done", 1000)
-                with sc.span("outer"), sc.span("inner"):
-                    spans("inside", 10)
-                    os.kill(os.getpid(), signal.SIGKILL)
-            assert os.waitpid(in_child(work), 0)[1] == signal.SIGKILL
-            time.sleep(0.6)
-            spans("after", 1)
-            profiler.flush()
-    """)
-    assert family.spans() == {("worker", "done"): 1000, ("worker", "inside"): 10, ("process", "after"): 1}
-    assert family.spans(still_open=True) == {("worker", "outer"): 1, ("worker", "inner"): 1}
-
-
 def test_a_killed_worker_leaves_what_it_began_last(family: Family) -> None:
     """Also a span that began after the process had been seen to run for the last time."""
     family.of("""

@@ -41,12 +41,6 @@ time.sleep(600)
     assert delivered(tmp_path)
 
 
-def test_sigterm_while_the_main_thread_is_in_native_code(tmp_path: Path) -> None:
-    """It never comes back: another thread closes, and the process dies all the same."""
-    run(WORK + DEAF + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
-    assert delivered(tmp_path)
-
-
 def test_sigterm_while_native_code_lets_nobody_run_python(tmp_path: Path) -> None:
     """The process dies after the deadline; what it recorded is left for recovery."""
     script = "profiler = sc.trace(output_dir='run', options=sc.Options(close_timeout=0.2))\n" + WORK + DEAF

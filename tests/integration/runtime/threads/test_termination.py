@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.journal.reader import JournalReader
 from tests.support.crashes import names
 from tests.support.launch import launched
 from tests.support.terminations import BOUND, START, WORK, delivered, run
@@ -42,27 +41,6 @@ def test_sighup_that_is_ignored(tmp_path: Path) -> None:
     )
     assert said == "ready\ndone\n"
     assert delivered(tmp_path)
-
-
-def test_sigterm_in_the_midst_of_steps(tmp_path: Path) -> None:
-    """Wherever it hits a loop that changes its action at every step, the journal is whole."""
-    script = """
-profiler.schedule = sc.schedule(wait=0, warmup=0, active=1, repeat=0)
-profiler.start()
-print("ready", flush=True)
-while True:
-    with sc.span("work"):
-        pass
-    profiler.step()
-"""
-    for trial in range(5):
-        place = tmp_path / str(trial)
-        place.mkdir()
-        run(script, place, code=-signal.SIGTERM, number=signal.SIGTERM)
-        with JournalReader(place / "run" / "journal") as reader:
-            list(reader)
-            assert reader.end is not None
-            assert not reader.damage
 
 
 def test_a_second_sigterm_does_not_cut_the_flush_short(tmp_path: Path) -> None:
