@@ -25,6 +25,21 @@ class ProfilerActivity(enum.Enum):
     PrivateUse1 = 5
 
 
+_RUNTIMES = {"CUDA_RUNTIME", "CUDA_DRIVER", "XPU_RUNTIME", "XPU_DRIVER", "PRIVATEUSE1_RUNTIME", "PRIVATEUSE1_DRIVER"}
+_ON_DEVICE = {"GPU_MEMCPY", "GPU_MEMSET", "CONCURRENT_KERNEL"}
+KINDS: dict[str, set[str]] = {
+    "CPU": {"CPU_OP", "CPU_INSTANT_EVENT", "USER_ANNOTATION", "EXTERNAL_CORRELATION", "PYTHON_FUNCTION", *_RUNTIMES},
+    "CUDA": {*_ON_DEVICE, "GPU_USER_ANNOTATION", "CUDA_RUNTIME", "CUDA_DRIVER", "OVERHEAD"},
+    "XPU": {*_ON_DEVICE, "XPU_RUNTIME", "XPU_DRIVER"},
+    "MTIA": {"MTIA_CCP_EVENTS", "MTIA_RUNTIME", "MTIA_INSIGHT", "MTIA_COUNTERS"},
+    "HPU": {"HPU_OP"},
+    "PrivateUse1": {*_ON_DEVICE, "GPU_USER_ANNOTATION", "PRIVATEUSE1_RUNTIME", "PRIVATEUSE1_DRIVER"},
+}
+"""Kinds of events of each activity, in torch's `torch/csrc/profiler/kineto_shim.cpp`."""
+_KINDS_OF = 2, 13
+"""The version of torch that has these."""
+
+
 def has_torch() -> bool:
     """True if torch is installed; imports nothing."""
     try:
@@ -112,12 +127,21 @@ def _kinds(activities: list[Any]) -> dict[str, Any]:
 
 
 def _check_kinds(activity: str, kinds: object) -> None:
-    """Checks the type; which kinds there are torch knows, and refuses others when a window is prepared."""
     if isinstance(kinds, str) or not isinstance(kinds, Iterable):
         raise TypeError(f"kinds of events of {activity} must be a list, {got(kinds)}")
+    allowed = KINDS.get(activity, set())
     for kind in cast(Iterable[object], kinds):
         if not isinstance(kind, str):
             raise TypeError(f"kinds of events of {activity} must be str, {got(kind)}")
+        if kind not in allowed and not _is_newer():
+            hint = did_you_mean(kind, allowed)
+            raise ValueError(f"activities hold {kind!r}, which is no kind of event of {activity}{hint}")
+
+
+def _is_newer() -> bool:
+    """Whether torch may have further kinds."""
+    version = str(getattr(torch_or_none(), "__version__", "0")).split(".")
+    return tuple(int(part) for part in version[:2] if part.isdigit()) > _KINDS_OF
 
 
 def _is_there(name: str) -> bool:
