@@ -83,4 +83,3 @@ def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False,
     return Outcome(
         produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
     )
-
