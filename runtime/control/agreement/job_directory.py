@@ -29,11 +29,12 @@ RunName = Annotated[str, msgspec.Meta(pattern="^run-[0-9a-f]{1,80}$")]
 class JobDirectory:
     """A directory of this user only. One that belongs to other users, or is accessible to them, is refused."""
 
-    def __init__(self, watched: Path, job: str) -> None:
-        """Args: the watched file; the job's name, empty if there is none."""
+    def __init__(self, watched: Path, job: str, rank: int = 0) -> None:
+        """Args: the watched file; the job's name, empty if there is none; the rank of this process."""
         watched = watched.parent.resolve() / watched.name
         named = hashlib.sha256(os.fsencode(f"{os.geteuid()}\0{job}\0{watched}")).hexdigest()[:16]
         self.path = watched.parent / f".stepscope-{named}"
+        self._rank = rank
         self._current = self.path / "current.json"
         self._run: Path | None = None
         self._seen: tuple[str | None, int] | None = None
@@ -58,7 +59,7 @@ class JobDirectory:
         if about.st_mode & 0o077:
             raise ControlError(f"{self.path} is open to other users (mode {about.st_mode & 0o777:o}); remove it")
 
-    def enter(self, rank: int) -> Path | None:
+    def enter(self) -> Path | None:
         """Joins the current run. Rank 0 begins it, and shows a sign of life in each call.
 
         Returns:
@@ -69,12 +70,12 @@ class JobDirectory:
             OSError: if the directory cannot be used.
         """
         try:
-            self.make(create=rank == 0)
+            self.make(create=self._rank == 0)
         except FileNotFoundError:
-            if rank == 0 and self.path.parent.is_dir():
+            if self._rank == 0 and self.path.parent.is_dir():
                 raise
             return None
-        if rank == 0:
+        if self._rank == 0:
             return self._lead()
         touched = 0
         with contextlib.suppress(FileNotFoundError):  # before it is read: an older run never counts as touched just now
@@ -83,7 +84,7 @@ class JobDirectory:
         if self._seen not in (None, (current, touched)):
             self._changed_at = time.monotonic()
             if current is not None and self._run != self.path / current:
-                (self.path / current / f"rank-{rank}").touch(mode=0o600)
+                (self.path / current / f"rank-{self._rank}").touch(mode=0o600)
                 self._run = self.path / current
         self._seen = current, touched
         return self._run
@@ -111,9 +112,16 @@ class JobDirectory:
 
 
 @cache
+def job_directory(watched: Path, job: str, rank: int) -> JobDirectory:
+    """Returns the same object for all profilers of this process, so that a later one has joined already."""
+    return JobDirectory(watched, job, rank)
+
+
+@cache
 def _own_run() -> str:
     """Returns the name of this process's run."""
     return f"run-{os.urandom(8).hex()}"
 
 
 os.register_at_fork(after_in_child=_own_run.cache_clear)
+os.register_at_fork(after_in_child=job_directory.cache_clear)
