@@ -173,6 +173,25 @@ def test_requests_are_handed_to_rank_0() -> None:
     assert ranks[0].windows == ranks[1].windows[:2] == ranks[2].windows[:2] and ranks[1].windows == ranks[2].windows
 
 
+@pytest.mark.checklist("F10")
+def test_refusals_of_rank_0() -> None:
+    """Ranks that the job does not have, and an end that not all ranks could read in time: nothing changes on any rank."""
+    with job(2) as ranks:
+        ranks[0].agreement.ask(WindowRequest(start_step=50, steps=2, ranks=(0, 9)), "file")
+        go_on(ranks, lambda: all(rank.outcomes for rank in ranks))
+        assert all("rank 9: this job has ranks 0 to 1, so none records" in rank.outcomes[0].reason for rank in ranks)
+        ranks[0].agreement.ask(WindowRequest(steps=5, run_id="w"), "file")
+        go_on(ranks, lambda: all(len(rank.outcomes) == 2 for rank in ranks), 1)
+        first = ranks[1].outcomes[1].first
+        assert first is not None
+        ranks[0].work(first + 3 - ranks[0].profiler.step_num)
+        ranks[0].agreement.ask(EndRequest(command="extend", steps=5), "file")
+        go_on(ranks, lambda: all(rank.ends for rank in ranks))
+        assert all("too soon to extend it on all ranks: rank 0 is at step" in rank.ends[0].reason for rank in ranks)
+        end_in_calm(ranks)
+    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, first + 5)))]
+
+
 def test_one_rank_records_something_else() -> None:
     """Rank 0's own windows are taken into account, with `queue` also later steps; another rank says why it does not record."""
     with job(2) as ranks:
