@@ -23,7 +23,12 @@ from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.private_files import replace_private
 
-RunName = Annotated[str, msgspec.Meta(pattern="^run-[0-9a-f]{1,80}$")]
+
+class Current(msgspec.Struct, frozen=True):
+    """The content of `current.json`."""
+
+    run: Annotated[str, msgspec.Meta(pattern="^run-[0-9a-f]{1,80}$")]
+    """Directory of the current run."""
 
 
 class JobDirectory:
@@ -37,7 +42,7 @@ class JobDirectory:
         self._rank = rank
         self._current = self.path / "current.json"
         self._run: Path | None = None
-        self._seen: tuple[str | None, int] | None = None
+        self._seen: tuple[Current | None, int] | None = None
         """The run and the time of `current.json` when this rank looked last; `None` before the first look."""
         self._changed_at = float("-inf")
 
@@ -80,12 +85,12 @@ class JobDirectory:
         touched = 0
         with contextlib.suppress(FileNotFoundError):  # before it is read: an older run never counts as touched just now
             touched = self._current.stat().st_mtime_ns
-        current = read_record(self._current, RunName)
+        current = read_record(self._current, Current)
         if self._seen not in (None, (current, touched)):
             self._changed_at = time.monotonic()
-            if current is not None and self._run != self.path / current:
-                (self.path / current / f"rank-{self._rank}").touch(mode=0o600)
-                self._run = self.path / current
+            if current is not None and self._run != self.path / current.run:
+                (self.path / current.run / f"rank-{self._rank}").touch(mode=0o600)
+                self._run = self.path / current.run
         self._seen = current, touched
         return self._run
 
@@ -94,17 +99,17 @@ class JobDirectory:
         return time.monotonic() - self._changed_at < within_s
 
     def _lead(self) -> Path:
-        run, current = self.path / _own_run(), read_record(self._current, RunName)
-        if current not in (None, run.name) and self._run is not None:
+        run, current = self.path / _own_run(), read_record(self._current, Current)
+        if current is not None and current.run != run.name and self._run is not None:
             raise ControlError(
                 "another process is rank 0 of this job now; set STEPSCOPE_JOB to different names for different jobs"
             )
         run.mkdir(mode=0o700, exist_ok=True)
-        if current == run.name:
+        if current is not None and current.run == run.name:
             os.utime(self._current)
         else:
             before = [old for old in self.path.glob("run-*") if old != run]
-            replace_private(self._current, json_bytes(run.name))
+            replace_private(self._current, json_bytes(Current(run.name)))
             for old in before:
                 shutil.rmtree(old, ignore_errors=True)
         self._run = run

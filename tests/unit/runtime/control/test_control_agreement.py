@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stepscope.control import WindowRequest
 from stepscope.runtime.control.agreement import plans
-from stepscope.runtime.control.agreement.job_directory import JobDirectory
+from stepscope.runtime.control.agreement.job_directory import Current, JobDirectory
 from stepscope.runtime.control.agreement.plans import MAX_RECORD_BYTES, Plan, Plans, Request
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from tests.support.agreeing import Rank, finish, job
@@ -223,7 +223,7 @@ def abandoned(place: Path) -> Path:
     run.mkdir()
     request = WindowRequest(start_step=3, steps=2, run_id="old")
     Plans(run).publish(Plan("key", Request("1 ", "file", request), request))
-    (directory.path / "current.json").write_bytes(encode("run-0"))
+    (directory.path / "current.json").write_bytes(encode(Current("run-0")))
     return run
 
 
@@ -277,7 +277,7 @@ def test_a_second_rank_0_takes_the_place_of_the_first(tmp_path: Path) -> None:
         run = ranks[0].agreement.directory
         assert run is not None
         (run.parent / "run-2").mkdir()
-        (run.parent / "current.json").write_bytes(encode("run-2"))
+        (run.parent / "current.json").write_bytes(encode(Current("run-2")))
         ranks[0].agreement.ask(WindowRequest(start_step=3000, steps=1), "file")
         for rank in ranks:
             rank.agreement.turn()
@@ -341,7 +341,7 @@ def test_forged_files_are_passed_over(tmp_path: Path) -> None:
         (run / "unable-6-1.json").write_bytes(b"[]")
         ranks[0].agreement.ask(WindowRequest(start_step=9000, steps=1, run_id="good"), "file")
         go_on(ranks, lambda: any(answer.first == 9000 for answer in ranks[1].outcomes))
-        (run.parent / "current.json").write_bytes(b'"run-/../.."')
+        (run.parent / "current.json").write_bytes(b'{"run": "run-/../.."}')
         ranks[0].agreement.ask(WindowRequest(start_step=9005, steps=1, run_id="after"), "file")
         go_on(ranks, lambda: any(answer.first == 9005 for answer in ranks[1].outcomes))
         finish(ranks, 2, 100)
