@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.agreement.job_directory import JobDirectory
+from stepscope.runtime.control.agreement.job_directory import job_directory
 from stepscope.runtime.control.command_handler import CommandHandler
 from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.entry_points import user_signal
@@ -82,7 +82,7 @@ class Controller:
             self._requests = FileRequests(profiler, self._router, history, withdraws_planned=withdraws_planned)
             if agrees:
                 self._router.agreement = Agreement(
-                    JobDirectory(self._file.path, settings.job or job_from_environment()),
+                    job_directory(self._file.path, settings.job or job_from_environment(), rank or 0),
                     profiler,
                     rank=rank or 0,
                     world_size=world_size or 1,

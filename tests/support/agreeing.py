@@ -48,7 +48,7 @@ class Rank:
         )
         self.windows: list[tuple[str, tuple[int, ...]]] = []
         self.agreement = Agreement(
-            JobDirectory(directory / "stepscope.json", "job"),
+            JobDirectory(directory / "stepscope.json", "job", number),
             self.profiler,
             rank=number,
             world_size=ranks,

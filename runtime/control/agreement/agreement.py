@@ -128,7 +128,7 @@ class Agreement:
         self._pace.add(time.monotonic(), self._profiler.step_num)
         trouble = ""
         try:
-            run = self._directory.enter(self._rank)
+            run = self._directory.enter()
             if run is not None:
                 self._take_part(run)
         except ControlError as error:

@@ -23,20 +23,26 @@ from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.private_files import replace_private
 
-RunName = Annotated[str, msgspec.Meta(pattern="^run-[0-9a-f]{1,80}$")]
+
+class Current(msgspec.Struct, frozen=True):
+    """The content of `current.json`."""
+
+    run: Annotated[str, msgspec.Meta(pattern="^run-[0-9a-f]{1,80}$")]
+    """Directory of the current run."""
 
 
 class JobDirectory:
     """A directory of this user only. One that belongs to other users, or is accessible to them, is refused."""
 
-    def __init__(self, watched: Path, job: str) -> None:
-        """Args: the watched file; the job's name, empty if there is none."""
+    def __init__(self, watched: Path, job: str, rank: int = 0) -> None:
+        """Args: the watched file; the job's name, empty if there is none; the rank of this process."""
         watched = watched.parent.resolve() / watched.name
         named = hashlib.sha256(os.fsencode(f"{os.geteuid()}\0{job}\0{watched}")).hexdigest()[:16]
         self.path = watched.parent / f".stepscope-{named}"
+        self._rank = rank
         self._current = self.path / "current.json"
         self._run: Path | None = None
-        self._seen: tuple[str | None, int] | None = None
+        self._seen: tuple[Current | None, int] | None = None
         """The run and the time of `current.json` when this rank looked last; `None` before the first look."""
         self._changed_at = float("-inf")
 
@@ -58,7 +64,7 @@ class JobDirectory:
         if about.st_mode & 0o077:
             raise ControlError(f"{self.path} is open to other users (mode {about.st_mode & 0o777:o}); remove it")
 
-    def enter(self, rank: int) -> Path | None:
+    def enter(self) -> Path | None:
         """Joins the current run. Rank 0 begins it, and shows a sign of life in each call.
 
         Returns:
@@ -69,22 +75,22 @@ class JobDirectory:
             OSError: if the directory cannot be used.
         """
         try:
-            self.make(create=rank == 0)
+            self.make(create=self._rank == 0)
         except FileNotFoundError:
-            if rank == 0 and self.path.parent.is_dir():
+            if self._rank == 0 and self.path.parent.is_dir():
                 raise
             return None
-        if rank == 0:
+        if self._rank == 0:
             return self._lead()
         touched = 0
         with contextlib.suppress(FileNotFoundError):  # before it is read: an older run never counts as touched just now
             touched = self._current.stat().st_mtime_ns
-        current = read_record(self._current, RunName)
+        current = read_record(self._current, Current)
         if self._seen not in (None, (current, touched)):
             self._changed_at = time.monotonic()
-            if current is not None and self._run != self.path / current:
-                (self.path / current / f"rank-{rank}").touch(mode=0o600)
-                self._run = self.path / current
+            if current is not None and self._run != self.path / current.run:
+                (self.path / current.run / f"rank-{self._rank}").touch(mode=0o600)
+                self._run = self.path / current.run
         self._seen = current, touched
         return self._run
 
@@ -93,21 +99,27 @@ class JobDirectory:
         return time.monotonic() - self._changed_at < within_s
 
     def _lead(self) -> Path:
-        run, current = self.path / _own_run(), read_record(self._current, RunName)
-        if current not in (None, run.name) and self._run is not None:
+        run, current = self.path / _own_run(), read_record(self._current, Current)
+        if current is not None and current.run != run.name and self._run is not None:
             raise ControlError(
                 "another process is rank 0 of this job now; set STEPSCOPE_JOB to different names for different jobs"
             )
         run.mkdir(mode=0o700, exist_ok=True)
-        if current == run.name:
+        if current is not None and current.run == run.name:
             os.utime(self._current)
         else:
             before = [old for old in self.path.glob("run-*") if old != run]
-            replace_private(self._current, json_bytes(run.name))
+            replace_private(self._current, json_bytes(Current(run.name)))
             for old in before:
                 shutil.rmtree(old, ignore_errors=True)
         self._run = run
         return run
+
+
+@cache
+def job_directory(watched: Path, job: str, rank: int) -> JobDirectory:
+    """Returns the same object for all profilers of this process, so that a later one has joined already."""
+    return JobDirectory(watched, job, rank)
 
 
 @cache
@@ -117,3 +129,4 @@ def _own_run() -> str:
 
 
 os.register_at_fork(after_in_child=_own_run.cache_clear)
+os.register_at_fork(after_in_child=job_directory.cache_clear)

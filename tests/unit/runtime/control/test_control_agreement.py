@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stepscope.control import WindowRequest
 from stepscope.runtime.control.agreement import plans
-from stepscope.runtime.control.agreement.job_directory import JobDirectory
+from stepscope.runtime.control.agreement.job_directory import Current, JobDirectory
 from stepscope.runtime.control.agreement.plans import MAX_RECORD_BYTES, Plan, Plans, Request
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from tests.support.agreeing import Rank, finish, job
@@ -173,6 +173,25 @@ def test_requests_are_handed_to_rank_0() -> None:
     assert ranks[0].windows == ranks[1].windows[:2] == ranks[2].windows[:2] and ranks[1].windows == ranks[2].windows
 
 
+@pytest.mark.checklist("F10")
+def test_refusals_of_rank_0() -> None:
+    """Ranks that the job does not have, and an end that not all ranks could read in time: nothing changes on any rank."""
+    with job(2) as ranks:
+        ranks[0].agreement.ask(WindowRequest(start_step=50, steps=2, ranks=(0, 9)), "file")
+        go_on(ranks, lambda: all(rank.outcomes for rank in ranks))
+        assert all("rank 9: this job has ranks 0 to 1, so none records" in rank.outcomes[0].reason for rank in ranks)
+        ranks[0].agreement.ask(WindowRequest(steps=5, run_id="w"), "file")
+        go_on(ranks, lambda: all(len(rank.outcomes) == 2 for rank in ranks), 1)
+        first = ranks[1].outcomes[1].first
+        assert first is not None
+        ranks[0].work(first + 3 - ranks[0].profiler.step_num)
+        ranks[0].agreement.ask(EndRequest(command="extend", steps=5), "file")
+        go_on(ranks, lambda: all(rank.ends for rank in ranks))
+        assert all("too soon to extend it on all ranks: rank 0 is at step" in rank.ends[0].reason for rank in ranks)
+        end_in_calm(ranks)
+    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, first + 5)))]
+
+
 def test_one_rank_records_something_else() -> None:
     """Rank 0's own windows are taken into account, with `queue` also later steps; another rank says why it does not record."""
     with job(2) as ranks:
@@ -204,7 +223,7 @@ def abandoned(place: Path) -> Path:
     run.mkdir()
     request = WindowRequest(start_step=3, steps=2, run_id="old")
     Plans(run).publish(Plan("key", Request("1 ", "file", request), request))
-    (directory.path / "current.json").write_bytes(encode("run-0"))
+    (directory.path / "current.json").write_bytes(encode(Current("run-0")))
     return run
 
 
@@ -258,7 +277,7 @@ def test_a_second_rank_0_takes_the_place_of_the_first(tmp_path: Path) -> None:
         run = ranks[0].agreement.directory
         assert run is not None
         (run.parent / "run-2").mkdir()
-        (run.parent / "current.json").write_bytes(encode("run-2"))
+        (run.parent / "current.json").write_bytes(encode(Current("run-2")))
         ranks[0].agreement.ask(WindowRequest(start_step=3000, steps=1), "file")
         for rank in ranks:
             rank.agreement.turn()
@@ -322,7 +341,7 @@ def test_forged_files_are_passed_over(tmp_path: Path) -> None:
         (run / "unable-6-1.json").write_bytes(b"[]")
         ranks[0].agreement.ask(WindowRequest(start_step=9000, steps=1, run_id="good"), "file")
         go_on(ranks, lambda: any(answer.first == 9000 for answer in ranks[1].outcomes))
-        (run.parent / "current.json").write_bytes(b'"run-/../.."')
+        (run.parent / "current.json").write_bytes(b'{"run": "run-/../.."}')
         ranks[0].agreement.ask(WindowRequest(start_step=9005, steps=1, run_id="after"), "file")
         go_on(ranks, lambda: any(answer.first == 9005 for answer in ranks[1].outcomes))
         finish(ranks, 2, 100)
