@@ -44,15 +44,14 @@ class Disk:
         """Has it done; from any thread. Of a system that gives no thread the result is a `StuckError`."""
         future: Future[T] = Future()
         with self._guard:
-            if self._threads < self._most:
-                try:
-                    start(threading.Thread(target=self._work, name="stepscope disk", daemon=True))
-                    self._threads += 1
-                except RuntimeError as error:
-                    if not self._threads:
-                        future.set_exception(StuckError(f"there is no thread for the disk: {error}"))
-                        return future
             self._jobs.append((future, work))
+            more = self._threads < self._most
+            self._threads += more
+        if more:
+            try:
+                start(threading.Thread(target=self._work, name="stepscope disk", daemon=True))
+            except RuntimeError as error:
+                self._fail(error)
         return future
 
     async def run(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
@@ -109,6 +108,17 @@ class Disk:
             except BaseException as error:
                 future.set_exception(error)
             del future, work  # what it made is not held while there is nothing to do
+
+    def _fail(self, error: RuntimeError) -> None:
+        """A thread could not be started: unless others do what waits, it is not done."""
+        with self._guard:
+            self._threads -= 1
+            unfinished = [] if self._threads else list(self._jobs)
+            if unfinished:
+                self._jobs.clear()
+        for future, _ in unfinished:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(StuckError(f"there is no thread for the disk: {error}"))
 
 
 def _undo(done: Future[T], undo: Callable[[T], object]) -> None:
