@@ -28,7 +28,8 @@ def made(path: Path, **settings: Any) -> Any:
     """An exporter of the format that the file's name says."""
     if "pftrace" in path.name:
         return PerfettoExporter(path, **settings)
-    return ChromeTraceExporter(path, **{"form": "object" if path.name.startswith("object") else "array", **settings})
+    form: Any = "object" if path.name.startswith("object") else "array"
+    return ChromeTraceExporter(path, **{"form": form} | settings)
 
 
 def chrome(path: Path, data: bytes | None = None) -> list[dict[str, Any]]:

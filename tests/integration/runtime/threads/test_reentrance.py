@@ -193,6 +193,9 @@ def test_a_signal_handler_may_call_anything(tmp_path: Path) -> None:
         nested += 1
         name = (*calls, "flush", "close", "statistics", "report", "diagnostics")[handled % 12]
         call(current, name)
+        current.add_metadata("handled", handled)
+        with sc.span("in the handler"):
+            pass
         nested -= 1
 
     before = signal.signal(signal.SIGALRM, handler)
@@ -202,7 +205,9 @@ def test_a_signal_handler_may_call_anything(tmp_path: Path) -> None:
         for _ in range(25):
             current = new()
             for name in calls * 4:
-                call(current, name)
+                with sc.span(name):
+                    call(current, name)
+                current.add_metadata("called", name)
             call(current, "close")
             assert time.monotonic() < deadline
     finally:
