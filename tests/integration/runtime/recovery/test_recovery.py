@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
+import subprocess
+import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.cli.main import main
+from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events import strings, tracks
-from stepscope.runtime.events.record import Kind
+from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.journal.frame_reader import Damage
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.session.file_lock import lock
-from tests.support.crashes import BODY, MIDWAY, Crash, batches, names, open_names, windows
+from tests.support.crashes import BODY, MIDWAY, START, Crash, batches, names, open_names, windows
 from tests.support.journals import described
+from tests.support.launch import launched
 from tests.support.messages import refused
 from tests.support.nesting import chrome_problems
 
@@ -108,6 +117,41 @@ def test_threads_and_tasks_are_recovered(crash: Crash) -> None:
     assert task.kind == tracks.TrackKind.TASK
 
 
+def test_a_kill_at_any_moment_loses_nothing(crash: Crash) -> None:
+    """Killed from outside while it records as fast as it can, a process leaves an unbroken sequence."""
+    program = START + textwrap.dedent(
+        """
+        profiler.start()
+        number = 0
+        while True:
+            with sc.span("x", number=number):
+                pass
+            number += 1
+            if number % 1000 == 0:
+                os.write(1, f"{number}\\n".encode())
+                profiler.flush()
+        """
+    )
+    command = [sys.executable, "-c", program, str(crash.run), str(crash.session), "0.001"]
+    with launched(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        said = b"0"
+        for _ in range(random.randint(3, 12)):
+            said = process.stdout.readline()
+        process.kill()
+        last_said = int([said, *process.stdout.read().splitlines()][-1])
+    recovery = crash.recover()
+    numbers = sorted(
+        int(event["args_len"])
+        for batch in batches(recovery.journal)
+        for event in batch.events
+        if strings.name_of(event) == "x" and not event["flags"] & int(Flag.OPEN)
+    )
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= last_said
+    assert recovery.dropped == 0
+
+
 def test_closed_windows_stay_as_they_were(crash: Crash) -> None:
     """Windows that the run closed are copied; one that had just begun is told from the gap before it."""
     recovery = crash.of(
@@ -136,6 +180,26 @@ def test_closed_windows_stay_as_they_were(crash: Crash) -> None:
     assert spans == {"step 2", "step 3", "step 6", "step 7", "step 10", "in step 11"}
     by_window = {strings.name_of(event): batch.window for batch in batches(recovery.journal) for event in batch.events}
     assert by_window["step 10"] == by_window["in step 11"] == by_window["ProfilerStep#10"] == 2
+
+
+def test_a_crash_between_windows_adds_none(crash: Crash) -> None:
+    """Step marks that are written while nothing is recorded are no window."""
+    recovery = crash.of(
+        """
+        profiler.schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=1)
+        profiler.start()
+        for step in range(6):
+            with sc.span(f"step {step}"):
+                pass
+            profiler.step()
+            if step == 2:
+                profiler.flush()
+        die()
+        """,
+        drain_interval=1000.0,
+    ).recover()
+    assert [(window.index, window.complete) for window in windows(recovery.journal)] == [(0, True)]
+    assert (recovery.unfinished, recovery.from_rings) == (0, 0)
 
 
 def test_a_span_across_a_window_is_cut_at_its_border(crash: Crash) -> None:
@@ -312,6 +376,21 @@ def test_the_session_can_be_removed(crash: Crash) -> None:
     assert not recovery.session.exists()
     assert sorted(path.name for path in crash.run.iterdir()) == ["journal"]
     assert names(recovery.journal)["forward"] == 40
+
+
+async def test_the_result_converts_to_valid_json(crash: Crash) -> None:
+    """The recovered journal becomes a Chrome trace that any parser reads."""
+    recovery = crash.of(BODY.format(between="number == 7 and profiler.flush()")).recover()
+    target = crash.run / "trace.json"
+    exporter = ChromeTraceExporter(target)
+    with JournalReader(recovery.journal) as reader:
+        replayed = await replay_into(reader, exporter, run_of(reader, crash.run))
+    trace: Any = json.loads(target.read_bytes())
+    events: list[dict[str, Any]] = trace
+    assert Counter(event["name"] for event in events if event["ph"] == "X")["forward"] == 40
+    assert any(event["name"] == "innermost" for event in events)
+    assert replayed.windows == 1
+    assert replayed.unfinished == 0
 
 
 EPOCHS = """
