@@ -435,7 +435,8 @@ static uint32_t crc_of(const void *bytes, size_t len) {
 }
 
 static EventsHeader header_of(const Event *events, size_t count) {
-    EventsHeader header = {.first = INT64_MAX, .last = INT64_MIN, .count = (uint32_t)count};
+    EventsHeader header = {.count = (uint32_t)count};
+    if (count) header.first = INT64_MAX, header.last = INT64_MIN;
     for (size_t i = 0; i < count; i++) {
         int64_t last = (int64_t)((uint64_t)events[i].ts + (uint64_t)(events[i].dur > 0 ? events[i].dur : 0));
         if (events[i].ts < header.first) header.first = events[i].ts;
@@ -496,7 +497,7 @@ PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
         bool whole = true;
         PyThreadState *released = release_for(left);
         pthread_mutex_lock(&lock);
-        while (left && whole) {
+        do {
             size_t count = frame_events(at, left, heap.buf, args_len), before = made.len;
             FrameParts parts = {0};
             for (;; count /= 2) {
@@ -512,7 +513,7 @@ PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
             frames++;
             cut += parts.cut;
             at += count, left -= count;
-        }
+        } while (left && whole);
         pthread_mutex_unlock(&lock); /* the GIL is not waited for with the lock: a fork waits for the lock with the GIL */
         take_back(released);
         if (whole) result = Py_BuildValue("(y#IK)", (char *)made.bytes, (Py_ssize_t)made.len, frames, (unsigned long long)cut);

@@ -50,10 +50,8 @@ class RetentionStatistics(msgspec.Struct, frozen=True):
     """Retained now."""
     bytes: int
     peak_bytes: int
-    discarded: int
-    """Discarded events, saved in windows or not."""
     discarded_early: int
-    """Of these, events that had to be discarded before their time, to stay below the limit."""
+    """Events that had to be discarded before their time, to stay below the limit."""
     heap_bytes: int
     """Retained now in memory that a kill loses, because the session directory could not be written."""
     unreadable: int
@@ -87,7 +85,7 @@ class Retention:
         self._chunks: deque[tuple[Chunk, list[RetainedBlock]]] = deque()
         self._cleared: list[Chunk] = []
         self._number = 0
-        self._bytes = self._peak = self._events = self._discarded = self._discarded_early = self._unreadable = 0
+        self._bytes = self._peak = self._events = self._discarded_early = self._unreadable = 0
         _open.add(self)
 
     def add(self, source: str, events: Block, args: bytes) -> Iterator[tuple[RetainedBlock, Block, bytes]]:
@@ -164,7 +162,6 @@ class Retention:
             events=self._events,
             bytes=self._bytes,
             peak_bytes=self._peak,
-            discarded=self._discarded,
             discarded_early=self._discarded_early,
             heap_bytes=sum(chunk.size for chunk, _ in self._chunks if not chunk.in_file),
             unreadable=self._unreadable,
@@ -201,7 +198,6 @@ class Retention:
         for block in blocks:
             self._before_discard(block)
             self._events -= block.count
-            self._discarded += block.count
             self._discarded_early += block.count if early else 0
         if early:
             self.early = max(self.early, chunk.last)

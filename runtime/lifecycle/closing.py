@@ -79,13 +79,20 @@ class CloseProcedure:
 
     def _late(self, removal: OneShot[None]) -> str:
         """Waits `OVERRUN` seconds longer for the pipeline's removal. Returns the reason if it has not ended by then, else nothing."""
+        before = self._progress()
         if removal.wait(OVERRUN):
             return ""
         blocked = self._hub.blocked_in()
-        if not blocked:
+        # The loop closes many windows in one turn, and does not answer meanwhile.
+        if not blocked or self._progress() != before:
             return "there was not enough time for all that waited"
         _unfinished.discard(self)  # it may never return
         return f"the runtime's loop is blocked in {blocked}"
+
+    def _progress(self) -> tuple[object, ...]:
+        """Counts that change while the loop works on the pipeline."""
+        statistics = self._pipeline.statistics()
+        return statistics.windows, statistics.offered, self._pipeline.derived
 
     def _end_late(self, removal: OneShot[None], deadline: int) -> None:
         """Completes a closing after its deadline, and logs that there is nothing to recover."""

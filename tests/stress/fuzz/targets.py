@@ -220,7 +220,7 @@ def blocks(data: bytes) -> None:
     heap = data[len(block) * _SIZE :]
     assert join_blocks([block[:1], block[1:1], block[1:]]).tobytes() == block.tobytes()
     ends(block)
-    for flags, payload in events_payloads(EventBatch("any", 0, block, heap)) if len(block) else ():
+    for flags, payload in events_payloads(EventBatch("any", 0, block, heap)):
         decoded = fmt.decode_columns(payload, flags, ColumnDecoder(IdMap()))
         assert decoded is not None and len(decoded[1]) == len(block)
     rows = fmt.decode_rows(b"".join(map(bytes, fmt.encode_rows("any", 0, block, heap))), 0)

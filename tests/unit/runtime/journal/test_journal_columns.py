@@ -264,6 +264,12 @@ def test_frames_are_made_in_one_call(rows: list[dict[str, Any]]) -> None:
     compare(batch, read)
 
 
+def test_a_frame_may_have_no_events() -> None:
+    """It has times all the same, which are 0."""
+    ((number, read),), cut = frames_of(EventBatch("recorder", 3, empty_block(0), b""))
+    assert (number, len(read), cut) == (7, 0, 0)
+
+
 def test_many_events_are_several_frames() -> None:
     """Each has at most 4 MiB of events and arguments, as they lie in memory, and the next number."""
     block = spans(150_000)
