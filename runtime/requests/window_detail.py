@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -79,7 +79,8 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def refusal(self, backends: Iterable[Any]) -> str:
         """Returns why the backends of a profiler do not support this; empty if they do."""
-        can_choose = [backend.can_choose for backend in backends if hasattr(backend, "can_choose")]
+        having = (backend for backend in backends if hasattr(backend, "can_choose"))
+        can_choose: list[Callable[[str, bool], str | None]] = [backend.can_choose for backend in having]
         if self.shortest_us:
             refused = next((why for each in can_choose if (why := each(SHORTEST, True))), "")
             if refused:
