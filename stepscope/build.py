@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,6 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import ScheduleFunction, always, never
-from stepscope.runtime.schedule.schedule import schedule as make_schedule
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import MAX_RANKS
 from stepscope.runtime.settings.arguments import got, lacking, switch_argument
@@ -129,7 +129,7 @@ def trace(
     chosen = settings("options", options, Options)
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str, {got(name)}")
-    if schedule is not None and (not callable(schedule) or cast(object, schedule) is make_schedule):
+    if schedule is not None and not (callable(schedule) and _takes_a_step(schedule)):
         raise TypeError(
             f"schedule must be callable with a step's number, {got(schedule)}; "
             "write schedule=stepscope.schedule(wait=..., warmup=..., active=...)"
@@ -244,9 +244,23 @@ def _journal(options: Options, flight: FlightRecorder | None) -> Exporter:
     return WindowJournalsExporter(max_bytes=max(options.journal_max_bytes // files, MIN_BYTES))
 
 
+def _takes_a_step(schedule: Callable[..., Any]) -> bool:
+    """Whether a callable can be called with a step's number, as `stepscope.schedule` itself cannot."""
+    try:
+        signature = inspect.signature(schedule)
+    except (TypeError, ValueError):  # a function in C may not say it
+        return True
+    try:
+        signature.bind(0)
+    except TypeError:
+        return False
+    return True
+
+
 def _check_items(what: str, given: object, contract: Any) -> None:
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"{what}s must be a list, {got(given)}; write {what}s=[...]")
+        item = f"{type(given).__name__}(...)" if isinstance(given, contract) else "..."
+        raise TypeError(f"{what}s must be a list, {got(given)}; write {what}s=[{item}]")
     for item in cast(Sequence[object], given):
         if isinstance(item, type):
             raise TypeError(f"{item!r} is no {what}: it is a class; give what calling it makes, {item.__name__}(...)")

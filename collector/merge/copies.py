@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
+from stepscope.runtime.journal.index import Rows
 from stepscope.runtime.journal.records import ClockSync, RunRecord
 
 
@@ -15,12 +17,12 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
 
     - Of several files of one stream, as several collectors leave them when one takes it over, the one with most events stays.
     - A recording is left out if another one of the same run has every window, with as many events or more.
-    - If no recording of a run has all its windows, as when its journal met its limit, each window is taken from the one that has
-      most events of it.
+    - If no recording of a run has all its windows, as when its journal met its limit, windows that overlap in time are taken
+      from one of them: from the one that has most events in these windows.
 
     Returns:
         The recordings that stay, in their order, and sentences for the report: streams of which no file has all events, and runs
-        whose windows are in several.
+        whose windows overlap.
     """
     notes: list[str] = []
     by_stream = dict[str, Recording]()
@@ -54,7 +56,8 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
         final |= {id(one): part for one, part in zip(stay, divided, strict=True) if len(part.marks) or not some}
         if sum(len(one.marks) for one in divided) < sum(len(one.marks) for one in stay):
             notes.append(
-                f"{' and '.join(str(one.path) for one in stay)} have the same windows of one run: each is read from one of them"
+                f"{' and '.join(str(one.path) for one in stay)} have windows of one run that overlap in time: each time is read "
+                "from one of them"
             )
     return [final[id(recording)] for recording in recordings if id(recording) in final], notes
 
@@ -75,21 +78,36 @@ def covers(one: Recording, other: Recording) -> bool:
 
 
 def _divided(recordings: Sequence[Recording]) -> list[Recording]:
-    """Recordings of one run, the fullest first, each window in one of them only: in the one that has most events of it."""
+    """Recordings of one run, each event in one of them only as far as windows tell; the fullest first."""
     if len(recordings) < 2:
         return list(recordings)
-    best: dict[int, tuple[int, int]] = {}
-    """By window, the most events and the recording that has them."""
-    for number, recording in enumerate(recordings):
-        rows = recording.all_rows()
-        for window, events in zip(rows["window"].tolist(), rows["events"].tolist(), strict=True):
-            if window not in best or events > best[window][0]:
-                best[window] = events, number
+    tables = [recording.all_rows() for recording in recordings]
+    rows = np.concatenate(tables)
+    owners = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    order = np.lexsort((rows["end_ns"], rows["start_ns"]))
+    rows, owners = rows[order], owners[order]
+    groups = _overlapping(rows)
+    # Events by group and recording: of those of one group the recording with most events, of several the first.
+    pairs, at = np.unique(np.stack([groups, owners], 1), axis=0, return_inverse=True)
+    events = np.zeros(len(pairs), np.int64)
+    np.add.at(events, at.reshape(-1), rows["events"])
+    order = np.lexsort((pairs[:, 1], -events, pairs[:, 0]))
+    best = pairs[order][np.diff(pairs[order, 0], prepend=-1) != 0, 1]
+    here = best[groups] == owners if len(rows) else np.zeros(0, np.bool_)
     syncs = _united(sync for recording in recordings for sync in recording.syncs)
     return [
-        recording.restricted(np.array([w for w, (_, owner) in best.items() if owner == number], np.int64), list(syncs))
+        recording.restricted(rows["window"][here & (owners == number)], list(syncs))
         for number, recording in enumerate(recordings)
     ]
+
+
+def _overlapping(rows: Rows) -> NDArray[np.int64]:
+    """A number for each window, sorted by time: those of one group overlap in time, one with the next. Two that begin at once do,
+    however short."""
+    starts, ends = rows["start_ns"], np.maximum.accumulate(rows["end_ns"])
+    begins = np.zeros(len(rows), np.bool_)
+    begins[1:] = (starts[1:] >= ends[:-1]) & (starts[1:] > starts[:-1])
+    return np.cumsum(begins, dtype=np.int64)
 
 
 def _add_syncs(recording: Recording, others: Recording) -> None:

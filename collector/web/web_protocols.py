@@ -16,6 +16,7 @@ from websockets.frames import Frame
 
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web.announced import Announced
+from stepscope.exporters.stream.discreet import Discreet
 from stepscope.exporters.stream.protocol import MAX_HEADER
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ FIRST_MESSAGE = MAX_HEADER + 4
 """Bytes of a message of a WebSocket to which nothing was sent yet: it is no more than a header."""
 
 _web_log = logging.getLogger("stepscope.collector.web")
-# At DEBUG the libraries log the headers of handshakes, and the beginning of each message.
 _web_log.setLevel(logging.WARNING)
 _REFUSAL_MESSAGES = frozenset(
     {
@@ -176,7 +176,8 @@ class ModestSockets(_CutsStalled, WebSocketsSansIOProtocol):
         """Args: the budget of all connections; then those of uvicorn."""
         super().__init__(*args, **options)
         self._budget = budget
-        self.logger = self.conn.logger = _web_log
+        self.logger = _web_log
+        self.conn.logger = Discreet(_web_log.name)
         self.conn.max_message_size = FIRST_MESSAGE
         self._announced: Announced | None = None
         self._grants: deque[Grant | None] = deque()

@@ -15,6 +15,7 @@ from websockets.typing import Subprotocol
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.address import NO_TOKEN, Address
+from stepscope.exporters.stream.discreet import Discreet
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.transport import Feed, Transport
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
@@ -22,9 +23,6 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
-_socket_log = logging.getLogger("stepscope.websocket")
-# At DEBUG the library logs the token, and the beginning of each message.
-_socket_log.setLevel(logging.INFO)
 
 IN_FLIGHT = 16 << 20
 """Bytes that may be sent and not confirmed."""
@@ -112,7 +110,7 @@ class WebSocketTransport(Transport):
             close_timeout=min(CLOSING, self._settings.timeout),
             ping_interval=None,  # confirmations and the comparisons of the clocks are the signs of life
             ssl=(self._tls or True) if self._address.url.startswith("wss:") else None,
-            logger=_socket_log,
+            logger=Discreet("websockets.client"),
         ) as socket:
             self._socket = socket
             try:

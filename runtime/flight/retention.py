@@ -90,9 +90,7 @@ class Retention:
 
     def add(self, source: str, events: Block, args: bytes) -> Iterator[tuple[RetainedBlock, Block, bytes]]:
         """Retains a block in pieces. Yields each piece with its events and arguments after it was written."""
-        rows = max(len(events) * self._piece // (events.nbytes + len(args) + 1), 1)
-        for at in range(0, len(events), rows):
-            piece, heap = (events, args) if rows >= len(events) else own_heap(events[at : at + rows], args)
+        for piece, heap in self._pieces(events, args):
             payload = fmt.encode_rows(source, -1, piece, heap)
             need = sum(len(part) for part in payload) + OVERHEAD + fmt.FRAME_HEADER.size + fmt.FILE_HEADER.size
             while self._chunks and self._bytes + need > self._max:
@@ -166,6 +164,15 @@ class Retention:
             heap_bytes=sum(chunk.size for chunk, _ in self._chunks if not chunk.in_file),
             unreadable=self._unreadable,
         )
+
+    def _pieces(self, events: Block, args: bytes) -> Iterator[tuple[Block, bytes]]:
+        """Divides a block, until each piece has at most so many bytes, or one event."""
+        if len(events) <= 1 or events.nbytes + len(args) <= self._piece:
+            yield events, args
+            return
+        middle = len(events) // 2
+        for half in (events[:middle], events[middle:]):
+            yield from self._pieces(*own_heap(half, args))
 
     def _chunk(self) -> Chunk:
         if not self._chunks or self._chunks[-1][0].size >= self._piece:

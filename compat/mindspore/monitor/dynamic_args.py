@@ -89,8 +89,8 @@ UNSET_PATH: Final = "./"
 """`prof_path` of MindSpore's default file, which leaves it to the monitor's `output_path`."""
 
 
-_BLOCK: Final = struct.Struct("<4sHII")
-"""Begins a block: what it is, its version, and the length and CRC-32 of the JSON behind, so that a torn one is noticed."""
+_BLOCK: Final = struct.Struct("<4sHHII")
+"""Begins a block: what it is, its version, flags, and the length and CRC-32 of the JSON behind, so that a torn one is noticed."""
 _KIND: Final = b"SSDA", 1
 
 
@@ -287,7 +287,7 @@ class DynamicProfilerArgs:
     def to_block(self) -> bytes:
         """All fields as a versioned block with a checksum."""
         content = json.dumps(self._content(), separators=(",", ":")).encode()
-        return _BLOCK.pack(*_KIND, len(content), zlib.crc32(content)) + content
+        return _BLOCK.pack(*_KIND, 0, len(content), zlib.crc32(content)) + content
 
     def _content(self) -> dict[str, Any]:
         fields = {**self.vars, "run_id": self.run_id, "command": self.command, "is_valid": self.is_valid}
@@ -300,7 +300,7 @@ class DynamicProfilerArgs:
         Raises:
             WireError: if it is torn, of another version, or something else.
         """
-        *kind, length, checksum = _BLOCK.unpack_from(block.ljust(_BLOCK.size, b"\0"))
+        *kind, _, length, checksum = _BLOCK.unpack_from(block.ljust(_BLOCK.size, b"\0"))
         content = block[_BLOCK.size : _BLOCK.size + length]
         if tuple(kind) != _KIND:
             raise WireError(
@@ -308,7 +308,11 @@ class DynamicProfilerArgs:
             )
         if len(content) != length or zlib.crc32(content) != checksum:
             raise WireError(f"the block is torn: {length} bytes were announced, {len(content)} are there")
-        return cls(**msgspec.json.decode(content, type=dict[str, Any]))
+        try:
+            fields = msgspec.json.decode(content, type=dict[str, Any])
+        except ValueError as error:
+            raise WireError(f"the block holds no JSON object: {error}") from error
+        return cls(**fields)
 
     @classmethod
     def from_json(cls, content: bytes) -> DynamicProfilerArgs:

@@ -79,6 +79,7 @@ class Agreement:
         self._directory, self._profiler, self._rank, self._world_size = directory, profiler, rank, world_size
         self._patience, self._outcome = patience, outcome
         self._alive_within = max(patience, 3 * poll)
+        self._quiet_s = max(3 * poll, 1.0)
         self._margin = 2 * poll + 1.0 if margin is None else margin
         self._pace = Pace(self._margin)
         self._pending: dict[str, _Pending] = {}
@@ -128,7 +129,7 @@ class Agreement:
         self._pace.add(time.monotonic(), self._profiler.step_num)
         trouble = ""
         try:
-            run = self._directory.enter()
+            run = self._directory.enter(self._quiet_s)
             if run is not None:
                 self._take_part(run)
         except ControlError as error:

@@ -1,7 +1,8 @@
-"""The private directory of a job, next to the watched file, and in it a directory for each run, which is a process of rank 0.
+"""The private directory of a job, next to the watched file, and in it a directory for each run of a process as rank 0.
 
 Its name depends on the watched file, the job and the user, so that unrelated jobs use different ones. `current.json` names the
-run. Rank 0 touches it in each turn. The other ranks use no run whose rank 0 shows no sign of life, such as that of a killed job.
+run. Rank 0 touches it in each turn, and takes the place of another process that has not done so for a while. The other ranks use
+no run whose rank 0 shows no sign of life, such as that of a killed job.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class JobDirectory:
         self._seen: tuple[Current | None, int] | None = None
         """The run and the time of `current.json` when this rank looked last; `None` before the first look."""
         self._changed_at = float("-inf")
+        self._waits_since: float | None = None
+        """Since when this process would be rank 0, and another one may be."""
 
     def make(self, *, create: bool = True) -> None:
         """Makes the directory, or only checks it: it must belong to this user and be closed to others.
@@ -64,14 +67,17 @@ class JobDirectory:
         if about.st_mode & 0o077:
             raise ControlError(f"{self.path} is open to other users (mode {about.st_mode & 0o777:o}); remove it")
 
-    def enter(self) -> Path | None:
+    def enter(self, quiet_s: float) -> Path | None:
         """Joins the current run. Rank 0 begins it, and shows a sign of life in each call.
+
+        Args:
+            quiet_s: seconds without a sign of life after which rank 0 takes the place of another process.
 
         Returns:
             Directory of the run; `None` if there is none yet: call again soon.
 
         Raises:
-            ControlError: if the directory is not private, or another process has become rank 0.
+            ControlError: if the directory is not private, or another process is rank 0.
             OSError: if the directory cannot be used.
         """
         try:
@@ -81,7 +87,7 @@ class JobDirectory:
                 raise
             return None
         if self._rank == 0:
-            return self._lead()
+            return self._lead(quiet_s)
         touched = 0
         with contextlib.suppress(FileNotFoundError):  # before it is read: an older run never counts as touched just now
             touched = self._current.stat().st_mtime_ns
@@ -98,22 +104,36 @@ class JobDirectory:
         """Whether rank 0 has shown a sign of life to this rank in the last `within_s` seconds."""
         return time.monotonic() - self._changed_at < within_s
 
-    def _lead(self) -> Path:
-        run, current = self.path / _own_run(), read_record(self._current, Current)
-        if current is not None and current.run != run.name and self._run is not None:
-            raise ControlError(
-                "another process is rank 0 of this job now; set STEPSCOPE_JOB to different names for different jobs"
-            )
-        run.mkdir(mode=0o700, exist_ok=True)
-        if current is not None and current.run == run.name:
+    def _lead(self, quiet_s: float) -> Path | None:
+        current = read_record(self._current, Current)
+        if current is not None and self._run == self.path / current.run:
             os.utime(self._current)
-        else:
-            before = [old for old in self.path.glob("run-*") if old != run]
-            replace_private(self._current, json_bytes(Current(run.name)))
-            for old in before:
-                shutil.rmtree(old, ignore_errors=True)
-        self._run = run
-        return run
+            return self._run
+        if self._is_touched(quiet_s):
+            # The one that touched it may have been killed since.
+            self._waits_since = time.monotonic() if self._waits_since is None else self._waits_since
+            if time.monotonic() - self._waits_since < quiet_s:
+                return None
+            raise ControlError(
+                "another process is rank 0 of this job; set STEPSCOPE_JOB to different names for different jobs"
+            )
+        before = list(self.path.glob("run-*"))
+        self._run = self.path / f"run-{os.urandom(8).hex()}"
+        self._run.mkdir(mode=0o700)
+        replace_private(self._current, json_bytes(Current(self._run.name)))
+        for old in before:
+            shutil.rmtree(old, ignore_errors=True)
+        self._waits_since = None
+        return self._run
+
+    def _is_touched(self, within_s: float) -> bool:
+        """Whether somebody has touched `current.json` in the last seconds, by the clock of the file system."""
+        os.utime(self.path)
+        try:
+            touched_ns = self._current.stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+        return self.path.stat().st_mtime_ns - touched_ns < within_s * 1e9
 
 
 @cache
@@ -122,11 +142,4 @@ def job_directory(watched: Path, job: str, rank: int) -> JobDirectory:
     return JobDirectory(watched, job, rank)
 
 
-@cache
-def _own_run() -> str:
-    """Returns the name of this process's run."""
-    return f"run-{os.urandom(8).hex()}"
-
-
-os.register_at_fork(after_in_child=_own_run.cache_clear)
 os.register_at_fork(after_in_child=job_directory.cache_clear)

@@ -14,6 +14,7 @@ from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.exporters.stream.discreet import Discreet
 from stepscope.exporters.stream.exporter import CollectorExporter
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.runtime.errors import BrokenError
@@ -70,6 +71,16 @@ async def test_the_token_of_a_collector(logged: pytest.LogCaptureFixture, tmp_pa
         await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=30).close())
     assert {"uvicorn.error", "stepscope.collector"} <= {record.name for record in logged.records}
     assert SECRET not in told(logged) and WRONG not in told(logged)
+
+
+def test_a_discreet_logger_passes_on_what_is_grave(logged: pytest.LogCaptureFixture) -> None:
+    """With its logger's name, and what hangs on it."""
+    discreet = Discreet("library")
+    assert not discreet.isEnabledFor(logging.DEBUG) and discreet.isEnabledFor(logging.INFO)
+    discreet.debug("> %s: %s", "Authorization", SECRET)
+    discreet.warning("a connection is %s", "lost", extra={"websocket": 5})
+    (record,) = (record for record in logged.records if record.name == "library")
+    assert record.getMessage() == "a connection is lost" and vars(record)["websocket"] == 5
 
 
 @pytest.mark.parametrize("way", ["token", "password", "credentials"])

@@ -270,19 +270,22 @@ def test_a_run_is_joined_after_a_sign_of_life(tmp_path: Path) -> None:
     rank.close()
 
 
-def test_a_second_rank_0_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    """The first is of another job of this name, or of a job that was started again: it says so, and chooses nothing more."""
-    with job(2) as ranks:
-        go_on(ranks, lambda: ranks[1].agreement.directory)
-        run = ranks[0].agreement.directory
-        assert run is not None
-        (run.parent / "run-2").mkdir()
-        (run.parent / "current.json").write_bytes(encode(Current("run-2")))
-        ranks[0].agreement.ask(WindowRequest(start_step=3000, steps=1), "file")
-        for rank in ranks:
-            rank.agreement.turn()
-        assert "another process is rank 0 of this job now; set STEPSCOPE_JOB" in ranks[0].outcomes[0].reason
-        assert ranks[1].agreement.directory == run.parent / "run-2"
+def test_a_second_rank_0(tmp_path: Path) -> None:
+    """It takes part only when the first shows no sign of life any more, and so does the first when the second does not."""
+    first, second = Rank(tmp_path, 0, 1), Rank(tmp_path, 0, 1)
+    first.agreement.turn()
+    run = first.agreement.directory
+    assert run is not None
+    second.agreement.ask(WindowRequest(start_step=LONG, steps=1, run_id="second"), "file")
+    go_on([first, second], lambda: second.outcomes)
+    assert "another process is rank 0 of this job; set STEPSCOPE_JOB" in second.outcomes[0].reason
+    go_on([second], lambda: second.agreement.directory)
+    assert second.agreement.directory != run and not run.exists()
+    first.agreement.ask(WindowRequest(start_step=LONG, steps=1, run_id="first"), "file")
+    go_on([first], lambda: first.outcomes)
+    assert first.outcomes[0] and first.agreement.directory not in (run, second.agreement.directory)
+    for rank in (first, second):
+        rank.close()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

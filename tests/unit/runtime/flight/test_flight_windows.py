@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.flight.late_windows import FlightWindows
+from stepscope.runtime.flight.retention import Retention
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
@@ -315,6 +316,21 @@ def test_blocks_are_let_go_while_a_window_waits_for_them() -> None:
     run.settle()
     assert run.events(window.index, Kind.INSTANT)["ts"].tolist() == list(range(10, 50))
     run.check_accounts()
+
+
+def test_blocks_of_uneven_events_keep_the_limit() -> None:
+    """A block of small events, and of a few with large arguments at its end, is divided by what each piece takes."""
+    limit, large = 1 << 20, 1 << 13
+    block = instant_block(*range(8_200))
+    block["args_at"][8_000:] = np.arange(200) * large
+    block["args_len"][8_000:] = large
+    retention = Retention(None, 1, limit, lambda block: None)
+    pieces = list(retention.add(RECORDER, block, bytes(200 * large)))
+    assert sum(len(events) for _, events, _ in pieces) == 8_200
+    assert [len(heap) for _, _, heap in pieces] == [int(events["args_len"].sum()) for _, events, _ in pieces]
+    found = retention.statistics()
+    assert found.peak_bytes <= limit
+    assert found.bytes > limit * 3 // 4 and found.events > 90
 
 
 def test_damaged_files_are_counted(tmp_path: Path) -> None:
