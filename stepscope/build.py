@@ -259,8 +259,8 @@ def _takes_a_step(schedule: Callable[..., Any]) -> bool:
 
 def _check_items(what: str, given: object, contract: Any) -> None:
     if isinstance(given, str) or not isinstance(given, Sequence):
-        item = f"{type(given).__name__}(...)" if isinstance(given, contract) else "..."
-        raise TypeError(f"{what}s must be a list, {got(given)}; write {what}s=[{item}]")
+        likely = f"{type(given).__name__}(...)" if isinstance(given, contract) else "..."
+        raise TypeError(f"{what}s must be a list, {got(given)}; write {what}s=[{likely}]")
     for item in cast(Sequence[object], given):
         if isinstance(item, type):
             raise TypeError(f"{item!r} is no {what}: it is a class; give what calling it makes, {item.__name__}(...)")

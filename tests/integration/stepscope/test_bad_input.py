@@ -174,10 +174,15 @@ def test_any_argument_is_kept_or_named(argument: object, output_dir: Path) -> No
     assert len(repr(kept["value"])) < 5000
 
 
+def no_step() -> sc.ProfilerAction:
+    """A schedule that cannot be asked about a step."""
+    return sc.ProfilerAction.NONE
+
+
 WRONG = {
     "schedule=5": (lambda: sc.trace(schedule=5), "schedule=stepscope.schedule(wait=..., warmup=..., active=...)"),  # type: ignore[arg-type]
     "schedule not called": (lambda: sc.trace(schedule=sc.schedule), "schedule=stepscope.schedule("),  # type: ignore[arg-type]
-    "schedule without a step": (lambda: sc.trace(schedule=lambda: sc.ProfilerAction.NONE), "callable with a step's number"),  # type: ignore[arg-type]
+    "schedule without a step": (lambda: sc.trace(schedule=no_step), "callable with a step's number"),  # type: ignore[arg-type]
     "keep_last=0": (lambda: sc.trace(keep_last=0), "keep_last must be 1 to"),
     "keep_last='20'": (lambda: sc.trace(keep_last="20"), "keep_last must be a number of steps"),  # type: ignore[arg-type]
     "backends='torch'": (lambda: sc.trace(backends="torch"), "backends=[...]"),  # type: ignore[arg-type]
