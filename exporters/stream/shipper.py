@@ -138,7 +138,10 @@ class Shipper:
     @property
     def end(self) -> int:
         """Position up to which frames may be read."""
-        return self._reader.files.end if self._end is None else self._end()
+        if self._end is not None:
+            return self._end()
+        self._reader.files.find_later(self.sync)
+        return self._reader.files.end
 
     @property
     def is_confirmed(self) -> bool:

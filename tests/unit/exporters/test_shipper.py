@@ -66,6 +66,24 @@ def same_files(one: Path, other: Path) -> bool:
     return [(path.name, path.read_bytes()) for path in ours] == [(path.name, path.read_bytes()) for path in theirs]
 
 
+def test_segments_that_begin_meanwhile(tmp_path: Path) -> None:
+    """The shipper sends segments that did not exist when it was made."""
+    writer = written(tmp_path, close=False)
+    file = collected(tmp_path / "c", writer.path)
+    with shipping(writer.path) as shipper:
+        before = len(segment_paths(writer.path))
+        for _ in range(40):
+            writer.write_batch(batch_of(spans(["more"]), window=99))
+        writer.close()
+        assert len(segment_paths(writer.path)) > before
+        while (chunk := shipper.next_chunk(5000)) is not None:
+            store(file, chunk)
+        shipper.confirm(file.next)
+        assert shipper.is_confirmed
+    file.close()
+    assert file.ended and same_files(writer.path, file.path)
+
+
 @given(st.data())
 def test_the_collector_gets_the_same_files(data: st.DataObject) -> None:
     """However messages are cut, connections are lost, confirmations lag, and the collector loses everything."""
