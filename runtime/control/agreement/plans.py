@@ -81,9 +81,10 @@ class Plans:
         return read_record(self.directory / f"plan-{number}.json", Plan)
 
     def publish(self, plan: Plan) -> int:
-        """Writes a plan with the next number, which it returns. Deletes the oldest plan."""
+        """Writes a plan with the next number, which it returns. Deletes the oldest plan, and what ranks reported of it."""
         number = max(self.numbers(), default=0) + 1
-        for path in self.directory.glob(f"*-{number - MAX_PLANS}[-.]*json"):
+        oldest = number - MAX_PLANS
+        for path in (self.directory / f"plan-{oldest}.json", *self.directory.glob(f"unable-{oldest}-*.json")):
             path.unlink(missing_ok=True)
         while not create_once(self.directory / f"plan-{number}.json", json_bytes(plan)):
             number += 1
