@@ -46,10 +46,10 @@ class LinkStatistics(msgspec.Struct, frozen=True):
 
 
 class Feed(NamedTuple):
-    """What a transport sends, and what it reports."""
+    """The journal that a transport sends, and the calls by which it reports."""
 
     shipper: Shipper
-    """What to send."""
+    """Reads the frames that are to be sent."""
     hello: Callable[[], protocol.Hello]
     """Makes the first message, which says which stream this is."""
     synced: Callable[[ClockSync], object] = lambda _: None

@@ -186,7 +186,7 @@ async def _next(listener: Any) -> Snapshot:
 
 
 def test_changes_make_of_a_snapshot_the_next_one() -> None:
-    """What is as before is not told again."""
+    """A rank that has not changed is not sent again."""
     streams = Streams(64)
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What the exporters of Chrome traces and of Perfetto's files have in common: limits, full disks, life and misuse."""
+"""Exporters of Chrome traces and of Perfetto's files alike: limits, full disks, life and misuse."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def clipped(directory: Path, count: int, text: str = "") -> EventBatch:
 
 @pytest.mark.parametrize("name", EACH)
 async def test_it_is_readable_at_any_time(tmp_path: Path, name: str) -> None:
-    """What was exported is in the file at once, as if the process had been killed there."""
+    """An exported batch is in the file at once, as if the process had been killed there."""
     exporter = made(tmp_path / name)
     await exporter.open(make_run(tmp_path))
     for total, count in ((10, 10), (11, 1), (311, 300)):
