@@ -224,7 +224,7 @@ def names(path: Path) -> list[str]:
     return [drawn.name for drawn in slices]
 
 
-def said(path: Path, name: str) -> dict[str, Any]:
+def arguments_of(path: Path, name: str) -> dict[str, Any]:
     """Arguments of the only instant of this name."""
     (found,) = (event for event in load(path).of(INSTANT) if event.name == name)
     return found.args

@@ -19,7 +19,7 @@ from tests.support import pftrace
 from tests.support.basics import require
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
-from tests.support.pftrace import names, said
+from tests.support.pftrace import arguments_of, names
 from tests.support.viewers.scene import PID, START, make_run, make_window
 from tests.unit.exporters.test_chrome_exporter import listing, many, write
 from tests.unit.exporters.test_trace_exporters import clipped
@@ -40,11 +40,11 @@ async def test_a_file(tmp_path: Path, name: str) -> None:
     assert trace.anchor == {1: run.anchor.wall_ns, 3: START}
     (process,) = (track.process for track in trace.tracks.values() if track.process.pid == PID + 1)
     assert (process.process_name, process.process_labels[0]) == ("scene", "rank 1 on machine")
-    about = said(path, "run")
+    about = arguments_of(path, "run")
     assert (about["rank"], about["world_size"], about["host_name"]) == (1, 2, "machine")
     assert about["clock"] == {"monotonic_ns": START, "wall_ns": run.anchor.wall_ns, "error_ns": 100}
-    assert said(path, "window 0")["ledger"]["sources"]["recorder"]["dropped"] == {"overflow": 2}
-    end = said(path, "stepscope")
+    assert arguments_of(path, "window 0")["ledger"]["sources"]["recorder"]["dropped"] == {"overflow": 2}
+    end = arguments_of(path, "stepscope")
     assert end["metadata"] == {"lr": 0.1, "layers": [1, {"of": "x"}]}
     assert (end["dropped by size limit"], "ledger" in end) == (0, True)
 
@@ -58,7 +58,7 @@ async def test_a_file_per_window(tmp_path: Path) -> None:
         await exporter.export(msgspec.structs.replace(many(tmp_path, 3), window=window))
         await exporter.close_window(make_window(window))
     assert names(tmp_path / "w1.pftrace") == ["n0", "n1", "n2"]
-    assert said(tmp_path / "w1.pftrace", "stepscope")["window"] == 1
+    assert arguments_of(tmp_path / "w1.pftrace", "stepscope")["window"] == 1
     await exporter.discard_window(0)
     await exporter.aclose()
     assert listing(tmp_path) == ["w1.pftrace"]
@@ -73,7 +73,7 @@ async def test_held_spans_count(tmp_path: Path) -> None:
     await write(exporter, tmp_path, clipped(tmp_path, 40, "x" * 4000))
     kept = names(tmp_path / "full.pftrace")
     assert exporter.dropped_cap == 40 - len(kept) > 0
-    assert said(tmp_path / "full.pftrace", "stepscope")["dropped by size limit"] == exporter.dropped_cap
+    assert arguments_of(tmp_path / "full.pftrace", "stepscope")["dropped by size limit"] == exporter.dropped_cap
 
 
 async def test_cancelled_at_any_moment(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_cancelled_close(tmp_path: Path) -> None:
         await asyncio.wait([task])
         await exporter.aclose()
         assert names(path) == ["c0", "c1", "c2"]
-        assert said(path, "stepscope")["run"] == "scene"
+        assert arguments_of(path, "stepscope")["run"] == "scene"
 
 
 async def test_a_link_is_not_followed(tmp_path: Path) -> None:

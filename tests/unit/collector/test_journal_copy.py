@@ -96,7 +96,7 @@ def test_what_is_begun_later_is_not_read(tmp_path: Path) -> None:
     assert copied(copy) == whole
 
 
-def test_where_there_is_no_file_that_is_said(tmp_path: Path) -> None:
-    """Before anything is sent."""
+def test_a_missing_journal_raises(tmp_path: Path) -> None:
+    """No copy begins before there is a file."""
     with pytest.raises(FileNotFoundError):
         JournalCopy(tmp_path / "journal")

@@ -45,9 +45,9 @@ def names(path: Path) -> list[str]:
     return pftrace.names(path) if "pftrace" in path.name else spans(chrome(path))
 
 
-def said(path: Path, name: str) -> dict[str, Any]:
+def arguments_of(path: Path, name: str) -> dict[str, Any]:
     """Arguments of the only event of a name."""
-    return pftrace.said(path, name) if "pftrace" in path.name else named(chrome(path), name)
+    return pftrace.arguments_of(path, name) if "pftrace" in path.name else named(chrome(path), name)
 
 
 def so_far(path: Path) -> list[str]:
@@ -100,9 +100,9 @@ async def test_stop_at_the_limit(tmp_path: Path, name: str) -> None:
     kept = names(path)
     assert kept == [f"n{n}" for n in range(len(kept))]
     assert exporter.dropped_cap == 5007 - len(kept) > 0
-    assert said(path, "stopped: the file is full") == {"limit": 70_000}
-    assert said(path, "stepscope")["dropped by size limit"] == exporter.dropped_cap
-    assert said(path, "window 0")["steps"] == [7, 8, 9]
+    assert arguments_of(path, "stopped: the file is full") == {"limit": 70_000}
+    assert arguments_of(path, "stepscope")["dropped by size limit"] == exporter.dropped_cap
+    assert arguments_of(path, "window 0")["steps"] == [7, 8, 9]
     assert path.stat().st_size <= 70_000
 
 
