@@ -52,7 +52,7 @@ OTHER_PYTHONS := $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12 $(HOME
 # Those that only Debian testing has, in a chroot: it takes root and debootstrap.
 DEBIAN_PYTHONS ?= python3.14 python3.15
 DEBIAN_TESTING ?= $(HOME)/.cache/stepscope/debian-testing
-CORE := $(wildcard runtime/core/*.c runtime/core/*.h)
+CORE := $(wildcard runtime/core/*.[ch] runtime/core/*/*.[ch])
 # Each file of tests in one process, for they wait more than they compute.
 PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile --maxfail 12
 

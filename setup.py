@@ -57,8 +57,9 @@ setup(
     ext_modules=[
         Extension(
             "stepscope.runtime._core",
-            sources=[str(path) for path in sorted(sources.glob("*.c"))],
-            depends=[str(path) for path in sorted(sources.glob("*.h"))],
+            sources=[str(path) for path in sorted(sources.rglob("*.c"))],
+            depends=[str(path) for path in sorted(sources.rglob("*.h"))],
+            include_dirs=[str(sources)],
             extra_compile_args=[
                 "-std=c11",
                 "-D_GNU_SOURCE",

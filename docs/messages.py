@@ -99,7 +99,7 @@ def messages() -> dict[tuple[str, str], set[str]]:
         for prefix in prefixes
     }
     found: dict[tuple[str, str], set[str]] = {place: set() for place in places.values()}
-    for path in sorted((ROOT / "runtime" / "core").glob("*.c")):
+    for path in sorted((ROOT / "runtime" / "core").rglob("*.c")):
         found[places["runtime/core"]].update(lines_of(texts_in_c(path.read_text(encoding="utf-8"))))
     for part in ("stepscope", *parts()):
         for path in sorted((ROOT / part).rglob("*.py")):

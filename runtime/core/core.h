@@ -1,5 +1,9 @@
 /* What the parts of the native core share: the event record, strings, rings and stacks.
  *
+ * An event passes through the folders in this order: spans/ (user events, steps, and the stacks and tasks that they belong to),
+ * tables/ (names and tracks), rings/ (one for each thread, and the drain), session/ (rings of joined processes), blocks/ (passes over
+ * drained events), encoders/ (journal, Chrome, Perfetto, Arrow). system/ reads the operating system, and handles threads and signals.
+ *
  * Threads. Recording functions run on any thread; those named `*_object` need the GIL, the others do not
  * and take no lock on their fast path. Draining and encoding run on one consumer thread, GIL released where it is much.
  */
@@ -19,7 +23,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "main_thread.h"
+#include "system/main_thread.h"
 
 #define MAX_NAME 1024            /* bytes of UTF-8 kept of a name; the rest is cut and counted */
 #define MAX_VALUE 4096           /* bytes kept of one argument value */

@@ -1,6 +1,6 @@
 /* The module `stepscope.runtime._core`. Documented in _core.pyi. */
-#include "readings.h"
-#include "event_columns.h"
+#include "system/readings.h"
+#include "encoders/event_columns.h"
 
 Counts g_counts;
 int span_init(void);

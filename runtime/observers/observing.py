@@ -49,7 +49,7 @@ class SignalSource:
 
 
 class StepReadings(SignalSource):
-    """Readings of the system at the begin of a step, made in C (core/readings.c)."""
+    """Readings of the system at the begin of a step, made in C (core/system/readings.c)."""
 
     signal = "steps"
 

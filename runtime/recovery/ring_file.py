@@ -1,4 +1,4 @@
-"""Reads a ring file of `core/ring.c`: its events, and gaps for lost events."""
+"""Reads a ring file of `core/rings/ring.c`: its events, and gaps for lost events."""
 
 from __future__ import annotations
 

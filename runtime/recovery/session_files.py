@@ -1,6 +1,6 @@
 """Reads the files of a session directory: rings, open spans, names, tracks.
 
-The layouts are those of `core/ring.c`, `stack.c`, `strings.c` and `track.c`. Nothing in the files is trusted: links are not
+The layouts are those of `core/rings/ring.c`, `stack.c`, `strings.c` and `track.c`. Nothing in the files is trusted: links are not
 followed, sizes are bounded, every count is checked.
 """
 

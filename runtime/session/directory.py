@@ -1,6 +1,6 @@
 """The directory of a session, with the rings of all processes that take part in it.
 
-control       the page that they share (core/control_page.c)
+control       the page that they share (core/session/control_page.c)
 options       settings for processes that join
 process.json  the process that owns the session
 ring-00000 .. strings, tracks, stacks

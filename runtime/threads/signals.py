@@ -6,7 +6,7 @@ signal, as the sender expects.
 
 The handler runs on the main thread. It starts that thread, stops the backends that are bound to the main thread, and waits. If
 it interrupted a call of the runtime, or a block with a lock that closing needs, it returns, and is called again a moment later.
-If it is not called, as in native code that does not return, the runtime's loop notices the signal (`core/signals.c`) and starts
+If it is not called, as in native code that does not return, the runtime's loop notices the signal (`core/system/signals.c`) and starts
 the thread, which waits a second for the handler. If native code does not release the interpreter's lock, neither is possible:
 the process dies at the deadline, and `stepscope recover` finds the events.
 

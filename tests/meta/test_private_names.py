@@ -174,7 +174,7 @@ def _called(call: ast.Call) -> str:
 def _uses() -> dict[str, list[tuple[str, bool]]]:
     """Private names by the file that they are in."""
     uses = {path: list(_of_python(tree)) for path, tree in _sources().items()}
-    for path in sorted(Path(ROOT, "runtime", "core").glob("*.[ch]")):
+    for path in sorted(Path(ROOT, "runtime", "core").rglob("*.[ch]")):
         found = C_STRING.findall(path.read_text(encoding="utf-8"))
         uses[str(path.relative_to(ROOT))] = [
             (name, True)

@@ -8,8 +8,8 @@
  * writes multiples of 1/2048 us: its reader adds ts and dur as doubles and drops a span that seems to end after
  * its parent, and only such numbers add up exactly. They are within 0.25 ns of the truth, so readers that round
  * to nanoseconds get the same number from both. */
-#include "json.h"
-#include "output.h"
+#include "encoders/json.h"
+#include "encoders/output.h"
 #include <locale.h>
 
 typedef struct {

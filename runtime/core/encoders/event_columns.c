@@ -2,9 +2,9 @@
  *
  * What is encoded together, a frame, stands alone: its table has the names and tracks that its events use, and events have their places in that table.
  * Encoding needs no GIL and takes no lock; one thread at a time encodes. */
-#include "event_columns.h"
-#include "output.h"
-#include "zstd.h"
+#include "encoders/event_columns.h"
+#include "encoders/output.h"
+#include "encoders/zstd.h"
 #include <stdlib.h>
 
 #define WIDEST 8 /* bytes of a value in a column */

@@ -4,8 +4,8 @@
  * Each row is a packet sequence of its own. So its packets need neither say the row, which is the sequence's default, nor
  * the whole time: its clock counts from packet to packet. Names, categories and argument keys are numbers after
  * they were used once. Whatever a block or its heap holds, what comes out is a trace. */
-#include "perfetto.h"
-#include "json.h"
+#include "encoders/perfetto.h"
+#include "encoders/json.h"
 
 /* Fields of TracePacket, TrackEvent and what is in them. */
 enum {

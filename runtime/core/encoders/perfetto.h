@@ -3,7 +3,7 @@
 #ifndef STEPSCOPE_PERFETTO_H
 #define STEPSCOPE_PERFETTO_H
 
-#include "proto.h"
+#include "encoders/proto.h"
 
 #define ROOTS 8 /* outermost spans of a row that are remembered, to see how the next one lies to them */
 

@@ -1,8 +1,8 @@
 /* An event's arguments as Perfetto's debug annotations: typed values, and lists and mappings as what they hold.
  *
  * Its trace processor shows no integers above 2^63 and no NaN, so those are written as text. */
-#include "perfetto.h"
-#include "json.h"
+#include "encoders/perfetto.h"
+#include "encoders/json.h"
 #include <locale.h>
 
 /* Fields of DebugAnnotation. */

@@ -5,7 +5,7 @@
  * going through the spans from the last end to the first. Across blocks, a span that begins together with an
  * enclosing one that comes later cannot be told from others before that is known. Where that is to be expected,
  * at the borders of what was recorded, its begin is held; a span that comes too late to nest is drawn apart. */
-#include "perfetto.h"
+#include "encoders/perfetto.h"
 
 /* Fields of TracePacket and TrackDescriptor. */
 enum {

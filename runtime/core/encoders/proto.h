@@ -5,7 +5,7 @@
 #ifndef STEPSCOPE_PROTO_H
 #define STEPSCOPE_PROTO_H
 
-#include "output.h"
+#include "encoders/output.h"
 
 enum { VARINT, FIXED64, LEN };
 #define TAG(field, type) ((field) << 3 | (type))

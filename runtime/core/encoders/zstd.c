@@ -1,4 +1,4 @@
-#include "zstd.h"
+#include "encoders/zstd.h"
 #include <dlfcn.h>
 #include <pthread.h>
 

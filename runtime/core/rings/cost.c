@@ -1,5 +1,5 @@
 /* What recording adds to a program on this machine: the real code, timed on a ring and a stack that nobody drains. */
-#include "ring.h"
+#include "rings/ring.h"
 #include <stdlib.h>
 
 #define CHUNKS 9       /* timed apart: the median is not that of a chunk in which the thread was interrupted */

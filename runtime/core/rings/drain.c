@@ -1,5 +1,5 @@
 /* Draining: moves what threads have written from their rings into one block. One consumer, the GIL released. */
-#include "ring.h"
+#include "rings/ring.h"
 
 static Ring *plan[MAX_RINGS]; /* rings of the drain under way */
 static uint32_t planned, plan_at;

@@ -1,7 +1,7 @@
 /* Overflow: room for a step mark, and for any event when its thread's ring is more than half full.
  *
  * While rings may have more memory, the thread of a full one goes on in another; after that the policy decides. */
-#include "ring.h"
+#include "rings/ring.h"
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>

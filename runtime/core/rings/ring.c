@@ -5,8 +5,8 @@
  * step in `dur` meanwhile), and numbers of dropped events are used up: so the consumer sees exactly how many are
  * missing and where, whatever the overflow policy. `produced` is stored last: an event below it was published before or
  * is lost, one that is being written is neither. */
-#include "ring.h"
-#include "event_columns.h"
+#include "rings/ring.h"
+#include "encoders/event_columns.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

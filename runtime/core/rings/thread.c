@@ -1,6 +1,6 @@
 /* Threads that record: each is found by a thread-local, made when it records for the first time, and lets go of its rings
  * and stack when it ends. */
-#include "ring.h"
+#include "rings/ring.h"
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
  * Nothing of it is believed. Of a ring only the header is mapped; its slots are copied, checked, and then drained like
  * those of our own rings, so that nothing changes after it was checked. A ring that contradicts itself is let go. One
  * consumer, as for our own rings. */
-#include "ring.h"
+#include "rings/ring.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* The base type of StepController: counts steps and writes step marks, in C because every step of training pays for it. */
-#include "readings.h"
+#include "system/readings.h"
 #include <structmember.h>
 
 typedef struct {

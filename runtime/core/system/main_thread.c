@@ -12,7 +12,7 @@
 #if PY_VERSION_HEX < 0x030D0000
 #include "internal/pycore_interp.h"
 #endif
-#include "main_thread.h"
+#include "system/main_thread.h"
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <time.h>

@@ -3,7 +3,7 @@
  * Files of /proc are kept open, as opening one costs more than reading it. A program may close descriptors that are not its
  * own: a file is closed only if it is still the one that was opened. */
 #include "core.h"
-#include "readings.h"
+#include "system/readings.h"
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/resource.h>

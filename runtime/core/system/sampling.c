@@ -3,7 +3,7 @@
  * A thread that asks for the interpreter's lock gets it when its holder lets go of it, and by then the function that the sample
  * should show may have ended. So the sampler asks the main thread, which mostly is the one that steps, to take the sample itself
  * at its next instruction (main_thread.c). Where the main thread runs no Python, the lock is free, and the sampler takes it. */
-#include "readings.h"
+#include "system/readings.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>

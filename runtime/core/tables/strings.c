@@ -2,7 +2,7 @@
  *
  * Entries live in chunks that never move, so readers need no lock. Adding takes one mutex; the usual caller
  * comes through a small cache keyed by the identity of the str object, which holds a reference to it. */
-#include "output.h"
+#include "encoders/output.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -14,7 +14,7 @@ from stepscope.runtime.recovery.recover import recover
 from tests.support.crashes import Crash, batches, names, windows
 
 CONSUMER = slice(128, 160)
-"""Where a ring's header has what its consumer wrote: `Header` in core/ring.h."""
+"""Where a ring's header has what its consumer wrote: `Header` in core/rings/ring.h."""
 
 OVERFLOW = """
 from pathlib import Path
