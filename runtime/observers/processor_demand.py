@@ -26,10 +26,14 @@ class ProcessorDemand:
         self._read: dict[int, tuple[int, int]] = {}
         self._sums: dict[str, int] = dict.fromkeys((*THIS_PROCESS, *CHILDREN), 0)
 
-    def record(self) -> None:
-        """Reads the schedstat of every thread and records the sums. Without schedstat, it records nothing."""
+    def record(self, times: list[tuple[int, int, int]], waiting: list[int]) -> None:
+        """Reads the schedstat of the children's threads, and records the sums. Without schedstat, it records nothing.
+
+        Args:
+            times: times of the threads of this process.
+            waiting: its children, as `_core.thread_times` returns both.
+        """
         before, self._read = self._read, {}
-        times, waiting = _core.thread_times(os.getpid())
         self._add(THIS_PROCESS, times, before)
         if not self._read:
             return

@@ -71,8 +71,9 @@ class Sampler:
                 if time.monotonic() >= due - SAMPLE_S:
                     due = time.monotonic() + THREADS_S
                     if self._cpu.users:
-                        self._cpu.note = self._times.record()
-                        self._demand.record()
+                        threads, children = _core.thread_times(os.getpid())
+                        self._cpu.note = self._times.record(threads)
+                        self._demand.record(threads, children)
                     if TASKS.users:
                         TASKS.queues.record()
         except Exception as error:  # the program and its other signals continue
@@ -110,16 +111,23 @@ class ThreadTimes:
         self._sums: dict[str, int] = {}
         self._category = strings.category("thread cpu")
 
-    def record(self) -> str:
-        """Records the counters. Returns a note if some threads cannot be read; else an empty text."""
+    def record(self, times: list[tuple[int, int, int]]) -> str:
+        """Records the counters.
+
+        Args:
+            times: the result of `_core.thread_times` for this process.
+
+        Returns:
+            A note if some threads cannot be read; else an empty text.
+        """
         note = ""
         threads = python_threads()
-        tids = [tid for tid, _, _ in _core.thread_times(os.getpid())[0]]
-        if not tids:
-            tids, note = list(threads), "only threads that Python started: /proc/self/task cannot be read"
+        if not times:
+            times = [(tid, -1, -1) for tid in threads]
+            note = "only threads that Python started: /proc/self/task cannot be read"
         before, self._times = self._times, {}
-        for tid in tids:
-            total = processor_time(tid)
+        for tid, ran, _ in times:
+            total = ran if ran >= 0 else processor_time(tid)
             added = total - before.get(tid, 0)
             if added < 0:  # a new thread has this number now
                 added = total
