@@ -36,9 +36,9 @@
 #define SMALL_WORK 1024          /* events: work on no more takes less time than handing the GIL over and back */
 
 /* Lets go of the GIL for work on so many events, if that is worth it. */
-static inline PyThreadState *release_for(size_t events) { return events > SMALL_WORK ? PyEval_SaveThread() : NULL; }
-static inline void take_back(PyThreadState *released) {
-    if (released) take_lock(released);
+static inline PyThreadState *release_gil_for(size_t events) { return events > SMALL_WORK ? PyEval_SaveThread() : NULL; }
+static inline void reacquire_gil(PyThreadState *released) {
+    if (released) acquire_gil(released);
 }
 
 /* One event, 64 bytes: the record of rings, blocks, journal and wire (runtime/events/record.py: EVENT_DTYPE). */
@@ -126,7 +126,7 @@ int strings_open(const char *directory);                        /* later strings
 void strings_close(void);
 void strings_fork(int phase);
 size_t utf8_cut(const char *utf8, size_t len, size_t most);    /* the length that keeps whole characters */
-const char *utf8_object(PyObject *text, Py_ssize_t *len, PyObject **keep); /* lone surrogates as \udXXX text */
+const char *utf8_object(PyObject *text, Py_ssize_t *len, PyObject **encoded); /* lone surrogates as \udXXX text */
 PyObject *strings_py_text(PyObject *self, PyObject *id);
 PyObject *strings_py_since(PyObject *self, PyObject *serial);
 PyObject *strings_py_intern(PyObject *self, PyObject *name);
@@ -160,7 +160,7 @@ extern Control g_control;
 void control_make(const char *directory);
 int control_join(const char *session); /* -1 and errno if that is no session that goes on */
 bool control_detach(unsigned joins); /* private memory from now on, of the same content; for the owner */
-void control_leave(void); /* private memory again, nothing recorded */
+void control_unmap(void); /* private memory again, nothing recorded */
 void control_close(void);
 bool control_joined(void); /* in the session of another process */
 void control_record(int what); /* in the session of another process nothing changes */
@@ -168,7 +168,7 @@ PyObject *control_py_recording(PyObject *self, PyObject *unused);
 PyObject *control_py_joins(PyObject *self, PyObject *unused);
 void control_refuse(void); /* counts an event that its joined process could not keep */
 void control_deny(int error); /* says why its joined process gets no file for a ring */
-PyObject *control_py_take_refused(PyObject *self, PyObject *pid);
+PyObject *control_py_read_refused(PyObject *self, PyObject *pid);
 PyObject *control_py_denied(PyObject *self, PyObject *pid);
 
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
@@ -193,7 +193,7 @@ typedef struct {
     _Atomic uint64_t pushes; /* changes before a frame is overwritten: readers check it */
     uint64_t parent; /* parent of the outermost span (of another task or thread) */
     _Atomic uint64_t owner; /* serial of the Thread that pushes and pops here */
-    _Atomic uint64_t gone; /* spans without a frame that another thread left */
+    _Atomic uint64_t ended_elsewhere; /* spans without a frame that another thread left */
     uint32_t parent_track, level; /* level: of the last span without a frame that may be open */
     int64_t deep_ts; /* when the latest span without a frame was entered */
     Frame frames[STACK_FRAMES];
@@ -286,15 +286,15 @@ static inline bool recording(int what) { return atomic_load_explicit(&g_control.
 void thread_forget_context(void); /* it is looked up again */
 
 /* wants.c: who wants what recorded. What somebody asked for and nobody wants now, for it costs too much, is left out. */
-extern atomic_int g_left_out;
-extern uint64_t g_events_left_out; /* changed with the GIL held */
-static inline uint64_t left_out(int what) {
-    return (uint64_t)((atomic_load_explicit(&g_left_out, memory_order_relaxed) & what) != 0);
+extern atomic_int g_omitted;
+extern uint64_t g_omitted_events; /* changed with the GIL held */
+static inline uint64_t omitted(int what) {
+    return (uint64_t)((atomic_load_explicit(&g_omitted, memory_order_relaxed) & what) != 0);
 }
 void wants_now(uint64_t who, int now); /* needs the GIL; the profiler is known by Python's `want` */
 void wants_after_fork(void);
 PyObject *wants_py_want(PyObject *self, PyObject *args);
-PyObject *wants_py_left_out(PyObject *self, PyObject *unused);
+PyObject *wants_py_omitted(PyObject *self, PyObject *unused);
 PyObject *cost_py_event_costs(PyObject *self, PyObject *unused);
 
 Thread *thread_current(void); /* makes ring and stack; NULL without a session */
@@ -307,7 +307,7 @@ bool file_reserve(int fd, uint64_t from, uint64_t bytes); /* false when the file
 int ring_init(void);
 PyObject *ring_py_open(PyObject *self, PyObject *args);
 PyObject *ring_py_join(PyObject *self, PyObject *args);
-PyObject *ring_py_leave(PyObject *self, PyObject *unused);
+PyObject *ring_py_detach(PyObject *self, PyObject *unused);
 PyObject *ring_py_detach_files(PyObject *self, PyObject *unused);
 PyObject *ring_py_make_files(PyObject *self, PyObject *path);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
@@ -435,7 +435,7 @@ extern PyTypeObject PerfettoEncoderType;
 PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs);
 #define ITT_UNRECORDED "\001stepscope" /* a task of this name shows that calls arrive, and is not recorded */
 PyObject *itt_py_statistics(PyObject *self, PyObject *unused);
-uint64_t itt_left_out(void);
+uint64_t itt_omitted(void);
 void itt_thread_end(Thread *thread);
 
 #endif

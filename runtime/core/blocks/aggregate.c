@@ -257,9 +257,9 @@ static PyObject *update(Aggregates *a, PyObject *events) {
     if (view.len % (Py_ssize_t)sizeof(Event) == 0) {
         lock(a);
         size_t n = (size_t)view.len / sizeof(Event);
-        PyThreadState *released = release_for(n);
+        PyThreadState *released = release_gil_for(n);
         table_update(a->table, view.buf, n);
-        take_back(released);
+        reacquire_gil(released);
         PyThread_release_lock(a->lock);
     } else PyErr_Format(PyExc_ValueError, "a block is a multiple of 64 bytes, got %zd bytes", view.len);
     PyBuffer_Release(&view);

@@ -30,9 +30,9 @@ PyObject *search_py_count_until(PyObject *self, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "times are 64-bit integers");
     else if ((found = PyBytes_FromStringAndSize(NULL, times.len))) {
         size_t n = (size_t)times.len / sizeof(int64_t);
-        PyThreadState *released = release_for(n);
+        PyThreadState *released = release_gil_for(n);
         count_until(sorted.buf, (size_t)sorted.len / sizeof(int64_t), times.buf, n, (int64_t *)PyBytes_AS_STRING(found));
-        take_back(released);
+        reacquire_gil(released);
     }
     PyBuffer_Release(&sorted);
     PyBuffer_Release(&times);
@@ -70,9 +70,9 @@ PyObject *search_py_readings_at(PyObject *module, PyObject *args) {
     PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(kinds * count * sizeof(double)));
     int64_t *when = malloc(kinds * count * sizeof *when + 1);
     if (found && when) {
-        PyThreadState *released = release_for(n);
+        PyThreadState *released = release_gil_for(n);
         readings_at(readings.buf, n, signals.buf, kinds, marks.buf, count, most, (double *)PyBytes_AS_STRING(found), when);
-        take_back(released);
+        reacquire_gil(released);
     } else {
         Py_CLEAR(found);
         PyErr_NoMemory();

@@ -133,10 +133,10 @@ static bool scan(Gathered *c, const char *bytes, size_t n, const SpanClasses *sp
             if (!add(c, class, v.track, v.ts, end, spans)) return false;
         }
     }
-    size_t kept = 0;
+    size_t joined = 0;
     for (size_t i = 0; i < c->count; i++)
-        if (c->intervals[i].class >= 0) c->intervals[kept++] = c->intervals[i];
-    c->count = kept;
+        if (c->intervals[i].class >= 0) c->intervals[joined++] = c->intervals[i];
+    c->count = joined;
     return true;
 }
 
@@ -155,9 +155,9 @@ PyObject *intervals_py_of_spans(PyObject *module, PyObject *args) {
                      events.len, classes.len, categories.len);
     } else if ((c = calloc(1, sizeof *c))) {
         size_t n = (size_t)events.len / sizeof(Event);
-        PyThreadState *released = release_for(n);
+        PyThreadState *released = release_gil_for(n);
         bool enough = scan(c, events.buf, n, &spans);
-        take_back(released);
+        reacquire_gil(released);
         if (enough)
             found = Py_BuildValue("(y#y#y#y#O)", c->intervals ? (char *)c->intervals : "",
                                   (Py_ssize_t)(c->count * sizeof *c->intervals), c->marks ? (char *)c->marks : "",
@@ -206,14 +206,14 @@ static void in_order(Intervals *v) {
 
 /* Sorts intervals, and joins those that touch. */
 static void join(Intervals *v) {
-    size_t kept = 0;
+    size_t joined = 0;
     in_order(v);
     for (size_t i = 0; i < v->count; i++) {
-        if (kept && v->all[i].begin <= v->all[kept - 1].end) {
-            if (v->all[i].end > v->all[kept - 1].end) v->all[kept - 1].end = v->all[i].end;
-        } else v->all[kept++] = v->all[i];
+        if (joined && v->all[i].begin <= v->all[joined - 1].end) {
+            if (v->all[i].end > v->all[joined - 1].end) v->all[joined - 1].end = v->all[i].end;
+        } else v->all[joined++] = v->all[i];
     }
-    v->count = kept;
+    v->count = joined;
 }
 
 /* Adds what is joined and in order to what is, into a third array with room for both. */
@@ -253,14 +253,14 @@ static void measure(const Intervals *v, const Stretches *s, int64_t *ns, int64_t
 }
 
 /* Leaves out the intervals that hold a whole step: two step marks or more lie within. */
-static void leave_out_holders(Intervals *v, const int64_t *marks, size_t count) {
-    size_t kept = 0, at = 0;
+static void drop_enclosing(Intervals *v, const int64_t *marks, size_t count) {
+    size_t joined = 0, at = 0;
     for (size_t i = 0; i < v->count; i++) { /* in order */
         while (at < count && marks[at] <= v->all[i].begin) at++;
         if (at + 1 < count && marks[at + 1] < v->all[i].end) continue;
-        v->all[kept++] = v->all[i];
+        v->all[joined++] = v->all[i];
     }
-    v->count = kept;
+    v->count = joined;
 }
 
 typedef struct {
@@ -282,9 +282,9 @@ static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, co
     bool enough = slots && memory && before;
     int64_t first = s->count ? s->begins[0] : 0, last = s->count ? s->ends[s->count - 1] : 0;
     for (size_t i = 0; enough && i < n; i++) {
-        bool outside = intervals[i].begin >= last || intervals[i].end <= first;
+        bool out_of_range = intervals[i].begin >= last || intervals[i].end <= first;
         bool stepping = intervals[i].track == by->tracks[0] || intervals[i].track == by->tracks[1];
-        slots[i] = outside ? NO_SLOT : (stepping ? by->on_stepping : by->on_others)[(uint8_t)intervals[i].class];
+        slots[i] = out_of_range ? NO_SLOT : (stepping ? by->on_stepping : by->on_others)[(uint8_t)intervals[i].class];
         counts[slots[i]]++;
     }
     for (unsigned slot = 0; slot < SLOTS; slot++) {
@@ -304,11 +304,11 @@ static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, co
         if (!mine.count) continue;
         if (slot == by->apart) {
             in_order(&mine);
-            leave_out_holders(&mine, by->marks, by->mark_count);
+            drop_enclosing(&mine, by->marks, by->mark_count);
             if (mine.count < counts[slot] && counts[by->inner]) {
                 Intervals inner = {memory + starts[by->inner], counts[by->inner]};
                 in_order(&inner);
-                leave_out_holders(&inner, by->marks, by->mark_count);
+                drop_enclosing(&inner, by->marks, by->mark_count);
                 memcpy(mine.all + mine.count, inner.all, inner.count * sizeof *inner.all);
                 mine.count += inner.count;
             }
@@ -348,10 +348,10 @@ PyObject *intervals_py_share_time(PyObject *module, PyObject *args) {
                     PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(3 * (by.last - by.first + 1) * s.count * sizeof(int64_t))))) {
         int64_t *out = (int64_t *)PyBytes_AS_STRING(found);
         size_t n = (size_t)intervals.len / sizeof(SpanInterval);
-        PyThreadState *released = release_for(n + s.count);
+        PyThreadState *released = release_gil_for(n + s.count);
         memset(out, 0, 3 * (by.last - by.first + 1) * s.count * sizeof *out);
         bool enough = share(intervals.buf, n, &by, &s, out);
-        take_back(released);
+        reacquire_gil(released);
         if (!enough) {
             Py_CLEAR(found);
             PyErr_NoMemory();

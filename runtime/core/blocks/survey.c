@@ -2,7 +2,7 @@
  * program that computes in Python gives back after 5 ms only. */
 #include "core.h"
 
-#define GIL_KEPT_EVENTS (1 << 18) /* a pass over no more takes a millisecond at most */
+#define MAX_EVENTS_WITH_GIL (1 << 18) /* a pass over no more takes a millisecond at most */
 
 static uint16_t operators; /* category of operators */
 static bool quiet[1 << 16]; /* by category: recorded all the time, whatever the program does */
@@ -60,7 +60,7 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
     size_t count = (size_t)view.len / sizeof(Event);
     int64_t first = INT64_MAX, last = INT64_MIN, end = INT64_MIN, loud_last = INT64_MIN, own_last = INT64_MIN;
     unsigned long long kinds[KIND_GAP + 2] = {0}, of_operators = 0, arguments = 0, loud = 0, lost = 0;
-    PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
+    PyThreadState *released = count > MAX_EVENTS_WITH_GIL ? PyEval_SaveThread() : NULL;
     for (size_t i = 0; i < count; i++) {
         Event e; /* a block of a backend may lie anywhere */
         memcpy(&e, (const char *)view.buf + i * sizeof e, sizeof e);
@@ -77,7 +77,7 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
         arguments += !low && e.args_len && !(e.flags & FLAG_ARG_INLINE);
         if (e.kind == KIND_GAP) lost += e.id;
     }
-    take_back(released);
+    reacquire_gil(released);
     PyBuffer_Release(&view);
     unsigned long long others = count - of_operators - kinds[KIND_SPAN] - kinds[KIND_STEP] - kinds[KIND_GAP];
     return Py_BuildValue("nLLLKKKKKKKKLL", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
@@ -120,7 +120,7 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
         const int32_t *number = numbers.buf;
         if ((copy = PyByteArray_FromStringAndSize(NULL, view.len))) {
             Event *to = (Event *)PyByteArray_AS_STRING(copy);
-            PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
+            PyThreadState *released = count > MAX_EVENTS_WITH_GIL ? PyEval_SaveThread() : NULL;
             for (size_t i = 0; i < count; i++) {
                 memcpy(&to[i], (const char *)view.buf + i * sizeof *to, sizeof *to);
                 int64_t ts = to[i].ts;
@@ -135,7 +135,7 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
                 }
                 to[i].step = number[at];
             }
-            take_back(released);
+            reacquire_gil(released);
         }
         PyBuffer_Release(&view);
     }
@@ -201,12 +201,12 @@ PyObject *survey_py_touching(PyObject *self, PyObject *args) {
     if (bytes) {
         size_t count = (size_t)view.len / sizeof(Event);
         Event *to = (Event *)PyBytes_AS_STRING(bytes), *first = to;
-        PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
+        PyThreadState *released = count > MAX_EVENTS_WITH_GIL ? PyEval_SaveThread() : NULL;
         for (size_t i = 0; i < count; i++) {
             memcpy(to, (const char *)view.buf + i * sizeof(Event), sizeof(Event));
             to += touches(to, start, end);
         }
-        take_back(released);
+        reacquire_gil(released);
         _PyBytes_Resize(&bytes, (to - first) * (Py_ssize_t)sizeof(Event));
     }
     PyBuffer_Release(&view);
@@ -224,7 +224,7 @@ PyObject *survey_py_count_touching(PyObject *self, PyObject *args) {
     if (good) {
         size_t count = (size_t)view.len / sizeof(Event), n = (size_t)pairs.len / (2 * sizeof(int64_t)), at = 0;
         const int64_t *interval = pairs.buf;
-        PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
+        PyThreadState *released = count > MAX_EVENTS_WITH_GIL ? PyEval_SaveThread() : NULL;
         for (size_t i = 0; n && i < count; i++) {
             Event e;
             memcpy(&e, (const char *)view.buf + i * sizeof e, sizeof e);
@@ -241,7 +241,7 @@ PyObject *survey_py_count_touching(PyObject *self, PyObject *args) {
             }
             touching += touches(&e, interval[2 * at], interval[2 * at + 1]);
         }
-        take_back(released);
+        reacquire_gil(released);
         PyBuffer_Release(&view);
     }
     PyBuffer_Release(&pairs);

@@ -125,9 +125,9 @@ PyObject *arrow_py_columns(PyObject *self, PyObject *args) {
         for (int i = 0; i < WIDE; i++, at += 8 * rows) c.wide[i] = at;
         for (int i = 0; i < NARROW; i++, at += 4 * rows) c.narrow[i] = (uint32_t *)at;
         for (int i = 0; i < BITS; i++, at += rows / 8) c.bits[i] = (uint64_t *)at;
-        PyThreadState *released = release_for(count);
+        PyThreadState *released = release_gil_for(count);
         bool whole = put_columns(&c, events.buf, count, (uint64_t)ahead);
-        take_back(released);
+        reacquire_gil(released);
         if (!whole) PyErr_NoMemory();
         else
             result = Py_BuildValue("[KKKKKKKKKK][NNNN]", c.set[0], c.set[1], c.set[2], c.set[3], c.set[4], c.set[5], c.set[6],

@@ -135,7 +135,7 @@ static void put_table(void) {
 
 #define LONGEST_ARGUMENTS (4 << 20) /* an event with more loses them: they would fill a frame */
 
-static inline bool keeps_arguments(const Event *e, const char *args, size_t args_len) {
+static inline bool has_valid_arguments(const Event *e, const char *args, size_t args_len) {
     return is_inline(e) || (e->args_len <= LONGEST_ARGUMENTS && arguments_of(e, args, args_len).good);
 }
 
@@ -224,7 +224,7 @@ static bool put_frame(const Event *events, size_t count, const char *args, size_
     DIFFERENCES(e->parent);
     COLUMN(is_span(e) ? 0 : (uint64_t)e->self);
     COLUMN(is_inline(e) ? text_place(e->args_at) + 1 : 0);
-    COLUMN(keeps_arguments(e, args, args_len) ? e->args_len : 0);
+    COLUMN(has_valid_arguments(e, args, args_len) ? e->args_len : 0);
     *parts = (FrameParts){.columns = frame.len};
     for (size_t i = 0; i < count; i++) parts->cut += !put_arguments(&events[i], args, args_len);
     parts->heap = frame.len - parts->columns;
@@ -242,7 +242,7 @@ typedef struct {
     bool good;
 } Input;
 
-static const uint8_t *input_take(Input *in, size_t len) {
+static const uint8_t *input_read(Input *in, size_t len) {
     if ((size_t)(in->end - in->at) < len) in->good = false;
     if (!in->good) return NULL;
     in->at += len;
@@ -280,8 +280,8 @@ static inline uint32_t known(Input *in, const FrameIds *ids, uint64_t place) {
     return 0;
 }
 
-static void take_part(Input *in, const Column *columns, size_t count, size_t first, size_t n, Event *events, Sums *sums,
-                      const FrameIds *names, const FrameIds *rows, const uint16_t *categories) {
+static void decode_part(Input *in, const Column *columns, size_t count, size_t first, size_t n, Event *events, Sums *sums,
+                        const FrameIds *names, const FrameIds *rows, const uint16_t *categories) {
     uint64_t values[COLUMNS][PART];
     Sums sum = *sums;
     for (size_t i = 0; i < COLUMNS; i++) part_of(&columns[i], count, first, n, values[i]);
@@ -312,9 +312,9 @@ static void take_part(Input *in, const Column *columns, size_t count, size_t fir
 
 static void find_columns(Input *in, size_t count, Column *columns) {
     for (size_t i = 0; i < COLUMNS; i++) {
-        const uint8_t *width = input_take(in, 1);
+        const uint8_t *width = input_read(in, 1);
         if (width && *width > WIDEST) in->good = false;
-        const uint8_t *planes = in->good ? input_take(in, *width * count) : NULL;
+        const uint8_t *planes = in->good ? input_read(in, *width * count) : NULL;
         if (!in->good) return;
         columns[i] = (Column){planes, *width};
     }
@@ -322,7 +322,7 @@ static void find_columns(Input *in, size_t count, Column *columns) {
 
 /* Categories by their places in the table: few texts are one, and only those become categories of this process. NULL: none can be
  * had. */
-static uint16_t *take_categories(Input *in, const Column *column, size_t count, size_t names, PyObject *category_of) {
+static uint16_t *decode_categories(Input *in, const Column *column, size_t count, size_t names, PyObject *category_of) {
     uint64_t values[PART];
     size_t most = names <= UINT16_MAX ? names : UINT16_MAX + 1;
     uint16_t *found = calloc(most + 1, sizeof *found);
@@ -347,18 +347,18 @@ static uint16_t *take_categories(Input *in, const Column *column, size_t count, 
     return found;
 }
 
-static void take_columns(Input *in, Event *events, size_t count, const Column *columns, const FrameIds *names,
-                         const FrameIds *rows, const uint16_t *categories) {
+static void decode_columns(Input *in, Event *events, size_t count, const Column *columns, const FrameIds *names,
+                           const FrameIds *rows, const uint16_t *categories) {
     Sums sums = {0};
     for (size_t first = 0; in->good && first < count; first += PART) {
         size_t n = count - first < PART ? count - first : PART;
-        take_part(in, columns, count, first, n, events + first, &sums, names, rows, categories);
+        decode_part(in, columns, count, first, n, events + first, &sums, names, rows, categories);
     }
 }
 
 /* Gives each event its arguments, in the order of the events, and the keys their ids; how many events lose theirs, which are
  * none. */
-static uint64_t take_arguments(Input *in, Event *events, size_t count, char *args, size_t args_len, const FrameIds *names) {
+static uint64_t decode_arguments(Input *in, Event *events, size_t count, char *args, size_t args_len, const FrameIds *names) {
     uint64_t at = 0, cut = 0;
     for (size_t i = 0; in->good && i < count; i++) {
         Event *e = &events[i];
@@ -449,7 +449,7 @@ static EventsHeader header_of(const Event *events, size_t count) {
 static size_t frame_events(const Event *events, size_t count, const char *args, size_t args_len) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++) {
-        bytes += sizeof(Event) + (keeps_arguments(&events[i], args, args_len) ? heap_len(&events[i]) : 0);
+        bytes += sizeof(Event) + (has_valid_arguments(&events[i], args, args_len) ? heap_len(&events[i]) : 0);
         if (i && bytes > FRAME_BYTES) return i;
     }
     return count;
@@ -491,14 +491,14 @@ PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
                         "encode_frames() takes whole events, 4 GiB of arguments and a source of 255 bytes at most");
     } else {
         const Event *at = events.buf;
-        size_t left = (size_t)events.len / sizeof(Event), args_len = (size_t)heap.len;
+        size_t remaining = (size_t)events.len / sizeof(Event), args_len = (size_t)heap.len;
         uint64_t cut = 0;
         Buffer made = {0};
         bool whole = true;
-        PyThreadState *released = release_for(left);
+        PyThreadState *released = release_gil_for(remaining);
         pthread_mutex_lock(&lock);
         do {
-            size_t count = frame_events(at, left, heap.buf, args_len), before = made.len;
+            size_t count = frame_events(at, remaining, heap.buf, args_len), before = made.len;
             FrameParts parts = {0};
             for (;; count /= 2) {
                 FrameHeader head = {.kind = kind, .flags = FRAME_COLUMNS, .number = number + frames};
@@ -512,10 +512,10 @@ PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
             }
             frames++;
             cut += parts.cut;
-            at += count, left -= count;
-        } while (left && whole);
+            at += count, remaining -= count;
+        } while (remaining && whole);
         pthread_mutex_unlock(&lock); /* the GIL is not waited for with the lock: a fork waits for the lock with the GIL */
-        take_back(released);
+        reacquire_gil(released);
         if (whole) result = Py_BuildValue("(y#IK)", (char *)made.bytes, (Py_ssize_t)made.len, frames, (unsigned long long)cut);
         else PyErr_NoMemory();
         free(made.bytes);
@@ -543,11 +543,11 @@ PyObject *columns_py_decode(PyObject *self, PyObject *args) {
         Column found[COLUMNS];
         find_columns(&in, (size_t)count, found);
         uint16_t *categories =
-            in.good ? take_categories(&in, &found[CATEGORIES], (size_t)count, known_names.count, category_of) : NULL;
+            in.good ? decode_categories(&in, &found[CATEGORIES], (size_t)count, known_names.count, category_of) : NULL;
         in.good &= categories != NULL;
         Py_BEGIN_ALLOW_THREADS
-        take_columns(&in, to, (size_t)count, found, &known_names, &known_rows, categories);
-        cut = take_arguments(&in, to, (size_t)count, PyBytes_AS_STRING(own_heap), (size_t)heap.len, &known_names);
+        decode_columns(&in, to, (size_t)count, found, &known_names, &known_rows, categories);
+        cut = decode_arguments(&in, to, (size_t)count, PyBytes_AS_STRING(own_heap), (size_t)heap.len, &known_names);
         Py_END_ALLOW_THREADS
         free(categories);
         if (in.good && in.at == in.end) result = Py_BuildValue("(OOK)", events, own_heap, (unsigned long long)cut);

@@ -43,9 +43,9 @@ static inline char *write_double(char *p, double v) {
 }
 
 /* Length of the valid UTF-8 sequence at `s`, 0 if there is none. */
-static inline size_t json_utf8(const unsigned char *s, size_t left) {
+static inline size_t json_utf8(const unsigned char *s, size_t remaining) {
     size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
-    if (n == 0 || n > left) return 0;
+    if (n == 0 || n > remaining) return 0;
     for (size_t i = 1; i < n; i++)
         if ((s[i] & 0xc0) != 0x80) return 0;
     bool bad = n > 2 && ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||

@@ -14,13 +14,13 @@ typedef struct {
 static inline bool output_open(Output *o, size_t room) {
     if (!(o->bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room))) return false;
     o->at = PyBytes_AS_STRING(o->bytes), o->end = o->at + room;
-    o->released = release_for(room / sizeof(Event));
+    o->released = release_gil_for(room / sizeof(Event));
     return true;
 }
 
 /* Takes the GIL again; what was written, or NULL and an exception. */
 static inline PyObject *output_close(Output *o) {
-    take_back(o->released);
+    reacquire_gil(o->released);
     if (o->bytes) _PyBytes_Resize(&o->bytes, o->at - PyBytes_AS_STRING(o->bytes));
     return o->bytes;
 }
@@ -28,7 +28,7 @@ static inline PyObject *output_close(Output *o) {
 static inline bool output_grow(Output *o, size_t need) {
     if (!o->bytes) return false;
     size_t used = (size_t)(o->at - PyBytes_AS_STRING(o->bytes)), size = used + used / 2 + need + 4096;
-    take_back(o->released);
+    reacquire_gil(o->released);
     if (_PyBytes_Resize(&o->bytes, (Py_ssize_t)size) < 0) o->at = o->end = NULL; /* MemoryError stays set */
     else o->at = PyBytes_AS_STRING(o->bytes) + used, o->end = PyBytes_AS_STRING(o->bytes) + size;
     if (o->released) o->released = PyEval_SaveThread();
@@ -64,11 +64,11 @@ static inline Arguments arguments_of(const Event *e, const char *heap, size_t he
 }
 static inline bool argument_next(Arguments *a, ArgItem *item, const char **value) {
     if (!a->good || a->at == a->end) return false;
-    size_t left = (size_t)(a->end - a->at);
-    a->good = left >= sizeof *item;
+    size_t remaining = (size_t)(a->end - a->at);
+    a->good = remaining >= sizeof *item;
     if (!a->good) return false;
     memcpy(item, a->at, sizeof *item);
-    a->good = item->len <= left - sizeof *item;
+    a->good = item->len <= remaining - sizeof *item;
     *value = a->at + sizeof *item;
     if (a->good) a->at += sizeof *item + item->len;
     return a->good;

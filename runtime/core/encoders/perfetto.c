@@ -342,14 +342,14 @@ static void put_block(Encoder *c) {
     }
 }
 
-/* What was held and written is in the file by now, as the exporter did not say otherwise. */
-static void keep_held(Encoder *c) {
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < c->held_used; i++) {
-        if (!c->held[i].written) c->held[kept++] = c->held[i];
-        else free(c->held[i].args);
+/* Delayed begins that were written are in the file by now: the exporter has reported no error. */
+static void drop_written(Encoder *c) {
+    uint32_t waiting = 0;
+    for (uint32_t i = 0; i < c->delayed_count; i++) {
+        if (!c->delayed[i].written) c->delayed[waiting++] = c->delayed[i];
+        else free(c->delayed[i].args);
     }
-    c->held_used = c->held_kept = kept;
+    c->delayed_count = c->delayed_before = waiting;
     c->formerly_numbered = c->numbered;
     c->call++;
 }
@@ -388,7 +388,7 @@ static PyObject *encode(Encoder *c, PyObject *args) {
         PyErr_Format(PyExc_ValueError, "a block of %zd bytes is not made of 64-byte events", events.len);
     else if (enter(c)) {
         c->events = events.buf, c->n = (size_t)events.len / sizeof(Event), c->heap = heap.buf, c->heap_len = (size_t)heap.len;
-        keep_held(c);
+        drop_written(c);
         if (window != c->window) c->window = window, c->numbered = false;
         if (!room_for_block(c)) c->busy = false, PyErr_NoMemory();
         else if (!output_open(&c->out, c->n * 36 + c->heap_len + 4096)) c->busy = false;
@@ -401,10 +401,10 @@ static PyObject *encode(Encoder *c, PyObject *args) {
 
 static PyObject *release(Encoder *c, PyObject *unused) {
     if (!enter(c)) return NULL;
-    keep_held(c);
+    drop_written(c);
     c->numbered = false;
-    if (!output_open(&c->out, c->held_used * 128 + 64)) return c->busy = false, NULL;
-    put_held(c, -1);
+    if (!output_open(&c->out, c->delayed_count * 128 + 64)) return c->busy = false, NULL;
+    put_delayed(c, -1);
     return finish(c);
 }
 
@@ -415,9 +415,9 @@ static PyObject *forget(Encoder *c, PyObject *unused) {
         if (row->call == c->call) row->roots = row->former;
     }
     c->numbered = c->formerly_numbered;
-    for (uint32_t i = c->held_kept; i < c->held_used; i++) free(c->held[i].args);
-    c->held_used = c->held_kept;
-    for (uint32_t i = 0; i < c->held_used; i++) c->held[i].written = false;
+    for (uint32_t i = c->delayed_before; i < c->delayed_count; i++) free(c->delayed[i].args);
+    c->delayed_count = c->delayed_before;
+    for (uint32_t i = 0; i < c->delayed_count; i++) c->delayed[i].written = false;
     if (c->interned) memset(c->interned, 0, c->interned_room * sizeof *c->interned);
     c->interned_used = c->sequences = 0;
     c->busy = false;
@@ -429,9 +429,9 @@ static PyObject *process(Encoder *c, PyObject *pid) {
     return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(process_uuid(c, number));
 }
 
-static PyObject *count_held(Encoder *c, void *unused) {
+static PyObject *count_delayed(Encoder *c, void *unused) {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < c->held_used; i++) n += !c->held[i].written;
+    for (uint32_t i = 0; i < c->delayed_count; i++) n += !c->delayed[i].written;
     return PyLong_FromUnsignedLong(n);
 }
 
@@ -445,8 +445,8 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 }
 
 static void dealloc(Encoder *c) {
-    for (uint32_t i = 0; i < c->held_used; i++) free(c->held[i].args);
-    free(c->rows), free(c->row_of), free(c->interned), free(c->fresh), free(c->held), free(c->order), free(c->edges);
+    for (uint32_t i = 0; i < c->delayed_count; i++) free(c->delayed[i].args);
+    free(c->rows), free(c->row_of), free(c->interned), free(c->fresh), free(c->delayed), free(c->order), free(c->edges);
     free(c->stack), free(c->active), free(c->nodes);
     Py_TYPE(c)->tp_free((PyObject *)c);
 }
@@ -459,7 +459,7 @@ static PyMethodDef methods[] = {
     {NULL},
 };
 
-static PyGetSetDef getset[] = {{"held", (getter)count_held, NULL, NULL, NULL}, {NULL}};
+static PyGetSetDef getset[] = {{"held", (getter)count_delayed, NULL, NULL, NULL}, {NULL}};
 
 PyTypeObject PerfettoEncoderType = {
     PyVarObject_HEAD_INIT(NULL, 0)

@@ -9,7 +9,7 @@
 
 typedef struct {
     int64_t begin, end;
-    bool held, crowded;
+    bool delayed, crowded;
 } Root; /* crowded: what begins with it ends before it */
 typedef struct {
     uint32_t used;
@@ -41,14 +41,14 @@ typedef struct {
     char *args;
     uint32_t row, order;
     bool written;
-} Held;
+} DelayedBegin;
 
 /* A span or instant of a row, in a block. */
 typedef struct {
     int64_t begin, end;
     uint64_t id, parent;
     uint32_t event;
-    bool point, hold, root, crowded; /* hold: its begin is held; root: nothing of this block encloses it */
+    bool point, delay, root, crowded; /* delay: its begin is delayed; root: nothing of this block encloses it */
 } Node;
 
 typedef struct {
@@ -70,8 +70,8 @@ typedef struct {
     uint32_t interned_used, interned_room;
     Fresh *fresh;      /* interned by the packet under way */
     uint32_t fresh_used, fresh_room;
-    Held *held;
-    uint32_t held_used, held_kept, held_room; /* kept: those from before the last call */
+    DelayedBegin *delayed;
+    uint32_t delayed_count, delayed_before, delayed_room; /* before: those of earlier calls */
     uint32_t *order, *edges, *stack, *active, active_used;
     Node *nodes;
     size_t room;       /* events that the arrays above are made for */
@@ -98,7 +98,7 @@ void describe_row(Encoder *c, Row *row);
 uint64_t described_counter(Encoder *c, const Row *row, uint32_t name);  /* its uuid */
 uint64_t process_uuid(const Encoder *c, int64_t pid);
 void put_slices(Encoder *c, uint32_t row);
-void put_held(Encoder *c, int64_t row); /* of one row, or of all: -1 */
+void put_delayed(Encoder *c, int64_t row); /* of one row, or of all: -1 */
 
 /* perfetto_arguments.c */
 void put_annotations(Encoder *c, Row *row, const Event *e);

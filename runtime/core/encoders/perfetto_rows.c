@@ -4,7 +4,7 @@
  * that order decides how spans nest that begin together, and which of two that touch comes first. In a block it is found by
  * going through the spans from the last end to the first. Across blocks, a span that begins together with an
  * enclosing one that comes later cannot be told from others before that is known. Where that is to be expected,
- * at the borders of what was recorded, its begin is held; a span that comes too late to nest is drawn apart. */
+ * at the borders of what was recorded, its begin is delayed; a span that comes too late to nest is drawn apart. */
 #include "encoders/perfetto.h"
 
 /* Fields of TracePacket and TrackDescriptor. */
@@ -25,7 +25,7 @@ enum {
     NO_MERGING = 2
 };
 #define DESCRIBING 1 /* sequence of descriptors, which need no state */
-#define MOST_HELD 4096
+#define MAX_DELAYED 4096
 #define DEEPEST_PARENT 8
 
 uint64_t process_uuid(const Encoder *c, int64_t pid) { return mix(c->base, 'P', (uint64_t)pid); }
@@ -153,18 +153,18 @@ Row *new_row(Encoder *c, uint32_t track) {
     return &c->rows[c->row_of[track] - 1];
 }
 
-static bool hold(Encoder *c, uint32_t row, const Event *e) {
-    if (!make_room((void **)&c->held, &c->held_room, (size_t)c->held_used + 1, sizeof *c->held)) return false;
-    Held held = {.event = *e, .row = row};
+static bool delay(Encoder *c, uint32_t row, const Event *e) {
+    if (!make_room((void **)&c->delayed, &c->delayed_room, (size_t)c->delayed_count + 1, sizeof *c->delayed)) return false;
+    DelayedBegin delayed = {.event = *e, .row = row};
     uint64_t end = (uint64_t)e->args_at + e->args_len;
-    if (e->args_len && !(e->flags & FLAG_ARG_INLINE) && end <= c->heap_len && (held.args = malloc(e->args_len)))
-        memcpy(held.args, c->heap + e->args_at, e->args_len);
-    c->held[c->held_used++] = held;
+    if (e->args_len && !(e->flags & FLAG_ARG_INLINE) && end <= c->heap_len && (delayed.args = malloc(e->args_len)))
+        memcpy(delayed.args, c->heap + e->args_at, e->args_len);
+    c->delayed[c->delayed_count++] = delayed;
     return true;
 }
 
 static int outer_first(const void *one, const void *other) {
-    const Held *a = one, *b = other;
+    const DelayedBegin *a = one, *b = other;
     if (a->row != b->row) return a->row < b->row ? -1 : 1;
     if (a->event.ts != b->event.ts) return a->event.ts < b->event.ts ? -1 : 1;
     if (a->event.dur != b->event.dur) return a->event.dur > b->event.dur ? -1 : 1;
@@ -175,16 +175,16 @@ static void will_change(const Encoder *c, Row *row) {
     if (row->call != c->call) row->call = c->call, row->former = row->roots;
 }
 
-void put_held(Encoder *c, int64_t row) {
+void put_delayed(Encoder *c, int64_t row) {
     const char *heap = c->heap;
     size_t heap_len = c->heap_len;
-    Held *some = calloc(c->held_used + 1, sizeof *some);
+    DelayedBegin *some = calloc(c->delayed_count + 1, sizeof *some);
     uint32_t n = 0;
-    for (uint32_t i = 0; some && i < c->held_used; i++) {
-        Held *held = &c->held[i];
-        if (held->written || (row >= 0 && held->row != row)) continue;
-        held->written = true;
-        some[n] = *held, some[n++].order = i;
+    for (uint32_t i = 0; some && i < c->delayed_count; i++) {
+        DelayedBegin *delayed = &c->delayed[i];
+        if (delayed->written || (row >= 0 && delayed->row != row)) continue;
+        delayed->written = true;
+        some[n] = *delayed, some[n++].order = i;
     }
     if (!some) c->failed = true;
     else qsort(some, n, sizeof *some, outer_first);
@@ -196,23 +196,23 @@ void put_held(Encoder *c, int64_t row) {
     }
     c->heap = heap, c->heap_len = heap_len;
     for (uint32_t i = 0; some && i < n; i++) {
-        Row *let_go = &c->rows[some[i].row];
-        will_change(c, let_go);
-        for (uint32_t k = 0; k < ROOTS; k++) let_go->roots.at[k].held = false;
+        Row *changed = &c->rows[some[i].row];
+        will_change(c, changed);
+        for (uint32_t k = 0; k < ROOTS; k++) changed->roots.at[k].delayed = false;
     }
     free(some);
 }
 
 /* How a span lies to those of its row that were written before, of which the latest are remembered. */
-enum { FITS, HELD_TOO, OVERLAPS };
+enum { FITS, DELAYED_TOO, OVERLAPS };
 static int lies(Roots *roots, const Node *x, bool *releases) {
     int result = FITS;
     for (uint32_t i = roots->used; i-- > 0;) {
         Root *r = &roots->at[i];
         if (r->end <= x->begin && (r->begin < x->begin || r->end < x->begin)) break; /* it comes after */
-        if (x->begin < r->begin && r->end <= x->end) *releases |= r->held;           /* it contains */
+        if (x->begin < r->begin && r->end <= x->end) *releases |= r->delayed;           /* it contains */
         else if (x->end < r->begin) continue;                                        /* it comes before */
-        else if (x->begin == r->begin && r->held) result = HELD_TOO, *releases |= r->end <= x->end;
+        else if (x->begin == r->begin && r->delayed) result = DELAYED_TOO, *releases |= r->end <= x->end;
         else if (x->begin < r->begin || x->end > r->end) return OVERLAPS;
         else if (x->begin == r->begin && r->crowded && x->end > x->begin)
             return OVERLAPS; /* what ends before it began with it */
@@ -231,7 +231,7 @@ static void remember(Roots *roots, const Node *x) {
     bool crowded = x->crowded;
     for (uint32_t i = 0; i < roots->used; i++) {
         Root r = at[i];
-        if (r.begin >= x->begin && r.end <= x->end && !r.held) crowded |= r.crowded && r.begin == x->begin;
+        if (r.begin >= x->begin && r.end <= x->end && !r.delayed) crowded |= r.crowded && r.begin == x->begin;
         else at[n++] = r;
     }
     if (n == ROOTS) memmove(at, at + 1, sizeof(Root) * --n);
@@ -239,7 +239,7 @@ static void remember(Roots *roots, const Node *x) {
     while (place && (at[place - 1].begin > x->begin || (at[place - 1].begin == x->begin && at[place - 1].end > x->end)))
         place--;
     memmove(at + place + 1, at + place, sizeof(Root) * (n - place));
-    at[place] = (Root){x->begin, x->end, x->hold, crowded};
+    at[place] = (Root){x->begin, x->end, x->delay, crowded};
     roots->used = n + 1;
 }
 
@@ -263,14 +263,14 @@ static uint32_t make_nodes(Encoder *c, const Row *row) {
         bool first = span && e.flags & FLAG_NUMBERED && !c->numbered;
         if (span && e.flags & FLAG_NUMBERED) c->numbered = true;
         /* At these borders spans begin together that came one after the other. */
-        bool held = span && e.parent && (e.flags & FLAG_CLIPPED || first) && c->held_used < MOST_HELD;
+        bool delayed = span && e.parent && (e.flags & FLAG_CLIPPED || first) && c->delayed_count < MAX_DELAYED;
         *x = (Node){.begin = e.ts,
                     .end = end,
                     .id = e.id,
                     .parent = e.parent,
                     .event = c->order[row->at + i],
                     .point = !span,
-                    .hold = held};
+                    .delay = delayed};
         if (i && (end < x[-1].end || (end == x[-1].end && e.ts > x[-1].begin && e.ts < end))) sorted = false;
     }
     if (!sorted) qsort(c->nodes, row->count, sizeof *c->nodes, ends_first);
@@ -300,11 +300,11 @@ void put_slices(Encoder *c, uint32_t number) {
         outer = deep ? &c->nodes[c->stack[deep - 1]] : NULL;
         bool apart = outer && !within(x, outer);
         if (!apart && !x->point) {
-            bool contains_held = false;
-            int how = lies(&row->roots, x, &contains_held);
+            bool contains_delayed = false;
+            int how = lies(&row->roots, x, &contains_delayed);
             apart = how == OVERLAPS;
-            if ((how == HELD_TOO && x->parent) || (outer && outer->hold && outer->begin == x->begin)) x->hold = true;
-            releases |= contains_held && !apart && !x->parent;
+            if ((how == DELAYED_TOO && x->parent) || (outer && outer->delay && outer->begin == x->begin)) x->delay = true;
+            releases |= contains_delayed && !apart && !x->parent;
         }
         x->root = !outer && !apart;
         if (outer && !apart && x->end > x->begin) {
@@ -328,7 +328,7 @@ void put_slices(Encoder *c, uint32_t number) {
         }
         event_at(c, x->event, &e);
         if (what == EDGE_POINT) put_point(c, row, &e);
-        else if (!x->hold || !hold(c, number, &e)) put_begin(c, row, &e);
+        else if (!x->delay || !delay(c, number, &e)) put_begin(c, row, &e);
     }
-    if (releases) put_held(c, number);
+    if (releases) put_delayed(c, number);
 }

@@ -3,19 +3,19 @@
 
 static Ring *plan[MAX_RINGS]; /* rings of the drain under way */
 static uint32_t planned, plan_at;
-static uint64_t taken_bytes;
+static uint64_t drained_bytes;
 bool g_late_release;
-static atomic_ullong unheld; /* events without a ring that were told of */
+static atomic_ullong ringless; /* events without a ring that were reported */
 static int64_t drained_at;
 
-uint64_t drain_bytes(void) { return taken_bytes; }
-uint64_t drain_unheld(void) { return atomic_load(&unheld); }
+uint64_t drain_bytes(void) { return drained_bytes; }
+uint64_t drain_ringless(void) { return atomic_load(&ringless); }
 
 void drain_after_fork(void) {
     g_late_release = false;
     planned = plan_at = 0;
-    taken_bytes = 0;
-    atomic_store(&unheld, 0);
+    drained_bytes = 0;
+    atomic_store(&ringless, 0);
     overflow_after_fork();
     main_thread_after_fork();
 }
@@ -69,8 +69,9 @@ bool drain_ring(Ring *r, Out *out) {
             }
             for (uint64_t i = 0; i < more; i++) {
                 const More *m = (const More *)&r->data[(tail + 1 + i) & r->mask];
-                uint64_t left = e.args_len - i * PAYLOAD;
-                copy_slot(out->args + out->args_len + i * PAYLOAD, m->bytes, left < PAYLOAD ? left : PAYLOAD, overwrites);
+                uint64_t remaining = e.args_len - i * PAYLOAD;
+                copy_slot(out->args + out->args_len + i * PAYLOAD, m->bytes, remaining < PAYLOAD ? remaining : PAYLOAD,
+                          overwrites);
             }
             atomic_thread_fence(memory_order_acquire);
             reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
@@ -102,18 +103,18 @@ bool drain_ring(Ring *r, Out *out) {
         missing += r->goal_produced - expected;
         expected = r->goal_produced;
     }
-    r->taken = tail;
-    r->taken_serial = expected;
-    r->taken_lost = missing;
+    r->copied = tail;
+    r->copied_serial = expected;
+    r->copied_lost = missing;
     return whole;
 }
 
 void ring_advance(Ring *r) {
-    atomic_store_explicit(&r->cursor_serial, r->taken_serial, memory_order_release);
-    uint64_t lost = atomic_load_explicit(&r->lost, memory_order_relaxed) + r->taken_lost;
+    atomic_store_explicit(&r->cursor_serial, r->copied_serial, memory_order_release);
+    uint64_t lost = atomic_load_explicit(&r->lost, memory_order_relaxed) + r->copied_lost;
     atomic_store_explicit(&r->lost, lost, memory_order_release);
-    r->cursor = r->taken;
-    atomic_store_explicit(&r->header->drained, r->taken, memory_order_relaxed);
+    r->cursor = r->copied;
+    atomic_store_explicit(&r->header->drained, r->copied, memory_order_relaxed);
 }
 
 void ring_mark(Ring *r) {
@@ -168,10 +169,10 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     if (slots < 1024) slots = 1024;
     Out out;
     if (!out_begin(&out, slots)) return NULL;
-    uint64_t told = atomic_load(&unheld), without = rings_unheld();
-    if (without > told) {
-        put_gap(&out, track_process(), drained_at, clock_now(), without - told, 0, 0);
-        atomic_store(&unheld, without);
+    uint64_t reported = atomic_load(&ringless), without = rings_ringless();
+    if (without > reported) {
+        put_gap(&out, track_process(), drained_at, clock_now(), without - reported, 0, 0);
+        atomic_store(&ringless, without);
     }
     drained_at = clock_now();
     main_thread_yields(crowded);
@@ -184,8 +185,8 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     }
     overflow_drained();
     if (plan_at == planned) rings_trim();
-    take_lock(released);
-    taken_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;
+    acquire_gil(released);
+    drained_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;
     return out_end(&out, plan_at < planned);
 }
 
@@ -209,7 +210,7 @@ PyObject *ring_py_release(PyObject *self, PyObject *unused) {
     overflow_drained();
     PyThreadState *released = PyEval_SaveThread();
     rings_trim();
-    take_lock(released);
+    acquire_gil(released);
     Py_RETURN_NONE;
 }
 

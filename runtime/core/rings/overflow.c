@@ -47,7 +47,7 @@ void overflow_close(void) {
 }
 
 /* Whether this thread holds the GIL; also for threads that Python does not know, and where there are subinterpreters. */
-static bool holds_gil(void) {
+static bool has_gil(void) {
 #if PY_VERSION_HEX >= 0x030d0000
     PyThreadState *now = PyThreadState_GetUnchecked();
 #else
@@ -60,18 +60,18 @@ static bool holds_gil(void) {
  * meanwhile, so it may fork, exit or be cancelled here. */
 static bool wait_for_consumer(Ring *r, int64_t deadline) {
     if (r->waited_at == r->tail_seen || consumer || atomic_load(&closed)) return false;
-    PyThreadState *python = holds_gil() ? PyEval_SaveThread() : NULL;
+    PyThreadState *python = has_gil() ? PyEval_SaveThread() : NULL;
     bool moved = false;
     atomic_fetch_add(&waiters, 1);
     for (;;) {
         uint32_t seen = atomic_load(&drains);
-        int64_t left = deadline - clock_now();
+        int64_t remaining = deadline - clock_now();
         moved = atomic_load_explicit(&r->header->tail, memory_order_acquire) != r->tail_seen;
-        if (moved || left <= 0 || atomic_load(&closed)) break;
+        if (moved || remaining <= 0 || atomic_load(&closed)) break;
         /* A drain that was under way may have taken nothing of it. */
         if (r->head != atomic_load_explicit(&r->header->drained, memory_order_relaxed)) ring_wake(r);
-        if (control_joined() && left > POLL) left = POLL; /* the process that drains does not wake this one */
-        struct timespec t = {left / 1000000000, left % 1000000000};
+        if (control_joined() && remaining > POLL) remaining = POLL; /* the process that drains does not wake this one */
+        struct timespec t = {remaining / 1000000000, remaining % 1000000000};
         syscall(SYS_futex, &drains, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0); /* however it ends, the ring is looked at */
     }
     atomic_fetch_sub(&waiters, 1);

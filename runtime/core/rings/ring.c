@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define KEPT_IDLE 2
+#define MIN_IDLE_RINGS 2
 #define PAGE_SLOTS 64   /* a page of 4096 bytes */
 #define BACKED_SLOTS 1024 /* backed by the file system at a time */
 
@@ -27,7 +27,7 @@ static char directory[3072];
 static uint64_t ring_slots;
 static uint32_t max_rings;
 static atomic_int session_open;
-static atomic_ullong unheld; /* events of threads that have no ring */
+static atomic_ullong ringless; /* events of threads that have no ring */
 static int wake_fd = -1;
 
 bool file_reserve(int fd, uint64_t from, uint64_t bytes) {
@@ -154,7 +154,7 @@ static bool drained_whole(const Ring *r) {
 
 /* An idle ring, or a new one while there are fewer than `limit`. One is reused when nothing is left in it, so that
  * events keep the identity of who wrote them. Under the lock. */
-static Ring *ring_take(uint32_t limit) {
+static Ring *find_ring(uint32_t limit) {
     for (uint32_t i = idle_count; i-- > 0;) {
         Ring *r = idle[i];
         if (atomic_load(&r->trimming) || !drained_whole(r)) continue;
@@ -165,9 +165,9 @@ static Ring *ring_take(uint32_t limit) {
     return ring_new(limit);
 }
 
-static void ring_give(Ring *r, uint32_t track, int64_t tid) {
-    static uint64_t given; /* under the lock */
-    r->header->given = ++given;
+static void assign_ring(Ring *r, uint32_t track, int64_t tid) {
+    static uint64_t assigned; /* under the lock */
+    r->header->assigned = ++assigned;
     r->header->track = track;
     r->header->tid = tid;
     r->header->alive = 1;
@@ -179,7 +179,7 @@ static void ring_give(Ring *r, uint32_t track, int64_t tid) {
     r->last_ts = clock_now(); /* events lost from now on are those of this thread */
 }
 
-static void ring_leave(Ring *r) {
+static void release_ring(Ring *r) {
     if (!r) return;
     r->header->alive = 0;
     r->idle = true;
@@ -192,7 +192,7 @@ void rings_trim(void) {
     for (;;) {
         Ring *r = NULL;
         pthread_mutex_lock(&lock);
-        for (uint32_t i = 0; i + KEPT_IDLE < idle_count && !r; i++)
+        for (uint32_t i = 0; i + MIN_IDLE_RINGS < idle_count && !r; i++)
             if (!idle[i]->clean && !idle[i]->anonymous && drained_whole(idle[i])) r = idle[i];
         if (r) r->clean = true, atomic_store(&r->trimming, true);
         pthread_mutex_unlock(&lock);
@@ -206,15 +206,15 @@ void rings_trim(void) {
 void ring_refuse(void) {
     if (!atomic_load_explicit(&session_open, memory_order_relaxed)) return;
     if (control_joined()) control_refuse();
-    else count_one(&unheld);
+    else count_one(&ringless);
 }
 
 bool rings_open(void) { return atomic_load_explicit(&session_open, memory_order_acquire); }
 
 Ring *ring_lend(uint32_t track, int64_t tid) {
     pthread_mutex_lock(&lock);
-    Ring *r = rings_open() ? ring_take(MAX_RINGS) : NULL; /* the session may have been left meanwhile */
-    if (r) ring_give(r, track, tid);
+    Ring *r = rings_open() ? find_ring(MAX_RINGS) : NULL; /* this process may have detached meanwhile */
+    if (r) assign_ring(r, track, tid);
     pthread_mutex_unlock(&lock);
     return r;
 }
@@ -224,14 +224,14 @@ Ring *ring_lend(uint32_t track, int64_t tid) {
 static void ring_spare(void) {
     pthread_mutex_lock(&lock);
     Ring *r = ring_new(1);
-    if (r) ring_leave(r);
+    if (r) release_ring(r);
     pthread_mutex_unlock(&lock);
 }
 
 /* Whether no thread has had a ring; there is none any more then. Under the lock. */
 static bool ring_unmake_spare(void) {
     Ring *r = atomic_load(&ring_count) == 1 ? rings[0] : NULL;
-    if (r && r->idle && !r->header->given) {
+    if (r && r->idle && !r->header->assigned) {
         munmap(r->header, HEADER + (r->mask + 1) * sizeof(Event));
         free(r);
         idle_count = 0;
@@ -242,7 +242,7 @@ static bool ring_unmake_spare(void) {
 
 void ring_return(Ring *ring, Ring *marks) {
     pthread_mutex_lock(&lock);
-    ring_leave(ring), ring_leave(marks);
+    release_ring(ring), release_ring(marks);
     pthread_mutex_unlock(&lock);
 }
 
@@ -274,10 +274,10 @@ static uint32_t rings_used(void) {
 /* A full ring is left to the consumer and its thread goes on in another: bursts pass while memory is allowed. */
 bool ring_move_on(Thread *thread) {
     pthread_mutex_lock(&lock);
-    Ring *old = thread->ring, *fresh = rings_used() < max_rings ? ring_take(max_rings) : NULL;
+    Ring *old = thread->ring, *fresh = rings_used() < max_rings ? find_ring(max_rings) : NULL;
     if (fresh) {
-        ring_give(fresh, old->header->track, old->header->tid);
-        ring_leave(old);
+        assign_ring(fresh, old->header->track, old->header->tid);
+        release_ring(old);
         thread->ring = fresh;
     }
     pthread_mutex_unlock(&lock);
@@ -286,9 +286,9 @@ bool ring_move_on(Thread *thread) {
 
 Ring *ring_for_marks(Thread *thread) {
     pthread_mutex_lock(&lock);
-    Ring *fresh = ring_take(MAX_RINGS);
+    Ring *fresh = find_ring(MAX_RINGS);
     if (fresh) {
-        ring_give(fresh, thread->ring->header->track, thread->ring->header->tid);
+        assign_ring(fresh, thread->ring->header->track, thread->ring->header->tid);
         fresh->header->alive = 2; /* no thread of its own */
     }
     pthread_mutex_unlock(&lock);
@@ -321,8 +321,8 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
         slot->args_len = args_len;
         for (uint32_t i = 0; i < more; i++) {
             More *m = (More *)&r->data[(r->head + 1 + i) & r->mask];
-            uint32_t left = args_len - i * PAYLOAD;
-            memcpy(m->bytes, args + i * PAYLOAD, left < PAYLOAD ? left : PAYLOAD);
+            uint32_t remaining = args_len - i * PAYLOAD;
+            memcpy(m->bytes, args + i * PAYLOAD, remaining < PAYLOAD ? remaining : PAYLOAD);
             m->kind = KIND_MORE, m->zero = 0;
         }
     }
@@ -350,7 +350,7 @@ uint32_t rings_to_drain(Ring **plan) {
     return planned;
 }
 
-uint64_t rings_unheld(void) { return atomic_load(&unheld); }
+uint64_t rings_ringless(void) { return atomic_load(&ringless); }
 
 void rings_each(void (*change)(Ring *)) {
     for (uint32_t i = 0, n = atomic_load_explicit(&ring_count, memory_order_acquire); i < n; i++) change(rings[i]);
@@ -390,9 +390,9 @@ PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
         waiting += made - serial;
         alive += h->alive == 1;
     }
-    uint64_t told = drain_unheld(), without = atomic_load(&unheld);
+    uint64_t reported = drain_ringless(), without = atomic_load(&ringless);
     return Py_BuildValue("{sIsIsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced + without, "drained", drained,
-                         "dropped", dropped + told, "waiting", waiting + without - told, "bytes",
+                         "dropped", dropped + reported, "waiting", waiting + without - reported, "bytes",
                          (unsigned long long)drain_bytes());
 }
 
@@ -409,7 +409,7 @@ static void after_fork_parent(void) { signals_after_fork_parent(), fork_phase(FO
 
 /* The child records nothing until it opens a session of its own, and lets go of its parent's memory. */
 static void after_fork_child(void) {
-    control_leave();
+    control_unmap();
     wants_after_fork();
     atomic_store(&session_open, 0);
     fork_phase(FORK_CHILD);
@@ -420,7 +420,7 @@ static void after_fork_child(void) {
     thread_after_fork();
     atomic_store(&ring_count, 0);
     idle_count = 0;
-    atomic_store(&unheld, 0);
+    atomic_store(&ringless, 0);
     drain_after_fork();
     if (wake_fd >= 0) close(wake_fd);
     wake_fd = -1;
@@ -455,7 +455,7 @@ static bool session_begin(PyObject *path, unsigned long slots, unsigned int ring
         stack_open(directory) < 0 || (!session && (wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0)) {
         PyErr_SetFromErrnoWithFilename(PyExc_OSError, session ? session : directory);
         strings_close(), track_close(), stack_close();
-        if (session) control_leave();
+        if (session) control_unmap();
         return false;
     }
     if (!session) control_make(directory);
@@ -495,16 +495,16 @@ PyObject *ring_py_join(PyObject *self, PyObject *args) {
 }
 
 /* False if a thread has recorded: what it has is the session's, and so are its ring and stack. */
-PyObject *ring_py_leave(PyObject *self, PyObject *unused) {
+PyObject *ring_py_detach(PyObject *self, PyObject *unused) {
     pthread_mutex_lock(&lock);
-    bool left = control_joined() && ring_unmake_spare();
-    if (left) atomic_store(&session_open, 0);
+    bool remaining = control_joined() && ring_unmake_spare();
+    if (remaining) atomic_store(&session_open, 0);
     pthread_mutex_unlock(&lock);
-    if (left) {
-        control_leave();
+    if (remaining) {
+        control_unmap();
         strings_close(), track_close(), stack_close();
     }
-    return PyBool_FromLong(left);
+    return PyBool_FromLong(remaining);
 }
 
 /* The session's files may be removed from now on, while nothing is recorded: only the memory goes on. False if a process has

@@ -12,7 +12,7 @@ typedef struct { /* layout read by runtime/recovery/ring_file.py */
     uint32_t version, slots, track;
     _Atomic uint32_t alive;
     int64_t tid;
-    uint64_t given;                             /* counts the threads that were given a ring: their order */
+    uint64_t assigned;                             /* counts the threads that were assigned a ring: their order */
     char pad0[24];
     _Atomic uint64_t head, reserve, produced;   /* writer: slots published, slots about to be written, serial */
     char pad1[40];
@@ -42,7 +42,7 @@ struct Ring {
     uint32_t index;
     int64_t last_ts; /* consumer: when the event before a gap ended */
     uint64_t goal, goal_produced; /* consumer: as far as the drain under way goes */
-    uint64_t taken, taken_serial, taken_lost; /* consumer: as far as the drain under way has copied */
+    uint64_t copied, copied_serial, copied_lost; /* consumer: as far as the drain under way has copied */
     uint64_t cursor; /* consumer: as far as drains have copied */
     _Atomic uint64_t cursor_serial;
     uint64_t marked, marked_serial; /* consumer: as far as it had copied when journals were asked for it */
@@ -99,10 +99,10 @@ void ring_wake(Ring *r); /* the consumer */
 void rings_trim(void); /* gives back memory that a burst has left */
 uint64_t drain_bytes(void); /* bytes of events and arguments drained so far */
 void drain_after_fork(void);
-uint64_t rings_unheld(void); /* events of threads that have no ring */
+uint64_t rings_ringless(void); /* events of threads that have no ring */
 uint64_t rings_private(void);         /* slots that are not free, of rings that are in no file, or in part */
 uint64_t rings_unreleased(void); /* slots that were copied and are not free yet */
-uint64_t drain_unheld(void); /* of the events that had no ring, those that were told of */
+uint64_t drain_ringless(void); /* of the events that had no ring, those that were reported */
 
 /* overflow.c: what becomes of an event when its thread's ring is more than half full. */
 enum { DROP_NEWEST, DROP_OLDEST, BLOCK };

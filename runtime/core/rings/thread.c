@@ -81,12 +81,12 @@ Thread *thread_current_object(void) {
     PyObject *active = threading ? PyObject_GetAttrString(threading, "_active") : NULL;
     PyObject *ident = active ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
     PyObject *thread = ident && PyDict_Check(active) ? Py_XNewRef(PyDict_GetItemWithError(active, ident)) : NULL;
-    PyObject *name = thread ? PyObject_GetAttrString(thread, "_name") : NULL, *keep = NULL;
+    PyObject *name = thread ? PyObject_GetAttrString(thread, "_name") : NULL, *encoded = NULL;
     Py_ssize_t len = 0;
-    const char *text = name && PyUnicode_Check(name) ? utf8_object(name, &len, &keep) : NULL;
+    const char *text = name && PyUnicode_Check(name) ? utf8_object(name, &len, &encoded) : NULL;
     if (PyErr_Occurred()) PyErr_Clear(), count_one(&g_counts.lookups_failed);
     Thread *t = text && !current ? thread_start(text, (size_t)len) : thread_current();
-    Py_XDECREF(keep);
+    Py_XDECREF(encoded);
     Py_XDECREF(name);
     Py_XDECREF(thread);
     Py_XDECREF(ident);

@@ -19,7 +19,7 @@ typedef struct {
     Ring ring;       /* for the drain: its header is `copy` */
     Header copy;     /* what was checked, and how far we are */
     Header *shared;
-    uint64_t given;
+    uint64_t assigned;
     uint32_t index;
     bool planned, broken;
 } Attached;
@@ -87,7 +87,7 @@ static bool attach_next(Process *p) {
 
 /* What became of fetching the slots of a ring. LATER: this process is out of descriptors or memory for the moment.
  * GONE: somebody has removed the file. */
-typedef enum { FETCHED, LATER, GONE, CONTRADICTED } Fetched;
+typedef enum { FETCHED, LATER, REMOVED, CONTRADICTED } Fetched;
 
 static Fetched copy_slots(Process *p, const Attached *a, uint64_t from, uint64_t to) {
     struct stat about;
@@ -99,7 +99,7 @@ static Fetched copy_slots(Process *p, const Attached *a, uint64_t from, uint64_t
         if (!p->slots_room) return p->slots = NULL, LATER;
     }
     int fd = open_ring(p, a->index, &about);
-    if (fd < 0) return errno == ENOENT ? GONE : errno == EMFILE || errno == ENFILE || errno == ENOMEM ? LATER : CONTRADICTED;
+    if (fd < 0) return errno == ENOENT ? REMOVED : errno == EMFILE || errno == ENFILE || errno == ENOMEM ? LATER : CONTRADICTED;
     bool good = true;
     while (good && from < to) {
         uint64_t at = from & a->ring.mask, n = to - from < a->ring.mask + 1 - at ? to - from : a->ring.mask + 1 - at;
@@ -143,7 +143,7 @@ static Fetched fetch(Process *p, Attached *a) {
     uint64_t goal = a->ring.goal, from = goal - tail > slots ? goal - slots : tail;
     if (goal < tail || a->ring.goal_produced < serial || a->ring.goal_produced - serial > UINT32_MAX) return CONTRADICTED;
     Fetched copied = from < goal ? copy_slots(p, a, from, goal) : FETCHED;
-    if (copied == GONE) a->ring.goal = goal = from = tail; /* what was in it counts as lost; its header is mapped still */
+    if (copied == REMOVED) a->ring.goal = goal = from = tail; /* what was in it counts as lost; its header is mapped still */
     else if (copied != FETCHED) return copied;
     atomic_thread_fence(memory_order_acquire);
     uint64_t reserve = atomic_load(&shared->reserve);
@@ -159,8 +159,8 @@ static Fetched fetch(Process *p, Attached *a) {
     return check_slots(p, a, from, goal, serial, atomic_load(&shared->produced)) ? FETCHED : CONTRADICTED;
 }
 
-static int by_given(const void *left, const void *right) {
-    uint64_t a = (*(Attached *const *)left)->given, b = (*(Attached *const *)right)->given;
+static int by_assignment(const void *left, const void *right) {
+    uint64_t a = (*(Attached *const *)left)->assigned, b = (*(Attached *const *)right)->assigned;
     return (a > b) - (a < b);
 }
 
@@ -184,10 +184,10 @@ static size_t plan(Process *p) {
             if (!g_late_release) ring_mark(&a->ring), release(a);
             a->ring.goal_produced = atomic_load(&a->shared->produced);
             a->ring.goal = atomic_load(&a->shared->head);
-            a->given = a->shared->given;
+            a->assigned = a->shared->assigned;
             a->planned = a->ring.goal != a->ring.cursor || a->ring.goal_produced != atomic_load(&a->ring.cursor_serial);
         }
-        if (p->count) qsort(p->rings, p->count, sizeof *p->rings, by_given);
+        if (p->count) qsort(p->rings, p->count, sizeof *p->rings, by_assignment);
     }
     for (uint32_t i = 0; i < p->count; i++) {
         Attached *a = p->rings[i];

@@ -10,7 +10,7 @@
 
 Control g_control;
 static bool owner, member;
-static uint64_t refused_taken[REFUSED]; /* by the owner */
+static uint64_t refused_read[REFUSED]; /* by the owner */
 
 static const char magic[8] = "SSCTRL1";
 
@@ -57,7 +57,7 @@ int control_join(const char *session) {
         /* Counted before anything is recorded: whatever becomes of this process, the owner looks for its directory. Counted
          * before `closed` is read: either this process sees that the session is over, or control_detach() sees it. */
         atomic_fetch_add(&g_control.joins, 1);
-        if (atomic_load(&g_control.closed)) control_leave(), good = false, errno = ESTALE;
+        if (atomic_load(&g_control.closed)) control_unmap(), good = false, errno = ESTALE;
     }
     int error = errno;
     close(fd);
@@ -65,8 +65,8 @@ int control_join(const char *session) {
     return good ? 0 : -1;
 }
 
-void control_leave(void) {
-    memset(refused_taken, 0, sizeof refused_taken);
+void control_unmap(void) {
+    memset(refused_read, 0, sizeof refused_read);
     bool shared = owner || member;
     owner = false;
     /* A process that gets no page of its own sees what is recorded elsewhere, and must not switch it. */
@@ -123,17 +123,17 @@ void control_refuse(void) { count_one(&g_control.refused[(unsigned)getpid() % RE
 /* On the main thread, between two byte codes: who has called ring_new() may hold locks, or not hold the GIL. */
 static int say_denied(void *error) {
     PyObject *module = PyImport_ImportModule("stepscope.runtime.lifecycle.join");
-    PyObject *said = module ? PyObject_CallMethod(module, "say_denied", "i", (int)(intptr_t)error) : NULL;
-    if (!said) PyErr_WriteUnraisable(module);
-    Py_XDECREF(said);
+    PyObject *reported = module ? PyObject_CallMethod(module, "say_denied", "i", (int)(intptr_t)error) : NULL;
+    if (!reported) PyErr_WriteUnraisable(module);
+    Py_XDECREF(reported);
     Py_XDECREF(module);
     return 0;
 }
 
 void control_deny(int error) {
-    static atomic_bool said;
+    static atomic_bool reported;
     atomic_store(&g_control.denied[(unsigned)getpid() % REFUSED], (unsigned char)error);
-    if (!atomic_exchange(&said, true)) Py_AddPendingCall(say_denied, (void *)(intptr_t)error);
+    if (!atomic_exchange(&reported, true)) Py_AddPendingCall(say_denied, (void *)(intptr_t)error);
 }
 
 PyObject *control_py_denied(PyObject *self, PyObject *pid) {
@@ -141,11 +141,11 @@ PyObject *control_py_denied(PyObject *self, PyObject *pid) {
     return PyErr_Occurred() ? NULL : PyLong_FromLong(atomic_load(&g_control.denied[at]));
 }
 
-PyObject *control_py_take_refused(PyObject *self, PyObject *pid) {
+PyObject *control_py_read_refused(PyObject *self, PyObject *pid) {
     unsigned long at = PyLong_AsUnsignedLong(pid) % REFUSED;
     if (PyErr_Occurred()) return NULL;
-    uint64_t now = atomic_load(&g_control.refused[at]), more = now > refused_taken[at] ? now - refused_taken[at] : 0;
-    refused_taken[at] += more;
+    uint64_t now = atomic_load(&g_control.refused[at]), more = now > refused_read[at] ? now - refused_read[at] : 0;
+    refused_read[at] += more;
     return PyLong_FromUnsignedLongLong(more);
 }
 

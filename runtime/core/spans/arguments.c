@@ -71,8 +71,8 @@ static bool json_add(Json *json, const char *text, size_t len) {
 
 static bool json_text(Json *json, PyObject *value) {
     Py_ssize_t len;
-    PyObject *keep;
-    const char *utf8 = utf8_object(value, &len, &keep);
+    PyObject *encoded;
+    const char *utf8 = utf8_object(value, &len, &encoded);
     bool ok = utf8 && len < MAX_VALUE && json_add(json, "\"", 1);
     for (Py_ssize_t i = 0; ok && i < len; i++) {
         unsigned char c = (unsigned char)utf8[i];
@@ -82,7 +82,7 @@ static bool json_text(Json *json, PyObject *value) {
                                       : (escaped[0] = (char)c, 1);
         ok = json_add(json, escaped, (size_t)n);
     }
-    Py_XDECREF(keep);
+    Py_XDECREF(encoded);
     if (!utf8) PyErr_Clear(); /* out of memory: the value counts as cut */
     return ok && json_add(json, "\"", 1);
 }
@@ -171,11 +171,11 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value) {
     } else if (value == Py_None) arg_put(buffer, key, 'n', "", 0);
     else if (PyUnicode_Check(value)) {
         Py_ssize_t len;
-        PyObject *keep;
-        const char *utf8 = utf8_object(value, &len, &keep);
+        PyObject *encoded;
+        const char *utf8 = utf8_object(value, &len, &encoded);
         if (utf8) arg_put_text(buffer, key, utf8, (size_t)len);
         else PyErr_Clear(), count_one(&g_counts.arguments_cut);
-        Py_XDECREF(keep);
+        Py_XDECREF(encoded);
     } else if (PyTuple_Check(value) || PyList_Check(value) || PyDict_Check(value)) {
         Json json;
         json.len = 0, json.items = 0;

@@ -200,7 +200,7 @@ static ContextScope *scope_find(Thread *t, PyThreadState *state) {
     return scope;
 }
 
-static Stack *keep(Thread *t, const PyThreadState *state, Stack *stack) {
+static Stack *remember(Thread *t, const PyThreadState *state, Stack *stack) {
     t->state_id = state->id;
     t->context_version = state->context_ver;
     return t->context_stack = stack;
@@ -215,7 +215,7 @@ static Stack *stack_of_running(Thread *t, const PyThreadState *state) {
 
 static Stack *look_up(Thread *t, PyThreadState *state) {
     Stack *stack = stack_of_running(t, state);
-    if (stack) return keep(t, state, stack);
+    if (stack) return remember(t, state, stack);
     if (!state->context) { /* made now, so that contexts copied from it inherit the scope */
         PyObject *copy = PyContext_CopyCurrent();
         Py_XDECREF(copy);
@@ -235,7 +235,7 @@ static Stack *look_up(Thread *t, PyThreadState *state) {
     }
     stack = scope->stack;
     Py_DECREF(scope); /* the context holds it */
-    return keep(t, state, stack);
+    return remember(t, state, stack);
 }
 
 Stack *stack_of_object(Thread *t) {

@@ -92,8 +92,8 @@ static void end_run(Coroutine *c) {
     c->run.id = 0;
 }
 
-/* A step begins; returns what `leave` wants to know. */
-static Coroutine *enter(Coroutine *c) {
+/* A step begins; returns the coroutine that `step_ended` makes the running one again. */
+static Coroutine *step_begun(Coroutine *c) {
     Coroutine *outer = running;
     if (c->suspended.id) go_on(c);
     c->steps++;
@@ -102,7 +102,7 @@ static Coroutine *enter(Coroutine *c) {
     return outer;
 }
 
-static void leave(Coroutine *c, Coroutine *outer, bool ended) {
+static void step_ended(Coroutine *c, Coroutine *outer, bool ended) {
     running = outer;
     thread_forget_context();
     if (--c->steps) return; /* refused, as it runs already */
@@ -128,10 +128,10 @@ static PySendResult pass_on(Coroutine *c, PyObject **result) {
 }
 
 static PySendResult coroutine_am_send(PyObject *self, PyObject *value, PyObject **result) {
-    Coroutine *c = (Coroutine *)Py_NewRef(self), *outer = enter(c);
+    Coroutine *c = (Coroutine *)Py_NewRef(self), *outer = step_begun(c);
     bool begun = !record_tasks || c->run.id || c->steps > 1 || begin_run(c);
     PySendResult sent = begun ? PyIter_Send(c->inner, value, result) : pass_on(c, result);
-    leave(c, outer, sent != PYGEN_NEXT);
+    step_ended(c, outer, sent != PYGEN_NEXT);
     Py_DECREF(self);
     return sent;
 }
@@ -153,9 +153,9 @@ static PyObject *call_inner(Coroutine *c, const char *name, PyObject *const *arg
     PyObject *method = PyObject_GetAttrString(c->inner, name);
     if (!method) return NULL;
     Py_INCREF(c);
-    Coroutine *outer = enter(c);
+    Coroutine *outer = step_begun(c);
     PyObject *result = PyObject_Vectorcall(method, args, (size_t)n, NULL);
-    leave(c, outer, yields ? !result : result != NULL);
+    step_ended(c, outer, yields ? !result : result != NULL);
     Py_DECREF(method);
     Py_DECREF(c);
     return result;
@@ -188,9 +188,9 @@ static void coroutine_dealloc(Coroutine *c) {
     PyObject_GC_UnTrack(c);
     if (c->weak_references) PyObject_ClearWeakRefs((PyObject *)c);
     PyErr_Fetch(&type, &value, &trace);
-    Coroutine *outer = enter(c);
+    Coroutine *outer = step_begun(c);
     Py_CLEAR(c->inner); /* which may leave spans, as a step does */
-    leave(c, outer, true);
+    step_ended(c, outer, true);
     Py_CLEAR(c->context);
     PyErr_Restore(type, value, trace);
     PyObject_GC_Del(c);

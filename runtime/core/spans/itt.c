@@ -71,7 +71,7 @@ typedef struct Scratch {
     bool used;
     uint32_t deeper, unmarked; /* unmarked: tasks outside of others that began while nothing recorded */
     atomic_uint depth;
-    uint64_t tasks, misses, left_out, number; /* number: taken from the text of the handle made last, or NONE */
+    uint64_t tasks, misses, omitted, number; /* number: taken from the text of the handle made last, or NONE */
     Task open[TASKS];
     Name names[NAMES];
 } Scratch;
@@ -247,11 +247,11 @@ static Name *find(Scratch *s, const char *text, size_t len, bool whole) {
     s->misses++;
     if (s->names[hash % NAMES].text == NULL) n = &s->names[hash % NAMES];
     uint32_t name = strings_intern(text, len);
-    const String *kept = strings_get(name); /* a name that was cut or mended never matches, and is looked up each time */
-    *n = (Name){{.text = kept->text, .extra1 = OURS},
-                kept->text,
+    const String *known = strings_get(name); /* a name that was cut or mended never matches, and is looked up each time */
+    *n = (Name){{.text = known->text, .extra1 = OURS},
+                known->text,
                 hash,
-                kept->len,
+                known->len,
                 name,
                 is_operator(text, len) ? operator_category : annotation_category,
                 kind_of(text, len)};
@@ -312,7 +312,7 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     Thread *t = thread_current();
     if (!t && recorded) ring_refuse();
     Scratch *s = t ? recorded ? scratch_of(t) : t->itt : NULL;
-    if (s && !recorded) s->left_out += left_out(RECORD_OPERATORS);
+    if (s && !recorded) s->omitted += omitted(RECORD_OPERATORS);
     /* A task that is not recorded leaves a mark only inside others: an end that finds nothing belongs to such a one. */
     if (!s) return;
     uint32_t depth = depth_of(s);
@@ -387,10 +387,10 @@ static Domain *domain_create(const char *name) {
     return d;
 }
 
-uint64_t itt_left_out(void) {
+uint64_t itt_omitted(void) {
     uint64_t sum = 0;
     pthread_mutex_lock(&lock);
-    for (Scratch *s = all; s; s = s->next) sum += s->left_out;
+    for (Scratch *s = all; s; s = s->next) sum += s->omitted;
     pthread_mutex_unlock(&lock);
     return sum;
 }

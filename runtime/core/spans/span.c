@@ -28,7 +28,7 @@ static SpanObject *free_spans[FREE_SPANS];
 static int free_count;
 static PyObject *decorator, *category_key;
 static uint16_t default_category;
-static uint32_t error_key, given_key;
+static uint32_t error_key, no_number_key;
 
 static bool is_category(PyObject *key) {
     return key == category_key || (PyUnicode_GET_LENGTH(key) == 8 && PyUnicode_Compare(key, category_key) == 0);
@@ -99,7 +99,7 @@ static PyObject *span_vectorcall(PyObject *type, PyObject *const *args, size_t n
     return span_make(args[0], keys, args + n, category);
 }
 
-static void leave(SpanObject *s) {
+static void drop_entry(SpanObject *s) {
     Entered *outer = s->outer;
     s->entered = outer;
     if (!outer) return;
@@ -127,7 +127,7 @@ static void span_dealloc(SpanObject *s) {
     if (s->values != s->few) PyMem_Free(s->values);
     while (s->entered) {
         if (s->open.id) span_abandon(&s->open);
-        leave(s);
+        drop_entry(s);
     }
     Py_XDECREF(s->name);
     if (free_count < FREE_SPANS) free_spans[free_count++] = s;
@@ -137,7 +137,7 @@ static void span_dealloc(SpanObject *s) {
 static PyObject *span_enter(SpanObject *s, PyObject *unused) {
     bool recorded = recording(RECORD_EVENTS), noted = recorded || recording(RECORD_OPEN);
     /* One that is entered already notes also what is not recorded, so that each exit finds its own entry. */
-    if (!recorded) g_events_left_out += left_out(RECORD_EVENTS);
+    if (!recorded) g_omitted_events += omitted(RECORD_EVENTS);
     if (!noted && !s->entered) return Py_NewRef(s);
     Thread *t = thread_current_object();
     if (!t) {
@@ -200,12 +200,12 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
         choose(s, stack);
     }
     if (t && s->open.early && span_skip(t, &s->open)) {
-        leave(s);
+        drop_entry(s);
         Py_RETURN_NONE;
     }
     /* Left before it is recorded: where recording waits for room, other threads may enter the span meanwhile. */
     Open open = s->open;
-    leave(s);
+    drop_entry(s);
     if (!t && open.id) ring_refuse();
     if (t && open.id) {
         /* The usual cases: no argument, or one small number, which fits the record. */
@@ -236,14 +236,14 @@ static PyObject *span_reduce(SpanObject *s, PyObject *unused) {
     if (PyDict_SetItem(arguments, category_key, category) < 0) goto done;
     for (Py_ssize_t i = 0, n = s->keys ? PyTuple_GET_SIZE(s->keys) : 0; i < n; i++)
         if (PyDict_SetItem(arguments, PyTuple_GET_ITEM(s->keys, i), s->values[i]) < 0) goto done;
-    PyObject *given = Py_BuildValue("(OO)", &SpanType, s->name);
-    if (!given) goto done;
+    PyObject *name_only = Py_BuildValue("(OO)", &SpanType, s->name);
+    if (!name_only) goto done;
     if ((functools = PyImport_ImportModule("functools"))) {
         PyObject *partial = PyObject_GetAttrString(functools, "partial");
-        if (partial) make = PyObject_Call(partial, given, arguments);
+        if (partial) make = PyObject_Call(partial, name_only, arguments);
         Py_XDECREF(partial);
     }
-    Py_DECREF(given);
+    Py_DECREF(name_only);
 done:
     Py_XDECREF(arguments);
     Py_XDECREF(functools);
@@ -306,7 +306,7 @@ PyTypeObject SpanType = {
 static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *const *values, PyObject *no_number) {
     if (find_category(keys, values, &event->category) < 0) return NULL;
     if (!recording(RECORD_EVENTS)) {
-        g_events_left_out += left_out(RECORD_EVENTS);
+        g_omitted_events += omitted(RECORD_EVENTS);
         Py_RETURN_NONE;
     }
     Thread *t = thread_current_object();
@@ -323,7 +323,7 @@ static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *
     ArgBuffer buffer;
     buffer.len = 0;
     if (keys) encode(&buffer, keys, values);
-    if (no_number && !PyErr_Occurred()) arg_put_object(&buffer, given_key, no_number);
+    if (no_number && !PyErr_Occurred()) arg_put_object(&buffer, no_number_key, no_number);
     ring_write(t, event, buffer.bytes, buffer.len);
     if (PyErr_Occurred()) return NULL; /* a signal handler's: the program waits for it */
     Py_RETURN_NONE;
@@ -375,6 +375,6 @@ int span_init(void) {
     category_key = PyUnicode_InternFromString("category");
     default_category = strings_category("user_annotation", 15);
     error_key = strings_intern("error", 5);
-    given_key = strings_intern("given", 5);
+    no_number_key = strings_intern("given", 5);
     return category_key ? 0 : -1;
 }

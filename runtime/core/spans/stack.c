@@ -84,7 +84,7 @@ Stack *stack_new(Thread *owner, uint32_t track) {
     if (!s) return count_one(&g_counts.rings_failed), NULL;
     atomic_fetch_add_explicit(&s->pushes, 1, memory_order_relaxed);
     atomic_store_explicit(&s->depth, 0, memory_order_release);
-    atomic_store_explicit(&s->gone, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->ended_elsewhere, 0, memory_order_relaxed);
     atomic_store_explicit(&s->owner, owner->serial, memory_order_relaxed);
     stack_hang(s, (Parent){0}), s->track = track;
     atomic_store_explicit(&s->used, 1, memory_order_release);
@@ -130,11 +130,11 @@ void stack_free(Stack *s) {
 }
 
 /* The depth, without what other threads have left at the top. For the owner. */
-static uint32_t settle(Stack *s) {
+static uint32_t current_depth(Stack *s) {
     uint32_t was = atomic_load_explicit(&s->depth, memory_order_relaxed), depth = was;
-    if (depth >= DEEP && atomic_load_explicit(&s->gone, memory_order_relaxed)) {
-        uint64_t gone = atomic_exchange_explicit(&s->gone, 0, memory_order_relaxed);
-        depth -= (gone < depth / DEEP ? (uint32_t)gone : depth / DEEP) * DEEP;
+    if (depth >= DEEP && atomic_load_explicit(&s->ended_elsewhere, memory_order_relaxed)) {
+        uint64_t ended_elsewhere = atomic_exchange_explicit(&s->ended_elsewhere, 0, memory_order_relaxed);
+        depth -= (ended_elsewhere < depth / DEEP ? (uint32_t)ended_elsewhere : depth / DEEP) * DEEP;
     }
     while (depth % DEEP && dead(&s->frames[depth % DEEP - 1])) depth--;
     return depth == was ? depth : set_depth(s, depth);
@@ -148,12 +148,12 @@ static inline void changing(Stack *s) { /* readers that began before copy again 
 /* Takes the dead frames out. Whenever the process is killed, and for readers between two changes, each open span is
  * whole in one frame or in two: a frame is dead while it is overwritten, and what was copied dies after the copy lives. */
 static uint32_t __attribute__((noinline)) make_room(Stack *s, uint32_t depth) {
-    uint32_t kept = 0;
+    uint32_t framed = 0;
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < depth % DEEP; i++) {
-        Frame *from = &s->frames[i], *to = &s->frames[kept];
+        Frame *from = &s->frames[i], *to = &s->frames[framed];
         uint8_t flags = (uint8_t)flags_of(from);
-        if (flags & FRAME_DEAD || kept++ == i) continue;
+        if (flags & FRAME_DEAD || framed++ == i) continue;
         changing(s);
         to->ts = from->ts, to->child = from->child, to->id = from->id, to->name = from->name, to->category = from->category,
         to->period = from->period;
@@ -163,23 +163,23 @@ static uint32_t __attribute__((noinline)) make_room(Stack *s, uint32_t depth) {
         __atomic_store_n(&from->flags, flags | FRAME_DEAD, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&lock);
-    return set_depth(s, depth / DEEP * DEEP + kept);
+    return set_depth(s, depth / DEEP * DEEP + framed);
 }
 
 void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t category, uint8_t frame_flags) {
-    uint32_t depth = settle(s);
+    uint32_t depth = current_depth(s);
     if (depth % DEEP == STACK_FRAMES) depth = make_room(s, depth);
-    uint32_t kept = depth % DEEP;
+    uint32_t framed = depth % DEEP;
     *open = (Open){.stack = s,
                    .id = thread->next_id++,
-                   .parent = kept ? s->frames[kept - 1].id : s->parent,
+                   .parent = framed ? s->frames[framed - 1].id : s->parent,
                    .name = name,
                    .track = s->track,
                    .category = category,
                    .early = frame_flags & FRAME_EARLY};
     open->ts = open->early ? atomic_load_explicit(&g_control.stopped, memory_order_relaxed) : 0;
-    if (kept < STACK_FRAMES) {
-        Frame *f = &s->frames[kept];
+    if (framed < STACK_FRAMES) {
+        Frame *f = &s->frames[framed];
         changing(s);
         f->child = 0, f->id = open->id, f->name = name, f->category = category, f->flags = frame_flags;
         f->ts = open->ts = open->early ? open->ts : clock_now();
@@ -192,7 +192,7 @@ void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t cat
     }
 }
 
-bool stack_in_use(Stack *s) { return settle(s) > 0; }
+bool stack_in_use(Stack *s) { return current_depth(s) > 0; }
 
 /* How many frames there are up to the topmost that may be a parent. */
 static uint32_t parents(const Stack *s) {
@@ -209,7 +209,7 @@ Parent stack_parent(const Stack *s) {
 }
 
 /* Gives time to the topmost frame of `depth` that lives; returns the depth without the dead ones above it. */
-static uint32_t give(Stack *s, uint32_t depth, int64_t dur) {
+static uint32_t add_child_time(Stack *s, uint32_t depth, int64_t dur) {
     while (depth % DEEP && dead(&s->frames[depth % DEEP - 1])) depth--;
     if (depth % DEEP) add_child(&s->frames[depth % DEEP - 1], dur);
     return depth;
@@ -225,22 +225,22 @@ static uint32_t find(const Stack *s, uint64_t id) {
 /* Whether a span is the top, whose frame, if it has one, is not; and how long others were the innermost. What was opened
  * after it must have ended for certain: of spans without a frame, levels tell, as no two that are open have the same. */
 static bool __attribute__((noinline)) is_top(const Stack *s, const Open *open, uint32_t depth, int64_t end, int64_t *inner) {
-    uint32_t at = find(s, open->id), kept = depth % DEEP, above = at + 1;
+    uint32_t at = find(s, open->id), framed = depth % DEEP, above = at + 1;
     if (at == STACK_FRAMES)
-        return depth >= DEEP && open->level && open->level == s->level && (!kept || s->frames[kept - 1].id == open->parent);
-    while (above < kept && dead(&s->frames[above])) above++;
-    *inner = child_of(&s->frames[at]) + (above < kept ? frame_ran(&s->frames[above], end) : 0);
-    return above == kept && (depth < DEEP || open->ts > s->deep_ts);
+        return depth >= DEEP && open->level && open->level == s->level && (!framed || s->frames[framed - 1].id == open->parent);
+    while (above < framed && dead(&s->frames[above])) above++;
+    *inner = child_of(&s->frames[at]) + (above < framed ? frame_ran(&s->frames[above], end) : 0);
+    return above == framed && (depth < DEEP || open->ts > s->deep_ts);
 }
 
 /* Takes off a span that is not the top. What it took until the next one began, the owner gives to the one around it. */
-static void __attribute__((noinline)) take_off(Stack *s, const Open *open, bool mine, int64_t self) {
+static void __attribute__((noinline)) remove_frame(Stack *s, const Open *open, bool mine, int64_t self) {
     if (!mine) pthread_mutex_lock(&lock);
-    uint32_t at = find(s, open->id), depth = mine ? settle(s) : 0;
+    uint32_t at = find(s, open->id), depth = mine ? current_depth(s) : 0;
     if (at < STACK_FRAMES) {
         __atomic_fetch_or(&s->frames[at].flags, FRAME_DEAD, __ATOMIC_RELAXED);
-        if (mine) give(s, at, child_of(&s->frames[at]) + self);
-    } else if (open->level && !mine) atomic_fetch_add_explicit(&s->gone, 1, memory_order_relaxed);
+        if (mine) add_child_time(s, at, child_of(&s->frames[at]) + self);
+    } else if (open->level && !mine) atomic_fetch_add_explicit(&s->ended_elsewhere, 1, memory_order_relaxed);
     else if (open->level && depth >= DEEP) set_depth(s, depth - DEEP);
     if (!mine) pthread_mutex_unlock(&lock);
 }
@@ -255,7 +255,7 @@ void span_close(Thread *thread, const Open *open, int64_t end, uint8_t flags, ui
     bool mine = stack_owner(s) == thread->serial;
     bool top = mine && depth - 1 < STACK_FRAMES && s->frames[depth - 1].id == open->id;
     if (top) inner = child_of(&s->frames[depth - 1]);
-    else if (!(top = is_top(s, open, depth = mine ? settle(s) : depth, end, &inner) && mine)) flags |= FLAG_ASYNC;
+    else if (!(top = is_top(s, open, depth = mine ? current_depth(s) : depth, end, &inner) && mine)) flags |= FLAG_ASYNC;
     Event event = {.ts = open->ts,
                    .dur = dur,
                    .self = ran > inner ? ran - inner : 0,
@@ -269,9 +269,9 @@ void span_close(Thread *thread, const Open *open, int64_t end, uint8_t flags, ui
     if (inline_key) event.flags |= FLAG_ARG_INLINE, event.args_at = inline_key, event.args_len = inline_value;
     /* Recorded before it is popped: whoever looks in between sees the span twice, never not at all. */
     ring_write(thread, &event, args, args_len);
-    if (!top) take_off(s, open, mine, event.self);
-    else if (!open->level) set_depth(s, give(s, depth - 1, ran));
-    else s->level--, set_depth(s, depth < 2 * DEEP ? give(s, depth - DEEP, ran) : depth - DEEP);
+    if (!top) remove_frame(s, open, mine, event.self);
+    else if (!open->level) set_depth(s, add_child_time(s, depth - 1, ran));
+    else s->level--, set_depth(s, depth < 2 * DEEP ? add_child_time(s, depth - DEEP, ran) : depth - DEEP);
 }
 
 bool span_skip(Thread *thread, const Open *open) {
@@ -283,26 +283,26 @@ bool span_skip(Thread *thread, const Open *open) {
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
     bool mine = stack_owner(s) == thread->serial;
     if (mine && depth - 1 < STACK_FRAMES && s->frames[depth - 1].id == open->id) set_depth(s, depth - 1);
-    else take_off(s, open, mine, 0);
+    else remove_frame(s, open, mine, 0);
     return true;
 }
 
 void span_abandon(const Open *open) {
     count_one(&g_counts.spans_abandoned);
-    take_off(open->stack, open, false, 0);
+    remove_frame(open->stack, open, false, 0);
 }
 
 static uint32_t copy_stable(const Stack *s, Frame *frames) {
     for (int tries = 0; tries < 1000; tries++) {
         uint64_t before = atomic_load_explicit(&s->pushes, memory_order_acquire);
-        uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire) % DEEP, kept = 0;
+        uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire) % DEEP, framed = 0;
         if (depth > STACK_FRAMES) depth = STACK_FRAMES;
         memcpy(frames, s->frames, depth * sizeof *frames);
         atomic_thread_fence(memory_order_acquire);
         if (atomic_load_explicit(&s->pushes, memory_order_relaxed) != before) continue;
         for (uint32_t i = 0; i < depth; i++) /* what make_room moves is there twice */
-            if (!dead(&frames[i]) && (!kept || frames[i].id != frames[kept - 1].id)) frames[kept++] = frames[i];
-        return kept;
+            if (!dead(&frames[i]) && (!framed || frames[i].id != frames[framed - 1].id)) frames[framed++] = frames[i];
+        return framed;
     }
     return 0; /* so busy that its spans end within the reading */
 }

@@ -9,8 +9,8 @@ typedef struct {
 
 static Want *wants;
 static size_t count, room;
-uint64_t g_events_left_out;
-atomic_int g_left_out;
+uint64_t g_omitted_events;
+atomic_int g_omitted;
 
 static Want *find(uint64_t who) {
     for (size_t i = 0; i < count; i++)
@@ -18,10 +18,10 @@ static Want *find(uint64_t who) {
     return NULL;
 }
 
-static void settle(void) {
+static void update(void) {
     int asked = 0, now = 0;
     for (size_t i = 0; i < count; i++) asked |= wants[i].asked, now |= wants[i].now;
-    atomic_store_explicit(&g_left_out, asked & ~now, memory_order_relaxed);
+    atomic_store_explicit(&g_omitted, asked & ~now, memory_order_relaxed);
     control_record(now);
 }
 
@@ -29,12 +29,12 @@ void wants_now(uint64_t who, int now) {
     Want *want = find(who);
     if (!want || want->now == now) return;
     want->now = now;
-    settle();
+    update();
 }
 
 void wants_after_fork(void) {
     count = 0;
-    settle();
+    update();
 }
 
 PyObject *wants_py_want(PyObject *self, PyObject *args) {
@@ -54,10 +54,10 @@ PyObject *wants_py_want(PyObject *self, PyObject *args) {
     }
     if (want) want->asked = asked, want->now = asked & now;
     if (want && !asked) *want = wants[--count];
-    settle();
+    update();
     Py_RETURN_NONE;
 }
 
-PyObject *wants_py_left_out(PyObject *self, PyObject *unused) {
-    return Py_BuildValue("KK", (unsigned long long)g_events_left_out, (unsigned long long)itt_left_out());
+PyObject *wants_py_omitted(PyObject *self, PyObject *unused) {
+    return Py_BuildValue("KK", (unsigned long long)g_omitted_events, (unsigned long long)itt_omitted());
 }

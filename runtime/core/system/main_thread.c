@@ -19,11 +19,11 @@
 
 #define YIELD_NS 2000000 /* so long the main thread waits for who wants the lock */
 
-static sem_t taken;
+static sem_t acquired;
 static atomic_int waiting; /* threads that want the lock soon */
 static atomic_bool crowded;
 
-__attribute__((constructor)) static void make(void) { sem_init(&taken, 0, 0); }
+__attribute__((constructor)) static void make(void) { sem_init(&acquired, 0, 0); }
 
 void remind_main_thread(void) {
 #if PY_VERSION_HEX < 0x030D0000
@@ -42,35 +42,35 @@ bool call_on_main_thread(int (*function)(void *)) {
  * taken. */
 static int yield_lock(void *unused) {
     struct timespec until;
-    while (sem_trywait(&taken) == 0) {} /* of a call that came too late for the last time */
+    while (sem_trywait(&acquired) == 0) {} /* of a call that came too late for the last time */
     if (!atomic_load(&waiting)) return 0;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_nsec += YIELD_NS;
     if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
     PyThreadState *state = PyEval_SaveThread();
-    sem_timedwait(&taken, &until);
+    sem_timedwait(&acquired, &until);
     PyEval_RestoreThread(state);
     return 0;
 }
 
-void take_lock_soon(void *state) {
+void acquire_gil_soon(void *state) {
     atomic_fetch_add(&waiting, 1);
     bool asked = call_on_main_thread(yield_lock);
     PyEval_RestoreThread(state);
     atomic_fetch_sub(&waiting, 1);
-    if (asked) sem_post(&taken);
+    if (asked) sem_post(&acquired);
 }
 
 /* The threads that wanted the lock are the parent's. */
 void main_thread_after_fork(void) {
     atomic_store(&waiting, 0);
     atomic_store(&crowded, false);
-    sem_init(&taken, 0, 0);
+    sem_init(&acquired, 0, 0);
 }
 
 void main_thread_yields(bool yields) { atomic_store_explicit(&crowded, yields, memory_order_relaxed); }
 
-void take_lock(void *state) {
-    if (atomic_load_explicit(&crowded, memory_order_relaxed)) take_lock_soon(state);
+void acquire_gil(void *state) {
+    if (atomic_load_explicit(&crowded, memory_order_relaxed)) acquire_gil_soon(state);
     else PyEval_RestoreThread(state);
 }

@@ -9,9 +9,9 @@ bool call_on_main_thread(int (*function)(void *));
 void remind_main_thread(void);
 /* Takes the interpreter's lock, as PyEval_RestoreThread does with `state`, a thread state of this thread that has let go of it. A
  * main thread that lets go of the lock every few µs, as for each of torch's operators, would else keep all others from it. */
-void take_lock_soon(void *state);
-/* Takes the lock as `take_lock_soon` does while rings fill up faster than they are drained; otherwise, as PyEval_RestoreThread. */
-void take_lock(void *state);
+void acquire_gil_soon(void *state);
+/* Takes the lock as `acquire_gil_soon` does while rings fill up faster than they are drained; otherwise, as PyEval_RestoreThread. */
+void acquire_gil(void *state);
 void main_thread_after_fork(void);
 /* Whether rings fill up so. */
 void main_thread_yields(bool yields);

@@ -6,9 +6,9 @@
 
 typedef struct { PyObject *function, *args; } Call;
 
-static void *run_call(void *given) {
-    Call call = *(Call *)given;
-    free(given);
+static void *run_call(void *argument) {
+    Call call = *(Call *)argument;
+    free(argument);
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *done = PyObject_CallObject(call.function, call.args);
     if (!done) PyErr_WriteUnraisable(call.function);
@@ -19,9 +19,9 @@ static void *run_call(void *given) {
     return NULL;
 }
 
-PyObject *native_thread_py_start(PyObject *self, PyObject *given) {
+PyObject *native_thread_py_start(PyObject *self, PyObject *argument) {
     PyObject *function, *args;
-    if (!PyArg_ParseTuple(given, "OO!", &function, &PyTuple_Type, &args)) return NULL;
+    if (!PyArg_ParseTuple(argument, "OO!", &function, &PyTuple_Type, &args)) return NULL;
     Call *call = malloc(sizeof *call);
     if (!call) return PyErr_NoMemory();
     *call = (Call){Py_NewRef(function), Py_NewRef(args)};
@@ -44,14 +44,14 @@ PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents) {
         return PyErr_Format(PyExc_TypeError, "thread idents must be a set, got %.100s", Py_TYPE(idents)->tp_name);
     if (!set_profile) Py_RETURN_FALSE;
     for (PyThreadState *t = here->c_profilefunc ? PyInterpreterState_ThreadHead(PyInterpreterState_Get()) : NULL; t;) {
-        int given = 0;
+        int argument = 0;
         if (t != here && t->c_profilefunc == here->c_profilefunc) {
             PyObject *ident = PyLong_FromUnsignedLong(t->thread_id);
-            given = ident ? PySet_Contains(idents, ident) : -1;
+            argument = ident ? PySet_Contains(idents, ident) : -1;
             Py_XDECREF(ident);
-            if (given < 0 || (given && set_profile(t, NULL, NULL) < 0)) return NULL;
+            if (argument < 0 || (argument && set_profile(t, NULL, NULL) < 0)) return NULL;
         }
-        t = given ? PyInterpreterState_ThreadHead(PyInterpreterState_Get()) : PyThreadState_Next(t);
+        t = argument ? PyInterpreterState_ThreadHead(PyInterpreterState_Get()) : PyThreadState_Next(t);
     }
     Py_RETURN_TRUE;
 }
@@ -59,8 +59,8 @@ PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents) {
 #define MAX_FRAMES 1024 /* of a native stack that is looked at, from the innermost */
 
 /* Whether a function of a library whose file name has `part` in it is on the native stack of the calling thread. */
-PyObject *native_thread_py_called_by(PyObject *self, PyObject *given) {
-    const char *part = PyUnicode_AsUTF8(given);
+PyObject *native_thread_py_called_by(PyObject *self, PyObject *argument) {
+    const char *part = PyUnicode_AsUTF8(argument);
     if (!part) return NULL;
     void *frames[MAX_FRAMES];
     int depth = backtrace(frames, MAX_FRAMES);

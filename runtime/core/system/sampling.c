@@ -42,7 +42,7 @@ typedef struct {
 
 static Request request;     /* written while nothing is wanted */
 static atomic_bool wanted;
-static bool taking;         /* what collects garbage in between may run anything */
+static bool sampling;         /* what collects garbage in between may run anything */
 static Function known[KNOWN];
 static uint32_t known_count;
 static PyObject *standard_modules; /* a set of names */
@@ -110,7 +110,7 @@ static int line_of(PyFrameObject *frame) {
 
 /* The program's frames of a thread, the innermost first: not stepscope's, nor those of Python's library that it called
  * (runtime/observers/code_places.py). */
-static int frames_of(PyThreadState *state, Place *kept, int most) {
+static int frames_of(PyThreadState *state, Place *places, int most) {
     static Place all[MOST_DEPTH];
     int count = 0, program = 0;
     bool ours = false;
@@ -127,7 +127,7 @@ static int frames_of(PyThreadState *state, Place *kept, int most) {
         if (!ours && function->text) all[count - 1 - program++] = all[i]; /* never in front of what is yet to be read */
     }
     if (most > program) most = program;
-    memcpy(kept, &all[count - program], (size_t)most * sizeof *kept);
+    memcpy(places, &all[count - program], (size_t)most * sizeof *places);
     return most;
 }
 
@@ -156,15 +156,15 @@ static void put_other(ArgBuffer *buffer, const Other *other) {
 }
 
 /* Takes the sample that is wanted, if it still is. With the interpreter's lock, on any thread. */
-static void take_sample(void) {
+static void record_sample(void) {
     static char text[MOST_TEXT + 1];
     static Place frames[MOST_FRAMES];
     static ArgBuffer buffer;
-    if (taking || !atomic_exchange(&wanted, false) || !recording(RECORD_EVENTS)) return;
+    if (sampling || !atomic_exchange(&wanted, false) || !recording(RECORD_EVENTS)) return;
     Request of = request;
     int64_t now = clock_now();
     PyThreadState *state = thread_state(of.ident);
-    taking = true;
+    sampling = true;
     int count = state ? frames_of(state, frames, MOST_FRAMES) : 0;
     size_t at = MOST_TEXT; /* written from its end on: the innermost frame comes last */
     for (int i = 0; i < count; i++) {
@@ -182,13 +182,13 @@ static void take_sample(void) {
     Thread *thread = at < MOST_TEXT ? thread_current_object() : NULL;
     Event event = {.ts = now, .name = sample_name, .category = sample_category, .track = of.track, .kind = KIND_INSTANT};
     if (thread) ring_write(thread, &event, buffer.bytes, buffer.len);
-    taking = false;
+    sampling = false;
 }
 
-static int take_on_main(void *unused) {
+static int record_on_main(void *unused) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    take_sample();
+    record_sample();
     PyErr_Restore(type, value, trace);
     return 0;
 }
@@ -258,7 +258,7 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
             remind_main_thread();
             rest(fd, PATIENCE_S);
             PyEval_RestoreThread(released);
-            take_sample();
+            record_sample();
             PyErr_Clear();
             released = PyEval_SaveThread();
         }
@@ -266,20 +266,20 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
         request = (Request){.ident = ident, .track = track, .state = state_of(stat)};
         before = now;
         for (int i = 0; i < count; i++) {
-            int64_t cpu = cpu_of(others[i].tid), taken = cpu - others[i].cpu;
+            int64_t cpu = cpu_of(others[i].tid), used = cpu - others[i].cpu;
             others[i].cpu = cpu;
-            if (taken >= most) most = taken, request.busiest = others[i];
+            if (used >= most) most = used, request.busiest = others[i];
         }
         atomic_store(&wanted, true);
         /* A main thread that runs takes the sample at its next instruction, without a switch of threads. */
-        if (on_main && request.state == 'R' && call_on_main_thread(take_on_main)) continue;
+        if (on_main && request.state == 'R' && call_on_main_thread(record_on_main)) continue;
         PyEval_RestoreThread(released);
-        take_sample();
+        record_sample();
         PyErr_Clear();
         released = PyEval_SaveThread();
     }
     if (stat >= 0) close(stat);
-    take_lock_soon(released);
+    acquire_gil_soon(released);
     return PyBool_FromLong(goes_on);
 }
 

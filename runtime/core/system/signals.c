@@ -66,7 +66,7 @@ static void (*handler_of(int number))(int) {
 
 static bool is_ours(int number) { return handler_of(number) == (void (*)(int))(void *)on_signal; }
 
-static void take(int number) {
+static void install(int number) {
     struct sigaction *next = &before[index_of(number)];
     if (is_ours(number) || sigaction(number, NULL, next) < 0) return;
     struct sigaction ours = {.sa_sigaction = on_signal, .sa_mask = next->sa_mask};
@@ -95,7 +95,7 @@ PyObject *signals_py_watch(PyObject *self, PyObject *args) {
     Py_DECREF(handler);
     void (*now)(int) = handler_of(number);
     if (handled && !python && now != SIG_DFL) python = now; /* the first time, Python has just set it */
-    if (!atomic_load(&came) && (now == SIG_DFL || (handled && now == python))) take(number);
+    if (!atomic_load(&came) && (now == SIG_DFL || (handled && now == python))) install(number);
     Py_RETURN_NONE;
 }
 

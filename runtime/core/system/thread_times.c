@@ -56,7 +56,7 @@ PyObject *thread_times_py_read(PyObject *self, PyObject *process) {
         child_count = read_children(task, tid, children, child_count);
     }
     if (directory) closedir(directory);
-    take_lock_soon(released);
+    acquire_gil_soon(released);
     PyObject *times = PyList_New(0), *pids = PyList_New(0);
     for (int i = 0; times && i < count; i++) {
         PyObject *row = Py_BuildValue("(LLL)", threads[i].tid, threads[i].ran, threads[i].waited);
@@ -80,6 +80,6 @@ PyObject *thread_times_py_read_file(PyObject *self, PyObject *path_object) {
     if (!path) return NULL;
     PyThreadState *released = PyEval_SaveThread();
     ssize_t len = read_small(path, text, sizeof text);
-    take_lock_soon(released);
+    acquire_gil_soon(released);
     return PyUnicode_DecodeUTF8(text, len < 0 ? 0 : len, "replace");
 }

@@ -57,7 +57,7 @@ static uint32_t vacant[BUCKETS], *next_vacant, leased;
 
 static uint32_t *bucket(uint32_t name, uint32_t parent) { return &vacant[(name * 31 + parent) % BUCKETS]; }
 
-static uint32_t take_vacant(uint32_t name, uint32_t parent, uint32_t except) {
+static uint32_t reuse_vacant(uint32_t name, uint32_t parent, uint32_t except) {
     if (!next_vacant && !(next_vacant = calloc(MAX_TRACKS + 1, sizeof *next_vacant))) return 0;
     for (uint32_t *at = bucket(name, parent), id; (id = *at); at = &next_vacant[id]) {
         const Track *t = track_get(id);
@@ -71,8 +71,8 @@ static uint32_t take_vacant(uint32_t name, uint32_t parent, uint32_t except) {
 uint32_t track_lease(uint32_t kind, uint32_t name, uint32_t parent, uint32_t except) {
     uint32_t any = strings_intern("task", 4);
     pthread_mutex_lock(&lock);
-    uint32_t id = take_vacant(name, parent, except);
-    if (!id && kind == TRACK_TASK && leased >= MAX_NAMED_TASKS) id = take_vacant(name = any, parent = process, except);
+    uint32_t id = reuse_vacant(name, parent, except);
+    if (!id && kind == TRACK_TASK && leased >= MAX_NAMED_TASKS) id = reuse_vacant(name = any, parent = process, except);
     bool shared = false;
     if (!id) {
         uint32_t before = atomic_load_explicit(&count, memory_order_relaxed);
@@ -126,9 +126,9 @@ PyObject *track_py_name_process(PyObject *self, PyObject *args) {
 static PyObject *loaded_attribute(const char *module, const char *object, const char *attribute) {
     PyObject *name = PyUnicode_FromString(module);
     PyObject *found = name ? PyImport_GetModule(name) : NULL;
-    PyObject *holder = found ? PyObject_GetAttrString(found, object) : NULL;
-    PyObject *value = holder && holder != Py_None ? PyObject_GetAttrString(holder, attribute) : NULL;
-    Py_XDECREF(holder);
+    PyObject *owner = found ? PyObject_GetAttrString(found, object) : NULL;
+    PyObject *value = owner && owner != Py_None ? PyObject_GetAttrString(owner, attribute) : NULL;
+    Py_XDECREF(owner);
     Py_XDECREF(found);
     Py_XDECREF(name);
     PyErr_Clear();
