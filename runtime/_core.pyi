@@ -369,8 +369,8 @@ def die_of_signal(number: int, /) -> None:
 
 class StepCounter:
     """Counts steps, and writes step marks (`id` = `serial`). While `live`, it calls `_transition(step, ts)` when `next_change` is
-    reached, `_asked` is set or the time `_look_at` (ns, 0: never) is over, between `_hold()` and `_let_go()`; else
-    `_step_ignored()`. With `_every` above 1 it wants what `_kept` says in one step of so many, and nothing in the others."""
+    reached, `_asked` is set or the time `_deadline` (ns, 0: never) is over, between `_begin_change()` and `_end_change()`; else
+    `_step_ignored()`. With `_every` above 1 it wants the `_kinds` of events in one step of so many, and nothing in the others."""
 
     number: int
     """Of the current step."""
@@ -383,8 +383,8 @@ class StepCounter:
     """Whether a step's begin reads what the system says of the thread and the process."""
     _asked: bool
     _every: int
-    _look_at: int
-    _kept: int
+    _deadline: int
+    _kinds: int
     @property
     def marker(self) -> int:
         """Identity of the thread that made the last mark; 0 before."""
@@ -397,10 +397,10 @@ class StepCounter:
         """Closes the files of /proc that are read; they are opened again when needed."""
 
     def step(self) -> None: ...
-    def _hold(self) -> None:
+    def _begin_change(self) -> None:
         """Adds 1 to `changing`, unless this profiler has."""
 
-    def _let_go(self) -> None:
+    def _end_change(self) -> None:
         """Takes that back, if it has."""
 
     def _mark(self, at: int, /) -> tuple[int, int, int]:

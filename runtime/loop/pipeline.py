@@ -203,18 +203,9 @@ class Pipeline:
         return behind or self.inbox.waiting >= CROWDED or self._windows.unfinished >= CROWDED
 
     @property
-    def look_every(self) -> int:
-        """ns between two looks at the cost; 0 without a budget."""
-        return 0 if self.overhead.budget is None else round(self.overhead.budget.interval * 1e9)
-
-    @property
     def ending(self) -> Ending:
         """How the last window of the run ended."""
         return self._windows.ending
-
-    def look_ahead(self, at: int) -> Detail | None:
-        """The level of detail to change to, if the loop is too far behind to decide; on the thread that steps."""
-        return self.overhead.look_ahead(self.routed_to, at)
 
     # called by the drain loop
 

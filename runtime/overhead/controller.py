@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections import deque
@@ -84,10 +83,6 @@ class OverheadController:
         self._threads = RuntimeCpuClock()
         self._last_cpu_ns = self._last_total_events = self._last_own_events = 0
         self._background = 0.0
-        self._produced = 0, 0
-        """How many events the rings had got, and when that was read, in ns."""
-        self._deciding = locks.reentrant()
-        """Locked while a level is chosen: on the loop, or on the thread that steps."""
         self._requested: Detail | None = None
         """The level that the governor chose; it takes effect at a later step."""
         self._requested_cost = 0.0
@@ -116,7 +111,6 @@ class OverheadController:
         """Recording begins or resumes."""
         if self._recording_since is None:
             self._recording_since = at
-            self._produced = _core.ring_statistics()["produced"], at
             self._lowered_since = at if self._detail is not FULL else None
 
     def end(self, at: int) -> None:
@@ -168,52 +162,16 @@ class OverheadController:
         """
         if self.budget is None:
             return None, None
-        with self._deciding:
-            reading = self._read(now)
-            wall = reading.recorded_ns - self._last.recorded_ns
-            if wall < self.budget.interval * 0.9e9:
-                return None, None
-            last, self._last = self._last, reading
-            since, self._read_to = self._read_to, now
-            cost, higher = self._measure(last, reading, wall)
-            if self._requested is not None or since < self._changed_at:
-                return None, cost  # a change waits for the next step(), or part of this time had another level
-            return self._decide(cost, higher), cost
-
-    def look_ahead(self, now: int, clock_now: int) -> Detail | None:
-        """Lowers the level while the loop is behind with counting: the rings show how much the program records.
-
-        Called on the thread that steps: a program that holds the interpreter keeps the loop from its own readings.
-
-        Args:
-            now: all events before this time (ns) were counted.
-            clock_now: the time, in ns.
-
-        Returns:
-            The level to change to, or `None`.
-        """
-        if not self._deciding.acquire(blocking=False):
-            return None  # the loop decides
-        try:
-            return self._decide_ahead(now, clock_now)
-        finally:
-            self._deciding.release()
-
-    def _decide_ahead(self, now: int, clock_now: int) -> Detail | None:
-        assert self.budget is not None
-        begun, (before, since) = self._recording_since, self._produced
-        behind_ns = self.budget.interval * 0.5e9
-        if begun is None or clock_now - since < behind_ns:
-            return None
-        produced = _core.ring_statistics()["produced"]
-        self._produced = produced, clock_now
-        if clock_now - max(now, begun) < behind_ns or since < self._changed_at:
-            return None
-        counted = self.counted.copy()
-        number = counted.events + counted.operators
-        each = self._training_ns(counted) / number if number else self._costs.span
-        cost = (produced - before) * each / (clock_now - since)
-        return self._decide(cost, math.inf) if cost > self.budget.fraction else None
+        reading = self._read(now)
+        wall = reading.recorded_ns - self._last.recorded_ns
+        if wall < self.budget.interval * 0.9e9:
+            return None, None
+        last, self._last = self._last, reading
+        since, self._read_to = self._read_to, now
+        cost, higher = self._measure(last, reading, wall)
+        if self._requested is not None or since < self._changed_at:
+            return None, cost  # a change waits for the next step(), or part of this time had another level
+        return self._decide(cost, higher), cost
 
     def _decide(self, cost: float, higher: float) -> Detail | None:
         if self._governor is None:

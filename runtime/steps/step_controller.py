@@ -79,9 +79,9 @@ def _finish(call: Callable[[], None]) -> None:
 class StepController(_core.StepCounter):
     """Follows a schedule: the part of a profiler on the training thread.
 
-    `step()` itself is native. It calls `_transition` only where the action changes. During a change, `_hold` raises
-    `_core.changing`, so that the loop routes no events whose window it does not know yet. `_let_go` lowers it, and may be
-    called repeatedly. So it is called in a `finally` whose `try` begins before `_hold`, in case a signal handler raises.
+    `step()` itself is native. It calls `_transition` only where the action changes. During a change, `_begin_change` raises
+    `_core.changing`, so that the loop routes no events whose window it does not know yet. `_end_change` lowers it, and may be
+    called repeatedly. So it is called in a `finally` whose `try` begins before `_begin_change`, in case a signal handler raises.
 
     Any thread may call any method, also a signal handler that interrupts another call. Changes of thread-bound backends wait
     for the next `step()` of their thread.
@@ -117,10 +117,6 @@ class StepController(_core.StepCounter):
         self.ignored = self.windows_begun = self._recorded_steps = self._open_steps = 0
         self.inert_because = ""
         self.transitions = Transitions()
-        self._look_every = 0
-        """ns between two readings of the cost in `step()`; 0: none."""
-        self._budget_at = 0
-        """When the next of these readings is due, in ns; 0: never."""
         self.pipeline: Pipeline | None = None
         self.recorder: Recorder | None = None
 
@@ -229,7 +225,7 @@ class StepController(_core.StepCounter):
         if paused is self._paused:
             return
         try:
-            self._hold()
+            self._begin_change()
             if paused:
                 self._want(False)
                 self._send_pause(clock.now())
@@ -240,7 +236,7 @@ class StepController(_core.StepCounter):
                 self._pause_sent = False
             self._paused = paused
         finally:
-            self._let_go()
+            self._end_change()
 
     def _send_pause(self, at: int) -> None:
         """Sends the pause to the loop. If the loop is too far behind, the pause is counted, and not drawn."""
@@ -274,21 +270,19 @@ class StepController(_core.StepCounter):
         self._first_step = self.number
         self.live = True
         try:
-            self._hold()
+            self._begin_change()
             self._planned = ProfilerAction.NONE
-            self._look_every = self.pipeline.look_every if self.pipeline is not None else 0
-            self._budget_at = clock.now() + self._look_every if self._look_every else 0
             self._want(False)
             planned, at = self._plan(self.number), clock.now()
             if self.live:
                 self._apply_detail(self.number, at)
                 self._change(planned, at)
-            self._set_look()
+            self._deadline = self.windows.deadline
         except BaseException:
             self._retry()
             raise
         finally:
-            self._let_go()
+            self._end_change()
 
     def _retry(self) -> None:
         """A signal handler raised: the next step repeats the change of this one."""
@@ -307,21 +301,21 @@ class StepController(_core.StepCounter):
             if self._window_first is not None and self.action is ProfilerAction.RECORD:
                 self._open_steps = self.number - self._window_first
             whole = self.action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
-            self._hold()
+            self._begin_change()
             self._change(
                 ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=self.stepped
             )
             self._want(False)
         finally:
             self.live = False
-            self._let_go()
+            self._end_change()
             if self.state != "closed":
                 self.state = "stopped"
 
     def abandon(self) -> None:
         """Stops recording while another thread is inside of a call that does not return."""
         self._want(False)
-        self._let_go()
+        self._end_change()
 
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, at every step if the schedule does not know the next change, and on request."""
@@ -339,7 +333,6 @@ class StepController(_core.StepCounter):
     def _decide(self, step: int, at: int) -> None:
         self._asked = False
         if self.live:
-            self._look_ahead(at)
             if step >= self.next_change or self._armed.is_due(at):
                 planned = self._plan(step)
                 if self.live:  # else the schedule has closed it
@@ -347,8 +340,8 @@ class StepController(_core.StepCounter):
                     self._change(planned, at)
             else:
                 self._apply_detail(step, at)
-            self._set_look()
-        self._let_go()
+            self._deadline = self.windows.deadline
+        self._end_change()
 
     def _step_ignored(self) -> None:
         """`step()` while not running: it is counted, and logged once. Training continues."""
@@ -386,17 +379,6 @@ class StepController(_core.StepCounter):
         self._level_wanted = detail
         self._asked = True
 
-    def _look_ahead(self, at: int) -> None:
-        """Once in an interval of the budget: a load that holds the interpreter keeps the loop from looking itself."""
-        if self._budget_at and at >= self._budget_at and self.pipeline is not None:
-            self._budget_at = at + self._look_every
-            self._level_wanted = self.pipeline.look_ahead(at) or self._level_wanted
-
-    def _set_look(self) -> None:
-        """Has the counter read the clock in each step, where the overhead budget or the end of the running window needs it."""
-        budget, deadline = self._budget_at, self.windows.deadline
-        self._look_at = min(budget, deadline) if budget and deadline else budget or deadline
-
     def _apply_detail(self, step: int, at: int) -> None:
         """Applies the requested level, and the detail of the window that begins or ends, at the begin of a step. The loop waits for
         the message."""
@@ -418,7 +400,7 @@ class StepController(_core.StepCounter):
         self._every = 0
         self.recorder.want(self.serial, on, self._detail.wanted(self.number), waits=self.live)
         if on and self._detail.every > 1:
-            self._kept, self._every = self._detail.kinds, self._detail.every
+            self._kinds, self._every = self._detail.kinds, self._detail.every
 
     def _plan(self, step: int) -> ProfilerAction:
         """The action from this step on: that of schedule and armed windows, but no window begins while the loop is too far behind.
@@ -477,7 +459,7 @@ class StepController(_core.StepCounter):
     def _change(
         self, after: ProfilerAction, at: int, *, complete: bool = True, reason: str = "", cut_short: bool = False
     ) -> None:
-        """Changes the current action to `after`, at a time that was read after `_hold()`. Calls `_let_go`.
+        """Changes the current action to `after`, at a time that was read after `_begin_change()`. Calls `_end_change`.
 
         Recording is switched, and the loop gets its messages, before backends are called, which may be slow. If a signal handler
         interrupts that, it is done again before its exception propagates: a second message has no effect.
@@ -500,7 +482,7 @@ class StepController(_core.StepCounter):
         # time of backends that are bound to this thread is in neither window.
         follows = ends and begins and not any(source.backend.thread_bound for source in pipeline.sources)
         if not follows:
-            self._let_go()
+            self._end_change()
         if before is after and not ends:
             return
         for source in pipeline.sources:
@@ -508,7 +490,7 @@ class StepController(_core.StepCounter):
                 source.transition(before, after, at)
         if begins and self.state != "closed":
             try:
-                self._hold()
+                self._begin_change()
                 self._want(not self._pauses)  # before the mark, so that open spans reach back to the window's begin
                 at, track, parent = self._mark(at if follows else 0)
                 skipped = self.skipped_windows - self._skipped_sent
@@ -520,7 +502,7 @@ class StepController(_core.StepCounter):
                 self.windows_begun += 1
                 self._window_first = self.number
             finally:
-                self._let_go()
+                self._end_change()
         if pipeline.sources:
             follows = any(not source.backend.thread_bound for source in pipeline.sources)
             pipeline.inbox.put(ActionChanged(before, after, at), later=not follows)

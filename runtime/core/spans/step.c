@@ -5,12 +5,12 @@
 typedef struct {
     PyObject_HEAD
     long long step, next_change;
-    long long look_at;          /* when, in ns, the cost is to be looked at where step() is called; 0: never */
+    long long deadline;         /* when, in ns, the running window ends if its steps take longer; 0: never */
     unsigned long stepper;      /* the thread that called step() last */
     unsigned int serial;        /* of the profiler in this process: the `id` of its step marks */
-    unsigned int every, kept;   /* of so many steps, if more than 1, one records what `kept` says, the others nothing */
+    unsigned int every, kinds;  /* of so many steps, if more than 1, one records events of these kinds, the others nothing */
     char live, asked;           /* asked: something waits to be done where step() is called */
-    char holding;               /* has added 1 to `changing` */
+    char in_change;             /* has added 1 to `changing` */
     char reads;                 /* whether step() reads what the system says of its thread */
     unsigned long marker;       /* the thread that made the last mark, */
     unsigned int track;         /* and the row of that */
@@ -28,21 +28,21 @@ PyObject *step_py_changing(PyObject *self, PyObject *by) {
     return PyLong_FromLong(atomic_fetch_add(&changing, (int)n) + n);
 }
 
-static void hold(StepCounter *self) {
+static void begin_change(StepCounter *self) {
     mask_seen();
-    if (!self->holding) self->holding = 1, atomic_fetch_add(&changing, 1);
+    if (!self->in_change) self->in_change = 1, atomic_fetch_add(&changing, 1);
 }
 
-static void let_go(StepCounter *self) {
-    if (self->holding) self->holding = 0, atomic_fetch_sub(&changing, 1);
+static void end_change(StepCounter *self) {
+    if (self->in_change) self->in_change = 0, atomic_fetch_sub(&changing, 1);
 }
 
-static PyObject *step_hold(StepCounter *self, PyObject *unused) {
-    hold(self);
+static PyObject *step_begin_change(StepCounter *self, PyObject *unused) {
+    begin_change(self);
     Py_RETURN_NONE;
 }
-static PyObject *step_let_go(StepCounter *self, PyObject *unused) {
-    let_go(self);
+static PyObject *step_end_change(StepCounter *self, PyObject *unused) {
+    end_change(self);
     Py_RETURN_NONE;
 }
 
@@ -76,19 +76,19 @@ static PyObject *step_step(StepCounter *self, PyObject *unused) {
     self->stepper = PyThread_get_thread_ident();
     if (!self->live) return PyObject_CallMethod((PyObject *)self, "_step_ignored", NULL);
     long long step = ++self->step;
-    bool change = step >= self->next_change || self->asked || (self->look_at && clock_now() >= self->look_at);
-    if (change) hold(self);
+    bool change = step >= self->next_change || self->asked || (self->deadline && clock_now() >= self->deadline);
+    if (change) begin_change(self);
     int64_t now = clock_now();
     Thread *t;
     bool before = recording(RECORD_EVENTS);
     Event mark = write_mark(self, now, &t);
-    if (self->every > 1) wants_now(self->serial, step % self->every ? 0 : (int)self->kept);
+    if (self->every > 1) wants_now(self->serial, step % self->every ? 0 : (int)self->kinds);
     read_signals(self, t, &mark, before, change);
     if (!change) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *result = PyObject_CallMethod((PyObject *)self, "_transition", "LL", step, (long long)now);
-    let_go(self); /* if it has not, as a signal handler raised */
+    end_change(self); /* if it has not, as a signal handler raised */
     if (!type) return result;
     Py_XDECREF(result);
     PyErr_Restore(type, value, trace);
@@ -116,8 +116,8 @@ static void step_dealloc(StepCounter *self) {
 
 static PyMethodDef methods[] = {
     {"close_readings", (PyCFunction)step_close_readings, METH_NOARGS, NULL},
-    {"_hold", (PyCFunction)step_hold, METH_NOARGS, NULL},
-    {"_let_go", (PyCFunction)step_let_go, METH_NOARGS, NULL},
+    {"_begin_change", (PyCFunction)step_begin_change, METH_NOARGS, NULL},
+    {"_end_change", (PyCFunction)step_end_change, METH_NOARGS, NULL},
     {"_mark", (PyCFunction)step_mark, METH_O, NULL},
     {"step", (PyCFunction)step_step, METH_NOARGS,
      "step()\n--\n\nEnds the current step and begins the next. Never blocks and never raises; call it once per step,\n"
@@ -128,10 +128,10 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"number", T_LONGLONG, offsetof(StepCounter, step), 0, NULL},
     {"next_change", T_LONGLONG, offsetof(StepCounter, next_change), 0, NULL},
-    {"_look_at", T_LONGLONG, offsetof(StepCounter, look_at), 0, NULL},
+    {"_deadline", T_LONGLONG, offsetof(StepCounter, deadline), 0, NULL},
     {"serial", T_UINT, offsetof(StepCounter, serial), 0, NULL},
     {"_every", T_UINT, offsetof(StepCounter, every), 0, NULL},
-    {"_kept", T_UINT, offsetof(StepCounter, kept), 0, NULL},
+    {"_kinds", T_UINT, offsetof(StepCounter, kinds), 0, NULL},
     {"stepper", T_ULONG, offsetof(StepCounter, stepper), 0, NULL},
     {"live", T_BOOL, offsetof(StepCounter, live), 0, NULL},
     {"_asked", T_BOOL, offsetof(StepCounter, asked), 0, NULL},

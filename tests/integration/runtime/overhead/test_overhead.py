@@ -16,7 +16,6 @@ from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.overhead.controller import OverheadController
 from stepscope.runtime.overhead.meter import event_costs
 from stepscope.runtime.schedule.detail import EVENTS, EVERYTHING, FULL, MARKS_ONLY, OPERATORS, Detail, DetailFilter
-from tests.support.blocking import BlockingBackend
 from tests.support.messages import refused
 from tests.support.readings import texts
 
@@ -111,28 +110,6 @@ def test_detail_comes_back_when_the_load_has_ended(output_dir: Path) -> None:
         told = sum(note.startswith(f"detail {change} to ") for note in window.diagnostics)
         assert told == levels or any("more times" in note for note in window.diagnostics)
     assert overhead(profiler).lowered_ns < overhead(profiler).recorded_ns
-
-
-def test_detail_is_lowered_while_the_loop_cannot_look(output_dir: Path) -> None:
-    """A load that holds the interpreter keeps the loop from its own readings: so the thread that steps takes one."""
-    backend, memory = BlockingBackend(), sc.exporters.MemoryExporter()
-    with sc.trace(exporters=[memory], backends=[backend], output_dir=output_dir, overhead_budget=ABSURD) as profiler:
-        backend.block()
-        deadline = time.monotonic() + 60
-        made = 0
-        while not overhead(profiler).left_out:
-            for _ in range(100):
-                sc.instant("work")
-            made += 100
-            profiler.step()
-            assert time.monotonic() < deadline
-        known = overhead(profiler).detail
-        backend.free.set()
-        profiler.flush()
-    profiler.raise_errors()
-    assert known == "full"
-    assert "detail lowered" in memory.names()
-    assert memory.names().count("work") + overhead(profiler).left_out + memory.windows[0].ledger.dropped() == made
 
 
 def test_a_profiler_without_a_budget_gets_everything(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ class Steps(StepCounter):
         self.changes.append((step, at))
         self.next_change = step + 2
         assert _core.changing(0) == 1
-        self._let_go()
-        self._let_go()
+        self._end_change()
+        self._end_change()
         assert _core.changing(0) == 0
 
     def _step_ignored(self) -> None:
