@@ -24,8 +24,8 @@ WIDTH = 10_000
 HELP_COLUMN = 80
 """Column at which the text of an option begins, right of the longest option."""
 _ROW = re.compile(r"^ +(\S.*?)(?: {2,}(\S.*))?$", re.MULTILINE)
-_TWICE = re.compile(r"^(-\w) (\S+), (--[\w-]+) \2$")
-"""An option with two names; from Python 3.13 on argparse names its value once."""
+_REPEATED = re.compile(r"(--?[\w-]+) (\S+), (?=(?:--?[\w-]+ \2, )*--?[\w-]+ \2$)")
+"""A name of an option before others with the same value; from Python 3.13 on argparse names the value once."""
 
 
 def page() -> str:
@@ -91,7 +91,7 @@ def _refilled(paragraph: str) -> str:
 
 def _option(names: str) -> str:
     """An option and its value as newer Pythons write them, whatever this one is."""
-    return _TWICE.sub(r"\1, \3 \2", names).replace("|", r"\|")
+    return _REPEATED.sub(r"\1, ", names).replace("|", r"\|")
 
 
 def _cell(text: str) -> str:

@@ -114,9 +114,10 @@ def _run_path(program: str) -> None:
         return
     main = ModuleType("__main__")
     names = vars(main)
-    names.update(__builtins__=builtins, __file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
-    if "__annotations__" in vars(sys.modules["__main__"]):  # whether it is there depends on Python's version
-        names["__annotations__"] = {}
+    names.update(__builtins__=builtins, __file__=path, __loader__=SourceFileLoader("__main__", path))
+    for name, value in (("__annotations__", {}), ("__cached__", None)):
+        if name in vars(sys.modules["__main__"]):  # whether it is there depends on Python's version
+            names[name] = value
     sys.modules["__main__"] = main
     exec(compile(source, path, "exec", dont_inherit=True), names)
 

@@ -20,7 +20,7 @@ from stepscope.compat.torch.events.function_events import FunctionEvents
 from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.journal.writer import JournalWriter
-from tests.support.basics import ROOT
+from tests.support.basics import ROOT, require
 from tests.support.operators import cpu, torch
 
 RECORDED = ROOT / "tests" / "support" / "data" / "h200_gpt_two_streams.json.xz"
@@ -128,6 +128,7 @@ def test_a_live_profile_while_another_records_all_threads() -> None:
 
 def test_metadata_of_kernels(tmp_path: Path) -> None:
     """Grid, stream and the like of a kernel are in `event_metadata`, as torch has them. The recording is of an H200."""
+    require("torch")
     original = tmp_path / "original.json"
     original.write_bytes(lzma.decompress(RECORDED.read_bytes()))
     rank = trace_of(original)
@@ -248,6 +249,7 @@ DETAILS = dict.fromkeys(("record_shapes", "profile_memory", "with_stack", "with_
 def test_torchs_validator_finds_nothing(mode: Any, details: dict[str, Any]) -> None:
     """torch has rules for traces, from problems that people met: order of kernels, numbers of the backward pass and so on. Other
     threads train as well, parts are computed again in the backward pass, and regions cross the borders of steps and windows."""
+    require("torch")
     validate = importlib.import_module("torch.profiler._trace_validator").validate_trace
     network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
