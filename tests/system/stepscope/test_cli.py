@@ -393,7 +393,7 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 def test_convert_says_what_the_run_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that was full when it was recorded: in words, and in JSON."""
-    with sc.trace(output_dir=tmp_path / "run", options=sc.Options(journal_max_bytes=1 << 20)):
+    with sc.trace(output_dir=tmp_path / "run", options=sc.Options(journal_max_bytes=1 << 18)):
         for number in range(1_000_000):
             with sc.span("work", number=number):
                 pass
