@@ -14,6 +14,8 @@ from tests.stress.torture.processes import end_tree
 from tests.support.forked import Forked, request_of
 
 STREAMS = {"stdin", "stdout", "stderr", "text"}
+STRICT = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
+"""Flags of the interpreter: warnings are errors, but for the one that Python 3.15 raises where a process with threads forks."""
 
 
 Server = Literal["plain", "command", "torch"]

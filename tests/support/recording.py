@@ -18,7 +18,7 @@ from stepscope.runtime.events.record import Block, Flag, Kind
 from stepscope.runtime.options import Options
 from stepscope.runtime.recording.recorder import Recorder, current, recorder
 from tests.support.basics import ROOT
-from tests.support.launch import run_to_end
+from tests.support.launch import STRICT, run_to_end
 
 WANTED_BY = 1 << 40
 """Number under which tests want events, which no profiler has."""
@@ -179,7 +179,7 @@ def run_program(program: str, *, options: str = "", code: int = 0, flags: tuple[
         What it gave to `tell()`.
     """
     source = PREAMBLE.format(root=str(ROOT), options=options) + textwrap.dedent(program)
-    command = [sys.executable, "-P", "-W", "error", *flags, "-c", source]
+    command = [sys.executable, "-P", *STRICT, *flags, "-c", source]
     result = run_to_end(command, timeout=60)
     if result.returncode != code or result.stderr:
         raise AssertionError(f"the program ended with {result.returncode}, not {code}:\n{result.stderr}{result.stdout}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.crashes import names, windows
-from tests.support.launch import launched
+from tests.support.launch import STRICT, launched
 
 START = """
 import asyncio, os, signal, sys, threading, time
@@ -60,7 +60,7 @@ DEFAULT = bytes(8)
 
 def run(script: str, place: Path, *, code: int, number: int | None = None) -> str:
     """Runs a script; with `number`, that signal is sent when it has printed a line. Returns what it printed."""
-    command = [sys.executable, "-W", "error", "-c", START + script]
+    command = [sys.executable, *STRICT, "-c", START + script]
     with launched(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = ""

@@ -15,7 +15,7 @@ import stepscope as sc
 from stepscope.runtime.errors import ProfilerStateError
 from tests.support.basics import html_of
 from tests.support.commands import stepscope
-from tests.support.launch import run_to_end
+from tests.support.launch import STRICT, run_to_end
 from tests.support.messages import refused
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -24,7 +24,7 @@ HOSTILE = "</script><b>[bold]\x1b[31m"
 
 def output_of(program: str, *arguments: str) -> str:
     """What a program of its own writes."""
-    done = run_to_end([sys.executable, "-P", "-W", "error", "-c", textwrap.dedent(program), *arguments], timeout=60)
+    done = run_to_end([sys.executable, "-P", *STRICT, "-c", textwrap.dedent(program), *arguments], timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

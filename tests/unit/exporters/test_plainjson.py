@@ -98,7 +98,7 @@ def test_depth_and_cycles_end(wrap: Callable[[Any], Any]) -> None:
     deep: Any = 1
     for _ in range(10_000):
         deep = wrap(deep)
-    assert "<" in dumps(deep)
+    assert len(dumps(deep)) < 100_000  # whole, where Python encodes lists and dicts of any depth
     cycle: list[Any] = []
     cycle.append(wrap(cycle))
     assert "<" in dumps(cycle)

@@ -12,7 +12,7 @@ import pytest
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.window import Window
 from tests.support.collecting import until
-from tests.support.launch import Server, run_to_end
+from tests.support.launch import STRICT, Server, run_to_end
 from tests.support.messages import said
 
 
@@ -20,7 +20,7 @@ def run(
     script: str, directory: Path, *, code: int = 0, server: Server | None = "plain"
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script in a process of its own, with warnings as errors."""
-    command = [sys.executable, "-W", "error", "-c", script]
+    command = [sys.executable, *STRICT, "-c", script]
     done = run_to_end(command, timeout=60, cwd=directory, server=server)
     assert done.returncode == code, done.stderr
     return done
