@@ -169,7 +169,7 @@ def _certified(certificate: Path, key: Path | None) -> frozenset[str]:
         found = client.getpeercert() or {}
     except OSError as error:  # of ssl, too
         raise ListenError(
-            f"the names in the certificate {certificate} cannot be read: {error}; mend it, or give --allowed-host NAME"
+            f"the names in the certificate {certificate} cannot be read: {error.strerror or error}; mend it, or give --allowed-host NAME"
         ) from error
     names: Any = found.get("subjectAltName", ())
     return frozenset(host_name(name) for kind, name in names if kind in ("DNS", "IP Address"))

@@ -361,7 +361,7 @@ def test_regions_are_in_a_profile_of_torch_that_the_program_starts() -> None:
 def test_torch_counts_steps_for_its_daemon(daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch counts our steps as those of its own profiler, if the environment says that there is a daemon."""
     monkeypatch.setenv("KINETO_USE_DAEMON", daemon)
-    tracker = importlib.import_module("torch.autograd.profiler").KinetoStepTracker
+    tracker = torch.autograd.profiler.KinetoStepTracker
     first = tracker.current_step()
     schedule = ours.schedule(wait=1, warmup=1, active=2)
     with ours.profile(activities=cpu(), schedule=schedule, mode="kineto") as prof:
