@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import urllib.error
 import urllib.request
 
 from tools.package_tree import ROOT
@@ -30,6 +31,9 @@ def problem(address: str) -> str:
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=HEADERS), timeout=TIMEOUT_S):
             return ""
+    except urllib.error.HTTPError as error:  # an answer, which is to be closed
+        with error:
+            return str(error)
     except OSError as error:
         return str(error)
 

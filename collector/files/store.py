@@ -45,7 +45,7 @@ _STREAM = re.compile("[0-9a-f]{32}")
 
 def passed_over(path: Path, error: OSError) -> None:
     """Says that a stream cannot be looked at: the others can."""
-    log.warning("%s is passed over: %s", path, error)
+    log.warning("%s is passed over: %s", path, error.strerror or error)
 
 
 def _mode(path: Path) -> int:
