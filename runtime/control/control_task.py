@@ -14,7 +14,7 @@ from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.entry_points.file_events import FileEvents
 from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.rate import Pace
-from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.steps.arming import Arming
 
 log = logging.getLogger("stepscope")
 
@@ -27,7 +27,7 @@ class ControlTask:
 
     def __init__(
         self,
-        profiler: Armable,
+        profiler: Arming,
         agreement: Agreement | None,
         status: StatusFile | None,
         *,

@@ -25,10 +25,10 @@ from stepscope.runtime.control.file_requests import FileContent, FileRequests
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.job import is_child, job_from_environment, rank_from_environment
+from stepscope.runtime.steps.arming import Arming
 
 log = logging.getLogger("stepscope")
 
@@ -47,7 +47,7 @@ class Controller:
     def __init__(
         self,
         settings: Control,
-        profiler: Armable,
+        profiler: Arming,
         rank: int | None,
         world_size: int | None,
         *,

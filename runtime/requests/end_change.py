@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.requests.armed_window import ArmedWindow, Gate
+from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.window_request import MAX_STEP, RunId, Seconds, StepNumber
 from stepscope.runtime.schedule.schedule import NEVER
 
@@ -111,10 +111,10 @@ class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PendingEnd(NamedTuple):
-    """A change that waits for its gate."""
+    """A change that waits for a decision."""
 
     change: EndChange
-    gate: Gate
+    plan: str
 
 
 class ChosenEnd(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from stepscope.runtime.events import clock
@@ -38,7 +37,7 @@ class ArmedSchedule:
         return 0 < self._windows.deadline <= at
 
     def end_before(self, step: int, current: ProfilerAction) -> ArmedWindow | None:
-        """Ends the running window if it is over when this step begins, after the changes of ends that matter from then on.
+        """Ends the running window if it is over when this step begins, after the changes of ends that were not decided on in time.
 
         Args:
             step: the step that begins.
@@ -48,7 +47,7 @@ class ArmedSchedule:
             The window that has ended; its state says whether it was recorded.
         """
         with self._windows.lock:
-            self._decide_ends(step)
+            self._drop_undecided_ends(step)
             window, now = self._windows.running, clock.now()
             if window is None or not window.is_over(step, now):
                 return None
@@ -122,21 +121,15 @@ class ArmedSchedule:
         self._windows.drop(window, state, reason)
         self._windows.running, self._ended = None, window
 
-    def _decide_ends(self, step: int) -> None:
-        """Applies the changes of ends that matter from this step on, if their gates permit them."""
+    def _drop_undecided_ends(self, step: int) -> None:
+        """Drops the changes of ends that matter from this step on: without a decision they have no effect."""
         windows = self._windows
         for pending in list(windows.ends):
             if step < pending.change.decided_by:
                 windows.change_at(pending.change.decided_by)
                 continue
-            if pending not in windows.ends:
-                continue  # confirmed or withdrawn during the call of another gate
             windows.ends.remove(pending)
-            refused = locks.without(windows.lock, partial(pending.gate, step))
-            if refused:
-                log.info("profiler %r: %s: %s", windows.name, pending.change.text(), refused)
-            else:
-                windows.apply_end(pending.change)
+            log.info("profiler %r: %s: nothing was decided by step %d", windows.name, pending.change.text(), step)
 
     def _release(self, step: int) -> None:
         """Lets the first window begin that waits for the end of another one."""
@@ -197,22 +190,19 @@ class ArmedSchedule:
         return self._admit(window, step)
 
     def _admit(self, window: ArmedWindow, step: int) -> bool:
-        """Checks whether a window may begin: its detail, as backends are open by now, and its gate."""
-        detail, window.detail_checked = None if window.detail_checked else window.request.detail, True
-        gate = None if window.admitted else window.gate
-        if detail is None and gate is None:
+        """Checks whether a window may begin: it was decided on, and backends support its detail, as they are open by now."""
+        if window.proposed:
+            self._windows.drop(window, "withdrawn", f"nothing was decided by step {step}, when it was to begin")
+            return False
+        detail = window.request.detail
+        if detail is None or window.detail_checked:
             return True
-
-        def ask() -> str:
-            refused = "" if detail is None else detail.refusal(self._backends)
-            if refused:
-                log.warning("profiler %r: the window of %s: %s", self._windows.name, window.request.text(), refused)
-            return refused if refused or gate is None else gate(step)
-
-        refused = locks.without(self._windows.lock, ask)
+        window.detail_checked = True
+        refused = locks.without(self._windows.lock, lambda: detail.refusal(self._backends))
+        if refused:
+            log.warning("profiler %r: the window of %s: %s", self._windows.name, window.request.text(), refused)
         if window not in self._windows.open:
             return False  # withdrawn meanwhile
-        window.admitted = not refused
         if refused:
             self._windows.drop(window, "withdrawn", refused)
         return not refused

@@ -36,8 +36,8 @@ class ArmableSteps(Protocol):
 class ArmedWindows:
     """`Arming` adds windows, from any thread; `ArmedSchedule` begins and ends them, on the stepping thread.
 
-    `lock` guards everything here, and is held by the caller. It is acquired only at steps that change the action. Schedules,
-    gates and backends are called without it, as they may be slow.
+    `lock` guards everything here, and is held by the caller. It is acquired only at steps that change the action. Schedules
+    and backends are called without it, as they may be slow.
     """
 
     def __init__(self, name: str, steps: ArmableSteps) -> None:
@@ -50,7 +50,7 @@ class ArmedWindows:
         self.past: deque[ArmedWindow] = deque(maxlen=MAX_ENDED)
         self.running: ArmedWindow | None = None
         self.ends: list[PendingEnd] = []
-        """Changes of ends of windows that wait for their gates."""
+        """Changes of ends of windows that wait for a decision."""
 
     @property
     def waiting(self) -> list[ArmedWindow]:
@@ -130,7 +130,7 @@ class ArmedWindows:
             if window is self.running:
                 window.first = max(window.first + by, 0)
                 window.last = window.last if window.last == NEVER else window.last + by
-            elif window.gate is None:  # else other ranks agreed on its steps
+            elif not window.plan:
                 others = self.open[:-1]
                 first, last, reason, _ = place(window.request, self.steps.number, others, self.steps.schedule)
                 if first is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.requests.armed_window import ArmedWindow, Gate
+from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.end_change import EndChange, PendingEnd
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
@@ -64,8 +64,15 @@ class Arming:
         """The metadata `stage`; empty if there is none."""
         return str(self._metadata.snapshot().get("stage", ""))
 
-    def arm(self, request: WindowRequest, *, trigger: str = "call", gate: Gate | None = None) -> Armed:
-        """Adds a window that waits, or says why not."""
+    def arm(self, request: WindowRequest, *, trigger: str = "call", plan: str = "", proposed: bool = False) -> Armed:
+        """Adds a window that waits, or says why not.
+
+        Args:
+            request: the window to record.
+            trigger: origin of the request, in a word, for the window's metadata.
+            plan: a name for `withdraw` and `confirm`. Steps of a window with a plan are fixed.
+            proposed: record it only if `confirm` is called before its first step.
+        """
         if not isinstance(request, WindowRequest):
             raise TypeError(
                 f"request must be a stepscope.control.WindowRequest, {got(request)}; write "
@@ -84,8 +91,8 @@ class Arming:
                 first, last, reason, nearest = place(request, ahead, windows.open, steps.schedule)
                 if first is None:
                     return Armed(False, run_id=run_id, reason=reason, nearest=nearest)
-                window = ArmedWindow(request, trigger, first, last, gate)
-                window.settings = settings
+                window = ArmedWindow(request, trigger, first, last)
+                window.settings, window.plan, window.proposed = settings, plan, proposed
                 if reason:
                     window.note(reason)
                 # The counter must know the change before the step begins; the training loop may be faster than this loop.
@@ -161,8 +168,8 @@ class Arming:
                 windows.change_at(self._steps.number + 1)
         return tuple(ended)
 
-    def change_end(self, change: EndChange, *, gate: Gate | None = None) -> Armed:
-        """Applies a change of ends, or has it wait for its gate."""
+    def change_end(self, change: EndChange, *, proposal: str = "") -> Armed:
+        """Applies a change of ends. Args: the change; a name if it is to wait for `confirm`."""
         windows, steps = self._windows, self._steps
         with windows.lock:
             if steps.state in ("closed", "inert"):
@@ -174,35 +181,38 @@ class Arming:
             if steps.live and steps.number >= change.decided_by:
                 late = f"too late: the loop is at step {steps.number} already"
                 return Armed(False, run_id=answer.run_id, reason=late, nearest=steps.number + 1)
-            if gate is None:
-                windows.apply_end(change)
+            if proposal:
+                windows.ends.append(PendingEnd(change, proposal))
             else:
-                windows.ends.append(PendingEnd(change, gate))
+                windows.apply_end(change)
             return answer
 
-    def confirm(self, gate: Gate) -> bool:
-        """Applies the change of an end that waits with this gate."""
-        windows = self._windows
-        with windows.lock:
-            pending = next((each for each in windows.ends if each.gate is gate), None)
-            if pending is not None:
-                windows.ends.remove(pending)
-                windows.apply_end(pending.change)
-            return pending is not None
-
-    def withdraw(self, gate: Gate, reason: str) -> bool:
-        """Withdraws what waits with this gate."""
+    def confirm(self, plan: str) -> bool:
+        """Lets the proposed window of this plan begin, or applies its change of an end. Returns whether there was one."""
         windows = self._windows
         with windows.lock:
             for window in windows.waiting:
-                if window.gate is gate:
-                    windows.drop(window, "withdrawn", reason)
+                if window.plan == plan and window.proposed:
+                    window.proposed = False
                     return True
             for pending in windows.ends:
-                if pending.gate is gate:
+                if pending.plan == plan:
                     windows.ends.remove(pending)
+                    windows.apply_end(pending.change)
                     return True
         return False
+
+    def withdraw(self, plan: str, reason: str) -> bool:
+        """Withdraws the windows of this plan that have not begun, or its change of an end. Returns whether there was one."""
+        windows = self._windows
+        with windows.lock:
+            waiting = [window for window in windows.waiting if window.plan == plan]
+            for window in waiting:
+                windows.drop(window, "withdrawn", reason)
+            ends = [pending for pending in windows.ends if pending.plan == plan]
+            for pending in ends:
+                windows.ends.remove(pending)
+            return bool(waiting or ends)
 
     def armed(self) -> tuple[ArmedStatus, ...]:
         """Ended windows, then the running one, then waiting ones."""

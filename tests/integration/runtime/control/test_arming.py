@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import schedule
 from stepscope.control import Armed, WindowRequest
-from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.schedule.schedule import NEVER, always, never
 from stepscope.runtime.windows.window import ARMED
@@ -302,26 +301,6 @@ def test_the_queue_is_bounded(output_dir: Path) -> None:
         assert profiler.arm(WindowRequest(start_step=1000, steps=1))
 
 
-def test_a_gate_decides_at_the_first_step(output_dir: Path) -> None:
-    """It is asked once, on the thread that steps; its reason is told."""
-    asked: list[tuple[int, int]] = []
-
-    def gate(step: int) -> str:
-        asked.append((step, threading.get_ident()))
-        return "not today" if len(asked) == 1 else ""
-
-    with running(output_dir) as (profiler, windows):
-        profiler.arm(WindowRequest(start_step=2, steps=2), gate=gate)
-        profiler.arm(WindowRequest(start_step=6, steps=2), gate=gate)
-        work(profiler, 10)
-    assert asked == [(2, threading.get_ident()), (6, threading.get_ident())]
-    assert numbers(windows) == [[6, 7]]
-    assert [(status.state, status.reason) for status in profiler.armed()] == [
-        ("withdrawn", "not today"),
-        ("recorded", ""),
-    ]
-
-
 def test_arming_from_other_threads_while_the_loop_races(output_dir: Path) -> None:
     """Whatever the loop does meanwhile: what the answer promises is what is recorded."""
     promised: dict[str, Armed] = {}
@@ -464,36 +443,25 @@ def test_nothing_waits_for_an_armed_window(output_dir: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("where", ["schedule", "gate", "end"])
-def test_requests_while_the_thread_that_steps_hangs(where: str, output_dir: Path) -> None:
-    """In the schedule, in the gate of a window or of its end: who asks from another thread is answered at once."""
+def test_requests_while_the_thread_that_steps_hangs(output_dir: Path) -> None:
+    """In the schedule: who asks from another thread is answered at once."""
     reached, over = threading.Event(), threading.Event()
 
-    def hang(_: int) -> str:
-        reached.set()
-        assert over.wait(30)
-        return ""
-
     def planned(step: int) -> stepscope.ProfilerAction:
-        if step == 2 and where == "schedule":
-            hang(step)
+        if step == 2:
+            reached.set()
+            assert over.wait(30)
         return stepscope.ProfilerAction.NONE
 
     with running(output_dir, schedule=planned) as (profiler, windows):
-        request = WindowRequest(start_step=2, steps=4)
-        assert profiler.arm(request, gate=hang if where == "gate" else None)
-        if where == "end":
-            assert profiler.change_end(EndChange(command="abort", last=2, reason="the end"), gate=hang)
+        assert profiler.arm(WindowRequest(start_step=2, steps=4))
         thread = threading.Thread(target=lambda: work(profiler, 9), daemon=True)
         thread.start()
         assert reached.wait(30)
         assert profiler.arm(WindowRequest(start_step=7, steps=1))
         assert [status.first for status in profiler.armed()] == [2, 7]
-        if where == "gate":
-            assert len(profiler.abort()) == 2
         assert profiler.arm(WindowRequest(start_step=6, steps=1))
         assert thread.is_alive() and profiler.report()
         over.set()
         thread.join(30)
-    expected = {"schedule": [[2, 3, 4, 5], [6], [7]], "gate": [[6]], "end": [[2]]}
-    assert numbers(windows) == expected[where]
+    assert numbers(windows) == [[2, 3, 4, 5], [6], [7]]
