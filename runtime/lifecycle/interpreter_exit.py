@@ -18,7 +18,7 @@ from stepscope.runtime.lifecycle.closing import wait_for_late_closings
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit, call_before_close
 from stepscope.runtime.recording.recorder import close_recorder
 from stepscope.runtime.threads import signals
-from stepscope.runtime.threads.background_call import call_before_threads_end, start, start_also_at_exit
+from stepscope.runtime.threads.background_call import call_before_threads_end, start
 from stepscope.runtime.threads.native_threads import Event, Thread, get_ident
 
 if TYPE_CHECKING:
@@ -104,7 +104,6 @@ def _stop_waiting() -> None:
 def _close_what_is_open() -> None:
     """Closes profilers if `_close` was not called, because eventlet replaced the function that calls it."""
     if _open:
-        start_also_at_exit()
         _close_all()
 
 
