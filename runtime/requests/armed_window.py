@@ -15,7 +15,7 @@ class ArmedWindow:
     """A requested window of one profiler, whose lock guards it."""
 
     def __init__(self, request: WindowRequest, trigger: str, first: int, last: int) -> None:
-        """Args: the request; its trigger; first and last step, `NEVER` if unknown."""
+        """Args: the request; its trigger; first step, and last step, `NEVER` if it ends by the clock."""
         self.settings: object = None
         """The program's settings at the time of the request, for a program that records the window itself."""
         self.request = request
@@ -42,7 +42,7 @@ class ArmedWindow:
     @property
     def begin(self) -> int:
         """The first step of its warm-up."""
-        return self.first if self.first == NEVER else max(self.first - self.request.warmup, 0)
+        return max(self.first - self.request.warmup, 0)
 
     @property
     def timed(self) -> bool:
@@ -81,7 +81,7 @@ class ArmedWindow:
             trigger=self.trigger,
             requested=self.request.text(),
             state=self.state,
-            first=None if self.first == NEVER else self.first,
+            first=self.first,
             last=None if self.last == NEVER else self.last,
             reason=self.reason,
             granularity=self.request.granularity,

@@ -131,21 +131,10 @@ class ArmedSchedule:
             windows.ends.remove(pending)
             log.info("profiler %r: %s: nothing was decided by step %d", windows.name, pending.change.text(), step)
 
-    def _release(self, step: int) -> None:
-        """Lets the first window begin that waits for the end of another one."""
-        for window in self._windows.open:
-            if window.first == NEVER:
-                request, length = window.request, window.request.length
-                window.first = request.group_from(step)
-                window.last = NEVER if length is None else request.group_from(window.first + length) - 1
-                break
-
     def _with_armed(self, step: int, action: ProfilerAction, current: ProfilerAction) -> ProfilerAction:
         windows = self._windows
-        if windows.running is None:
-            self._release(step)
         for window in windows.waiting:
-            if window.first == NEVER or window not in windows.open:
+            if window not in windows.open:
                 continue
             if window.begin > step:
                 windows.change_at(window.begin)
@@ -167,13 +156,10 @@ class ArmedSchedule:
 
     def _may_begin(self, window: ArmedWindow, step: int, in_schedule: bool) -> bool:
         windows, running = self._windows, self._windows.running
-        if running is not None:
-            if window.request.overlap == "queue":
-                length = window.last - window.first
-                window.first = NEVER if running.last == NEVER else running.last + 1
-                window.last = window.first if window.first == NEVER else window.first + length
-                if window.first < NEVER:
-                    windows.change_at(max(window.begin, step + 1))
+        if running is not None and window.first <= running.last:
+            if window.request.overlap == "queue" and running.last < NEVER:
+                windows.move(window, running.last + 1)
+                windows.change_at(max(window.begin, step + 1))
                 return False
             if step >= window.first:
                 windows.drop(window, "missed", "another armed window is being recorded")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import Protocol
 
@@ -12,8 +11,6 @@ from stepscope.runtime.requests.end_change import EndChange, PendingEnd
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.schedule.schedule import NEVER, ScheduleFunction
 from stepscope.runtime.threads import locks
-
-log = logging.getLogger("stepscope")
 
 MAX_ENDED = 64
 """Ended armed windows that `armed()` still returns."""
@@ -107,18 +104,10 @@ class ArmedWindows:
             return
         window.last = last
         window.note(f"extended to step {last}")
-        for other in [other for other in self.open if window.first < other.first < NEVER]:
-            if other.first > last:
-                continue
-            if other.request.overlap == "refuse":
-                log.warning(
-                    "profiler %r: a window was extended over another one, of %s, which will be refused",
-                    self.name,
-                    other.request.text(),
-                )
-                continue
-            other.move(last + 1)  # at once, so that all ranks move it equally
-            last = other.last
+
+    def move(self, window: ArmedWindow, step: int) -> None:
+        """Moves a window that waits to this step, or to the next one that begins a group."""
+        window.move(step)
         self._sort()
 
     def step_was_set(self, by: int) -> None:

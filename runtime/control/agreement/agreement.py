@@ -24,7 +24,7 @@ from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.end_change import NOTHING_WAITS, EndChange, EndRequest, choose_end
-from stepscope.runtime.requests.step_choice import allows_later_steps, choose_steps, nearest_of, refusal_reason
+from stepscope.runtime.requests.step_choice import allows_later_steps, choose_steps, nearest_of
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.session.ranks import ranks_text
 from stepscope.runtime.steps.arming import Arming
@@ -257,7 +257,7 @@ class Agreement:
             armed = self._profiler.arm(window, trigger=trigger, plan=key)
             if armed:
                 return window, armed
-            reason = f"rank 0: {refusal_reason(payload, armed.reason)}"
+            reason = f"rank 0: {armed.reason}"
             nearest = nearest_of(payload, int(window.start_step), self._profiler.step_num, armed.nearest)
             if nearest is None or not allows_later_steps(payload):
                 break
