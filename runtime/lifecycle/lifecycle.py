@@ -34,12 +34,7 @@ from stepscope.runtime.steps.saving import Saving
 from stepscope.runtime.steps.step_controller import StepController, retain_untouched
 from stepscope.runtime.threads import locks, signals
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.greenlets import (
-    refusal,
-    replaced_note,
-    threads_replaced_before_import,
-    threads_replaced_by,
-)
+from stepscope.runtime.threads.greenlets import refusal, threads_replaced_before_import
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.user_code import delivering
 from stepscope.runtime.windows.borders import WindowEnds
@@ -277,8 +272,6 @@ class Lifecycle:
             except TimeoutError:
                 log.error("profiler %r %s", self.facts.name, self._late_note())
             steps.transitions.waited(clock.now() - began)
-            for note in self.replaced_notes():
-                log.error("profiler %r: %s", self.facts.name, note)
         signals.unwatch(_alive)
 
     async def aclose(self) -> None:
@@ -317,14 +310,6 @@ class Lifecycle:
     def timed_out(self) -> bool:
         """Whether the loop missed the deadline of closing."""
         return self.ending is not None and self.ending.timed_out
-
-    def replaced_notes(self) -> tuple[str, ...]:
-        """If exporters failed and a library has replaced the threads: a note that this may be the reason."""
-        library = threads_replaced_by()
-        if not library or self.opened is None:
-            return ()
-        failed = self.timed_out or any(worker.statistics().errors for worker in self.opened.pipeline.workers)
-        return (replaced_note(library),) if failed else ()
 
     def _late_note(self) -> str:
         """Says what it means that closing has not ended by the deadline."""

@@ -80,7 +80,6 @@ class Reporting:
             notes += (life.opened.without_effect,)
         notes += observing.notes(life.setup.options.signals)
         if self._pipeline is not None:
-            notes += life.replaced_notes()
             notes += tuple(self._pipeline.notes)
             notes += tuple(_error_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
@@ -191,7 +190,6 @@ def _schedule_errors(error: BaseException | None) -> list[Exception]:
 def _error_notes(pipeline: Pipeline) -> Iterator[str]:
     """A sentence for each backend and exporter that failed. The flight recorder reports its triggers itself."""
     for source in pipeline.sources:
-        yield from source.blocked_notes
         if source.raised.count:
             count = human_count(source.raised.count, "time")
             yield f"backend {source.name!r} failed {count}, first in {source.raised.first}; raise_errors() raises it"
