@@ -9,8 +9,7 @@ from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.files.encoding import json_bytes
-from stepscope.runtime.requests.armed import Armed
-from stepscope.runtime.requests.end_change import EndRequest, choose_end
+from stepscope.runtime.requests.end_change import EndRequest
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.steps.arming import Arming
 
@@ -73,15 +72,8 @@ class FileRequests:
             answer = f"{human_count(len(ended), 'window')} ended" if ended else "no armed window runs or waits"
             self._router.report("abort", TRIGGER, answer)
         else:
-            self._router.decided(end, TRIGGER, self._extend(end))
-
-    def _extend(self, end: EndRequest) -> Armed:
-        if not end.stop_step:
-            return self._profiler.extend(end.steps, seconds=end.seconds)
-        chosen = choose_end(end, {0: self._profiler.armed()}, 0)
-        if chosen.change is None:
-            return Armed(False, reason=chosen.reason)
-        return self._profiler.change_end(chosen.change)
+            extended = self._profiler.extend(end.steps, seconds=end.seconds, stop_step=end.stop_step)
+            self._router.decided(end, TRIGGER, extended)
 
     def window(self, request: WindowRequest) -> None:
         """Requests a window, unless the same request was handled before and led to a recording."""

@@ -94,15 +94,12 @@ def _close_last() -> None:
     wait_for_late_closings()
 
 
-def _stop_waiting() -> None:
-    """Ends the wait for threads after Ctrl-C."""
+def _close_what_is_open() -> None:
+    """Ends the wait for threads after Ctrl-C. Closes profilers if `_close` was not called, because eventlet replaced the
+    function that calls it."""
     _at_once.set()
     if _last is not None:
         _last.join()
-
-
-def _close_what_is_open() -> None:
-    """Closes profilers if `_close` was not called, because eventlet replaced the function that calls it."""
     if _open:
         _close_all()
 
@@ -116,4 +113,3 @@ atexit.register(signals.finish)
 atexit.register(call_after_exit)
 atexit.register(close_recorder)
 atexit.register(_close_what_is_open)
-atexit.register(_stop_waiting)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import signal
 import sys
 from functools import partial
@@ -270,7 +269,11 @@ class Lifecycle:
             try:
                 closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
             except TimeoutError:
-                log.error("profiler %r %s", self.facts.name, self._late_note())
+                log.error(
+                    "profiler %r did not close within Options.close_timeout=%g s, and closes in the background; raise it to have "
+                    "everything written",
+                    *(self.facts.name, self.setup.options.close_timeout),
+                )
             steps.transitions.waited(clock.now() - began)
         signals.unwatch(_alive)
 
@@ -310,16 +313,6 @@ class Lifecycle:
     def timed_out(self) -> bool:
         """Whether the loop missed the deadline of closing."""
         return self.ending is not None and self.ending.timed_out
-
-    def _late_note(self) -> str:
-        """Says what it means that closing has not ended by the deadline."""
-        where = "the session directory" if self.opened is None else str(self.opened.recorder.directory)
-        return (
-            f"did not close within Options.close_timeout={self.setup.options.close_timeout:g} s, and closes in the background. "
-            f"What is not written when the process ends stays in {where}: "
-            f"`{shlex.join(['stepscope', 'recover', str(self.facts.output.path)])}` brings it back. Raise close_timeout to have "
-            "it written"
-        )
 
     @property
     def _timeout_ns(self) -> int:

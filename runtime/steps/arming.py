@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.armed_window import ArmedWindow
-from stepscope.runtime.requests.end_change import EndChange, PendingEnd
+from stepscope.runtime.requests.end_change import EndChange, EndRequest, PendingEnd, choose_end
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.settings.arguments import got
@@ -101,7 +101,8 @@ class Arming:
                     break
                 spare = 2 * spare + 1
             windows.add(window)
-            return self._answer(window)
+            status = window.status()
+            return Armed(True, status.first, status.last, status.run_id, status.reason)
 
     def _refused(self, request: WindowRequest) -> str:
         if self._steps.state in ("closed", "inert"):
@@ -124,8 +125,8 @@ class Arming:
             self._missed += 1
             self._metadata.add("missed_windows", {"count": self._missed, "latest": reason})
 
-    def extend(self, steps: int = 0, *, seconds: float = 0.0) -> Armed:
-        """Extends the running window."""
+    def extend(self, steps: int = 0, *, seconds: float = 0.0, stop_step: int = 0) -> Armed:
+        """Extends the running window by steps or seconds, or to a step."""
         if (
             isinstance(steps, bool)
             or not isinstance(steps, int)
@@ -135,38 +136,18 @@ class Arming:
             return Armed(
                 False, reason=f"extend takes a number of steps, or seconds up to 86400, got {steps!r} and {seconds!r}"
             )
+        request = EndRequest(command="extend", steps=steps, seconds=seconds, stop_step=stop_step)
         with self._windows.lock:
-            window = self._windows.running
-            if window is None:
-                return Armed(False, reason="no armed window runs")
-            if bool(steps) == bool(seconds) or window.timed != bool(seconds):
-                unit = "seconds" if window.timed else "steps"
-                return Armed(
-                    False, run_id=window.request.run_id, reason=f"the window is one of {unit}: say how many more"
-                )
-            if window.abort_reason is not None:
-                return Armed(False, run_id=window.request.run_id, reason=f"it is aborted: {window.abort_reason}")
-            group = window.request.granularity
-            self._windows.extend(window, window.last + -(-steps // group) * group, seconds)
-            return self._answer(window)
+            change, _, reason = choose_end(request, {0: self.armed()}, 0)
+            return Armed(False, reason=reason) if change is None else self.change_end(change)
 
     def abort(self, run_id: str | None = None, *, reason: str = "abort() was called") -> tuple[ArmedStatus, ...]:
-        """Ends the running window, and withdraws waiting ones."""
-        windows = self._windows
-        ended: list[ArmedStatus] = []
-        with windows.lock:
-            for window in list(windows.open):
-                if run_id is not None and window.request.run_id != run_id:
-                    continue
-                if window is windows.running:
-                    window.abort_reason = reason
-                    window.last = min(window.last, max(self._steps.number, window.first))
-                else:
-                    windows.drop(window, "withdrawn", reason)
-                ended.append(window.status())
-            if ended:
-                windows.change_at(self._steps.number + 1)
-        return tuple(ended)
+        """Ends the running window with the current step, and withdraws waiting ones. Returns these windows."""
+        change = EndChange(command="abort", last=self._steps.number, run_id=run_id or "", reason=reason)
+        with self._windows.lock:
+            ended = [window for window in self._windows.open if change.concerns(window)]
+            self._windows.apply_end(change)
+            return tuple(window.status() for window in ended)
 
     def change_end(self, change: EndChange, *, proposal: str = "") -> Armed:
         """Applies a change of ends. Args: the change; a name if it is to wait for `confirm`."""
@@ -226,8 +207,3 @@ class Arming:
             for status in self.armed()
             if status.state in ("missed", "withdrawn", "aborted")
         )
-
-    @staticmethod
-    def _answer(window: ArmedWindow) -> Armed:
-        status = window.status()
-        return Armed(True, status.first, status.last, status.run_id, status.reason)
