@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
 
@@ -45,16 +47,9 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
             None,
             f"it would come to step {beyond:,}, and {MAX_STEP:,} is the last number that a step can have; {latest}",
         )
-    chosen = WindowRequest(
-        start_step=first,
-        stop_step=None if last == NEVER else last,
-        seconds=request.seconds,
-        run_id=request.run_id,
-        warmup=request.warmup,
-        granularity=request.granularity,
-        group_start=request.group_start,
-        stage=request.stage,
-        detail=request.detail,
+    stop = None if last == NEVER else last
+    chosen = msgspec.structs.replace(
+        request, start_step=first, steps=None, stop_step=stop, ranks=None, past="refuse", overlap="refuse"
     )
     return ChosenSteps(chosen)
 

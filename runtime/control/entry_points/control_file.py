@@ -91,21 +91,9 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
         """
         if self.start_step is None:
             return None
-        return WindowRequest(
-            start_step=self.start_step,
-            steps=self.steps,
-            stop_step=self.stop_step,
-            seconds=self.seconds,
-            ranks=ranks_from(self.ranks),
-            run_id=self.run_id,
-            warmup=self.warmup,
-            granularity=self.granularity,
-            group_start=self.group_start,
-            past=self.past,
-            overlap=self.overlap,
-            stage=self.stage,
-            detail=detail_from(self.detail),
-        )
+        fields = msgspec.structs.asdict(self)
+        del fields["command"]
+        return WindowRequest(**{**fields, "ranks": ranks_from(self.ranks), "detail": detail_from(self.detail)})
 
 
 def decode_control_file(content: bytes) -> ControlFile:
