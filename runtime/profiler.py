@@ -80,7 +80,7 @@ class Profiler:
         self._steps = StepController(name, schedule, setup.backends)
         vars(self)["step"] = self._steps.step  # the native method itself: each step of training pays for its call
         refusal = why_no_arming(keep_last)
-        self._arming = Arming(self._steps.windows, setup.backends, metadata, rank=rank, refusal=refusal)
+        self._arming = Arming(self._steps.windows, metadata, rank=rank, refusal=refusal)
         self._saving = Saving(keep_last, self._steps)
         controller = None if control is None else _controller(control, self._arming, rank, world_size)
         self._life = Lifecycle(facts, setup, self._steps, self._saving, controller)

@@ -85,9 +85,4 @@ _accepted: dict[tuple[str, WindowRequest], _Accepted] = {}
 _lock = locks.reentrant()
 
 
-def _forget() -> None:
-    """Forgets the requests in a forked child, which is another process."""
-    _accepted.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_accepted.clear)

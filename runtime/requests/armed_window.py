@@ -30,8 +30,6 @@ class ArmedWindow:
         self.reason = ""
         self.detail_checked = False
         """Whether the open backends were asked whether they support its detail."""
-        self.begun_at = 0
-        """When it began, in ns."""
         self.deadline = 0
         """When it ends, in ns; 0: with its last step."""
         self.longer = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
@@ -11,7 +11,6 @@ from stepscope.runtime.requests.end_change import EndChange, EndRequest, Pending
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.settings.arguments import got
-from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.steps.armed_windows import ArmedWindows
 
 MAX_WAITING = 64
@@ -28,7 +27,6 @@ class Arming:
     def __init__(
         self,
         windows: ArmedWindows,
-        backends: Sequence[Producer],
         metadata: Metadata,
         *,
         rank: int | None,
@@ -38,7 +36,6 @@ class Arming:
         """
         Args:
             windows: the windows of the profiler.
-            backends: its backends, which may refuse a window's detail.
             metadata: has the stage, and gets the number of missed windows.
             rank: of this process.
             refusal: why this profiler refuses all windows; empty if it does not.
@@ -46,7 +43,6 @@ class Arming:
         """
         self.name = windows.name
         self._windows, self._steps = windows, windows.steps
-        self._backends = backends
         self._metadata = metadata
         self._rank = rank
         self._refusal = refusal
@@ -114,7 +110,7 @@ class Arming:
             return f"it is for the stage {request.stage!r}, and {here}"
         if self._refusal or request.detail is None:
             return self._refusal
-        return request.detail.refusal(self._backends)
+        return request.detail.refusal(self._windows.backends)
 
     def note_missed(self, request: WindowRequest, reason: str, *, trigger: str = "call") -> None:
         """Adds a window that other ranks record to the past ones."""
