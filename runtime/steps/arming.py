@@ -14,7 +14,7 @@ from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.steps.armed_windows import ArmedWindows
 
 MAX_WAITING = 64
-"""Limit of armed windows that wait."""
+"""Limit of armed windows that wait, and of changes of ends that wait for a decision."""
 
 
 class Arming:
@@ -151,6 +151,8 @@ class Arming:
         with windows.lock:
             if steps.state in ("closed", "inert"):
                 return Armed(False, reason=f"profiler {self.name!r} is {steps.state}")
+            if len(windows.ends) >= MAX_WAITING:
+                return Armed(False, reason=f"{MAX_WAITING} changes wait for a decision already")
             answer = change.answer([window for window in windows.open if change.concerns(window)])
             if not answer:
                 return answer

@@ -26,6 +26,7 @@ from stepscope.control import WindowRequest
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.end_change import EndChange
+from stepscope.runtime.steps.arming import MAX_WAITING
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import collecting
 from tests.support.launch import launched
@@ -408,6 +409,17 @@ async def test_an_end_that_is_proposed_and_decided(output_dir: Path) -> None:
         steps(5)
     assert [[step.number for step in window.steps] for window in windows] == [[2, 3, 4, 5, 6, 7]]
     assert windows[0].complete
+
+
+async def test_ends_that_nobody_decides_on_are_bounded(output_dir: Path) -> None:
+    """An operator that proposes and never decides is refused at some point."""
+    with of_a_collector(output_dir, []) as profiler:
+        far = EndChange(command="abort", last=10**9)
+        answers = [(await asked(profiler, command="propose", proposal=f"{each}", end=far)).armed for each in range(70)]
+        assert sum(answer.accepted for answer in answers) == MAX_WAITING
+        assert "wait for a decision" in answers[-1].reason
+        assert (await asked(profiler, command="decide", proposal="0", committed=False)).error == ""
+        assert (await asked(profiler, command="propose", proposal="again", end=far)).armed.accepted
 
 
 async def test_proposals_and_decisions(output_dir: Path) -> None:
