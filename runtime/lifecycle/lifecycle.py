@@ -33,7 +33,7 @@ from stepscope.runtime.steps.saving import Saving
 from stepscope.runtime.steps.step_controller import StepController, retain_untouched
 from stepscope.runtime.threads import locks, signals
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.greenlets import refusal, threads_replaced_before_import
+from stepscope.runtime.threads.greenlets import refusal
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.user_code import delivering
 from stepscope.runtime.windows.borders import WindowEnds
@@ -111,9 +111,8 @@ class Lifecycle:
                 f"start() of profiler {name!r}: the process is ending, and can record nothing any more. Functions of atexit "
                 "are called in reverse order: register the one that starts a profiler after `import stepscope`"
             )
-        library = threads_replaced_before_import()
-        if library:
-            raise ProfilerStateError(f"start() of profiler {name!r}: {refusal(library)}")
+        if refused := refusal():
+            raise ProfilerStateError(f"start() of profiler {name!r}: {refused}")
 
     def _start(self) -> None:
         self._check_start()

@@ -44,14 +44,12 @@ def running() -> tuple[str, int, None] | None:
     return name, id(current), None
 
 
-def threads_replaced_before_import() -> str:
-    """Returns the library that had replaced them before stepscope was imported, so that the runtime has no native threads."""
+def refusal() -> str:
+    """Returns why a profiler cannot start if a library had replaced the threads before stepscope was imported, so that the runtime
+    has no native ones, and what to do; empty if none had."""
     library = str(getattr(native_threads.start_new_thread, "__module__", "")).partition(".")[0]
-    return library if library in WITHOUT_THREADS else ""
-
-
-def refusal(library: str) -> str:
-    """Returns why a profiler cannot start if a library had replaced the threads, and what to do."""
+    if library not in WITHOUT_THREADS:
+        return ""
     return (
         f"{library} has replaced the threads of the standard library by greenlets before stepscope was imported, and a profiler "
         f"would block the program in them. Call {WITHOUT_THREADS[library]}; or import stepscope first; or start the profiler in "
