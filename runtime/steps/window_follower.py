@@ -73,13 +73,9 @@ class WindowFollower:
 
     def cut(self, step: int, reason: str) -> ArmedWindow | None:
         """Ends the window that runs, whose last step is this one. Returns it, if there is one."""
-        with self._windows.lock:
-            window = self._windows.running
-            if window is not None:
-                window.last = max(step, window.first)
-                self._windows.running = None
-                self._windows.drop(window, "cut", reason)
-            return window
+        window = self._windows.running
+        self._windows.cut(step + 1, reason, alone=False, recorded=False)
+        return window
 
 
 def _action(window: ArmedWindow | None) -> ProfilerAction:
