@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -91,9 +91,10 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
         """
         if self.start_step is None:
             return None
-        fields = msgspec.structs.asdict(self)
+        fields: dict[str, Any] = msgspec.structs.asdict(self)
         del fields["command"]
-        return WindowRequest(**{**fields, "ranks": ranks_from(self.ranks), "detail": detail_from(self.detail)})
+        fields.update(ranks=ranks_from(self.ranks), detail=detail_from(self.detail))
+        return WindowRequest(**fields)
 
 
 def decode_control_file(content: bytes) -> ControlFile:
