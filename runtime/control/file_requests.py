@@ -90,12 +90,4 @@ class FileRequests:
 
     def release_lost(self, *more: str) -> None:
         """Allows requests again that led to no recording. Args: further states that mean this."""
-        for request, answer in self._history.own():
-            states = [
-                each.state
-                for each in self._profiler.armed()
-                if (each.run_id, each.trigger) == (request.run_id, TRIGGER)
-                and (each.first == answer.first or each.requested == request.text())
-            ]
-            if states and all(state in ("missed", "withdrawn", *more) for state in states):
-                self._history.release(request)
+        self._history.release_lost(self._profiler.armed(), ("missed", "withdrawn", *more))
