@@ -139,10 +139,16 @@ class Arming:
 
     def abort(self, run_id: str | None = None, *, reason: str = "abort() was called") -> tuple[ArmedStatus, ...]:
         """Ends the running window with the current step, and withdraws waiting ones. Returns these windows."""
-        change = EndChange(command="abort", last=self._steps.number, run_id=run_id or "", reason=reason)
-        with self._windows.lock:
-            ended = [window for window in self._windows.open if change.concerns(window)]
-            self._windows.apply_end(change)
+        windows, step = self._windows, self._steps.number
+        with windows.lock:
+            ended = [window for window in windows.open if run_id in (None, window.request.run_id)]
+            for window in ended:
+                if window is windows.running:
+                    window.abort_reason = reason
+                    window.last = min(window.last, max(step, window.first))
+                    windows.change_at(window.last + 1)
+                else:
+                    windows.drop(window, "withdrawn", reason)
             return tuple(window.status() for window in ended)
 
     def change_end(self, change: EndChange, *, proposal: str = "") -> Armed:
@@ -151,7 +157,7 @@ class Arming:
         with windows.lock:
             if steps.state in ("closed", "inert"):
                 return Armed(False, reason=f"profiler {self.name!r} is {steps.state}")
-            if len(windows.ends) >= MAX_WAITING:
+            if proposal and len(windows.ends) >= MAX_WAITING:
                 return Armed(False, reason=f"{MAX_WAITING} changes wait for a decision already")
             answer = change.answer([window for window in windows.open if change.concerns(window)])
             if not answer:

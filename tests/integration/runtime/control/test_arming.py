@@ -169,6 +169,21 @@ def test_extending_and_aborting(output_dir: Path) -> None:
     assert [status.state for status in profiler.armed()] == ["recorded", "withdrawn", "aborted"]
 
 
+@pytest.mark.checklist("A34")
+def test_a_window_that_is_aborted_before_the_start(output_dir: Path) -> None:
+    """It is withdrawn, also if it would begin with the step that the loop is at."""
+    profiler = stepscope.trace(schedule=never, output_dir=output_dir, options=QUICK)
+    assert profiler.arm(WindowRequest(start_step=0, steps=2, run_id="now"))
+    assert profiler.arm(WindowRequest(start_step=5, steps=2, run_id="other"))
+    assert [status.run_id for status in profiler.abort("now")] == ["now"]
+    with profiler:
+        work(profiler, 9)
+    assert [(status.run_id, status.state) for status in profiler.armed()] == [
+        ("now", "withdrawn"),
+        ("other", "recorded"),
+    ]
+
+
 @pytest.mark.checklist("A26", "F7")
 def test_the_run_ends_inside_of_a_window(output_dir: Path) -> None:
     """What there is is delivered, marked as incomplete, and named after it; a window that never came is told of."""
