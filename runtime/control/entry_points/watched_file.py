@@ -48,8 +48,6 @@ class WatchedFile(Generic[T]):
         self.path = absolute(path)
         self.current: T | None = None
         """The latest valid value. It must not be changed."""
-        self.problem = ""
-        """Why the present content is invalid; empty if it is valid, or there is no file."""
         self._decode, self._on_change = decode, on_change
         self._default = default
         self.status = StatusFile(self.path.with_name(f"{self.path.name}.status.json"), enabled=status)
@@ -107,7 +105,7 @@ class WatchedFile(Generic[T]):
     def _mark_valid(self) -> None:
         self._suspect = None
         if self._bad is not None:
-            self._bad, self.problem = None, ""
+            self._bad = None
             log.info("%s is well again", self.path)
             self.status.put(state="ok", sha256=self._good, bad_sha256=None, reason=None, line=None, column=None)
 
@@ -117,7 +115,7 @@ class WatchedFile(Generic[T]):
         reported = ("", reading.problem)
         if self._bad == reported:
             return
-        self._bad, self.problem = reported, ""
+        self._bad = reported
         if self.current is not None:
             log.warning("%s: %s; the last valid content holds", self.path, reading.problem)
         if self.path.parent.is_dir():
@@ -130,7 +128,7 @@ class WatchedFile(Generic[T]):
         if self._suspect != found:
             self._suspect = found
             return True
-        self._suspect, self._bad, self.problem = None, found, problem
+        self._suspect, self._bad = None, found
         effect = "nothing was read before" if self.current is None else "the last valid content holds"
         log.error("%s cannot be followed: %s; %s", self.path, problem, effect)
         self.status.put(
