@@ -151,7 +151,9 @@ class Lifecycle:
                 steps.state = before
             raise
         steps.carry_out()
-        steps.transitions.started(clock.now() - began, opening)
+        steps.transitions.starts += 1
+        steps.transitions.start_ns += clock.now() - began
+        steps.transitions.opening_ns += opening
 
     def _have_opened(self) -> str:
         """Waits for the opening, which a start that was given up may have begun; returns what that does."""
@@ -213,7 +215,7 @@ class Lifecycle:
             steps.call(self._stop, patience=self._patience(until))
             began = clock.now()
             self.flush(max(until - began, 0) / 1e9)
-            steps.transitions.waited(clock.now() - began)
+            steps.transitions.wait_ns += clock.now() - began
         elif steps.state == "stopped":
             steps.call(steps.carry_out)
 
@@ -223,7 +225,7 @@ class Lifecycle:
         began = clock.now()
         self.steps.end(reason)
         self.steps.carry_out()
-        self.steps.transitions.stopped(clock.now() - began)
+        self.steps.transitions.stop_ns += clock.now() - began
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until the exporters have everything recorded so far. Returns whether they have."""
@@ -273,7 +275,7 @@ class Lifecycle:
                     "everything written",
                     *(self.facts.name, self.setup.options.close_timeout),
                 )
-            steps.transitions.waited(clock.now() - began)
+            steps.transitions.wait_ns += clock.now() - began
         signals.unwatch(_alive)
 
     async def aclose(self) -> None:

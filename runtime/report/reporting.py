@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from stepscope.runtime import analysed
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.analysed import ShownText
@@ -62,7 +64,7 @@ class Reporting:
             windows=steps.windows_begun if flight is None else flight.windows.statistics().opened,
             windows_left_out=steps.skipped_windows,
             pauses_not_drawn=steps.pauses_not_drawn,
-            transitions=steps.transitions.statistics(),
+            transitions=msgspec.structs.replace(steps.transitions),
             recorder=None if opened is None else opened.accounts.statistics(),
             pipeline=None if pipeline is None else pipeline.statistics(),
         )

@@ -24,7 +24,7 @@ from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.steps.armed_windows import ArmedWindows
 from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
-from stepscope.runtime.steps.transition_costs import Transitions
+from stepscope.runtime.steps.transition_costs import TransitionStatistics
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.user_code import from_signal_handler
 from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
@@ -114,7 +114,7 @@ class StepController(_core.StepCounter):
         self.skipped_windows = self._skipped_sent = 0
         self.ignored = self.windows_begun = self._recorded_steps = self._open_steps = 0
         self.inert_because = ""
-        self.transitions = Transitions()
+        self.transitions = TransitionStatistics()
         self._look_every = 0
         """ns between two readings of the cost in `step()`; 0: none."""
         self._budget_at = 0
