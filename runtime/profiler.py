@@ -25,8 +25,6 @@ from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.report.reporting import Reporting
 from stepscope.runtime.report.run_report import RunReport
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.requests.armed_window import Gate
-from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import ScheduleFunction
@@ -82,7 +80,7 @@ class Profiler:
         self._steps = StepController(name, schedule, setup.backends)
         vars(self)["step"] = self._steps.step  # the native method itself: each step of training pays for its call
         refusal = why_no_arming(keep_last)
-        self._arming = Arming(self._steps.windows, setup.backends, metadata, rank=rank, refusal=refusal)
+        self._arming = Arming(self._steps.windows, metadata, rank=rank, refusal=refusal)
         self._saving = Saving(keep_last, self._steps)
         controller = None if control is None else _controller(control, self._arming, rank, world_size)
         self._life = Lifecycle(facts, setup, self._steps, self._saving, controller)
@@ -233,7 +231,7 @@ class Profiler:
         """
         return self._arming.stage
 
-    def arm(self, request: WindowRequest, *, trigger: str = "call", gate: Gate | None = None) -> Armed:
+    def arm(self, request: WindowRequest, *, trigger: str = "call") -> Armed:
         """Requests a window, in addition to those of the schedule. Any thread may call at any time; never waits.
 
         A request before `start()` is stored until then. A profiler without a schedule, which records everything, refuses;
@@ -242,7 +240,6 @@ class Profiler:
         Args:
             request: the window to record.
             trigger: origin of the request, in a word, for the window's metadata.
-            gate: called once, on the stepping thread, when the window should begin. A returned text is the reason to refuse it.
 
         Returns:
             The steps that will be recorded, or the reason why none will.
@@ -250,18 +247,7 @@ class Profiler:
         Raises:
             TypeError: if the request is no `WindowRequest`.
         """
-        return self._arming.arm(request, trigger=trigger, gate=gate)
-
-    def note_missed(self, request: WindowRequest, reason: str, *, trigger: str = "call") -> None:
-        """Registers a window that other ranks record, and for which this one is too late: `armed()` and `diagnostics()` show it as
-        `missed`, and the metadata count it in `missed_windows`.
-
-        Args:
-            request: the window, with the number of its first step.
-            reason: why it was missed.
-            trigger: origin of the request.
-        """
-        self._arming.note_missed(request, reason, trigger=trigger)
+        return self._arming.arm(request, trigger=trigger)
 
     def extend(self, steps: int = 0, *, seconds: float = 0.0) -> Armed:
         """Extends the running armed window.
@@ -288,29 +274,6 @@ class Profiler:
             The windows that this ends; empty if there are none.
         """
         return self._arming.abort(run_id, reason=reason)
-
-    def change_end(self, change: EndChange, *, gate: Gate | None = None) -> Armed:
-        """Changes the ends of armed windows. Any thread may call; never waits.
-
-        With a gate, nothing changes before the gate permits it. The gate is called once, on the stepping thread, at the first step
-        at which the change matters, unless `confirm` or `withdraw` came before.
-
-        Args:
-            change: the change.
-            gate: as for `arm`.
-
-        Returns:
-            The steps that the window will have, or why they cannot be changed.
-        """
-        return self._arming.change_end(change, gate=gate)
-
-    def confirm(self, gate: Gate) -> bool:
-        """Applies the change of an end that waits with this gate. Returns whether there was one."""
-        return self._arming.confirm(gate)
-
-    def withdraw(self, gate: Gate, reason: str) -> bool:
-        """Withdraws the window, or the change of an end, that waits with this gate. Returns whether there was one."""
-        return self._arming.withdraw(gate, reason)
 
     def armed(self) -> tuple[ArmedStatus, ...]:
         """The armed windows: the latest ended ones, then the running one, then waiting ones."""

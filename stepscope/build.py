@@ -156,7 +156,7 @@ def trace(
         raise TypeError(f"output_dir must be a path, {got(output_dir)}")
     if said is not None:
         if said.schedule is not None or said.keep_last is not None or said.window is not None or not said.enabled:
-            schedule = said.schedule.schedule() if said.schedule is not None and said.enabled else None
+            schedule = said.schedule if said.enabled else None
             keep_last = said.keep_last if said.enabled else None
             schedule = never if said.window is not None or not said.enabled else schedule
         chosen, control = said.changed(chosen), said.control or control

@@ -19,10 +19,9 @@ from stepscope.collector.orders.addressees import Target, addressees
 from stepscope.collector.orders.order import OrderedRank, OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.display.text_table import human_count
-from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.end_change import NOTHING_WAITS, choose_end
-from stepscope.runtime.requests.step_choice import allows_later_steps, choose_steps, nearest_of, refusal_reason
+from stepscope.runtime.requests.step_choice import allows_later_steps, choose_steps, nearest_of
 from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
@@ -201,9 +200,7 @@ class Orders:
             refused: _Answers = [
                 (
                     target,
-                    msgspec.structs.replace(answer, error=reason)
-                    if _obeys(answer) or answer.armed is None
-                    else _refusal(answer, answer.armed, request),
+                    msgspec.structs.replace(answer, error=reason) if _obeys(answer) or answer.armed is None else answer,
                 )
                 for target, answer in answers
             ]
@@ -237,12 +234,6 @@ def _request(order: WindowOrder) -> WindowRequest:
 
 def _obeys(answer: Answer) -> bool:
     return not answer.error and (answer.armed is None or answer.armed.accepted)
-
-
-def _refusal(answer: Answer, armed: Armed, request: WindowRequest | None) -> Answer:
-    return msgspec.structs.replace(
-        answer, armed=msgspec.structs.replace(armed, reason=refusal_reason(request, armed.reason))
-    )
 
 
 def _apart(where: _Answers) -> str:

@@ -10,22 +10,19 @@ from typing import Any
 
 from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.request_router import RequestRouter
-from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.command import VERSION, Answer, Command
 from stepscope.runtime.requests.end_change import NOTHING_WAITS
 from stepscope.runtime.session.job import this_host
-
-MOST_PROPOSALS = 64
+from stepscope.runtime.steps.arming import Arming
 
 
 class CommandHandler:
     """Executes commands of the socket and the collector for one profiler, on the control thread."""
 
-    def __init__(self, profiler: Armable, rank: int | None, router: RequestRouter, task: ControlTask) -> None:
+    def __init__(self, profiler: Arming, rank: int | None, router: RequestRouter, task: ControlTask) -> None:
         """Args: the profiler; its rank; the router of its requests; its task on the control thread."""
         self._profiler, self._rank, self._router, self._task = profiler, rank, router, task
-        self._gates: dict[str, RemoteGate] = {}
 
     def handle(self, command: Command, trigger: str = "socket") -> Future[Answer]:
         """Executes a command. Any thread may call. The answer comes when rank 0 has decided.
@@ -57,7 +54,7 @@ class CommandHandler:
             case "propose":
                 answer(armed=self._propose(command, trigger))
             case "decide":
-                answer(**self._decide(command))
+                answer(error=self._decide(command))
             case "extend" | "abort" if self._router.agreement is not None:
                 self._end_on_all_ranks(command, trigger, answer)
             case "extend":
@@ -81,30 +78,18 @@ class CommandHandler:
         self._router.all_ranks(request, trigger, on_answer, key=os.urandom(16).hex())
 
     def _propose(self, command: Command, trigger: str) -> Armed:
-        gate = RemoteGate()
         if command.request is not None:
-            armed = self._profiler.arm(command.request, trigger=trigger, gate=gate)
-        else:
-            assert command.end is not None
-            armed = self._profiler.change_end(command.end, gate=gate)
-        if armed:
-            self._gates[command.proposal] = gate
-            while len(self._gates) > MOST_PROPOSALS:
-                self._gates.pop(next(iter(self._gates)))
-        return armed
+            return self._profiler.arm(command.request, trigger=trigger, plan=command.proposal, proposed=True)
+        assert command.end is not None
+        return self._profiler.change_end(command.end, proposal=command.proposal)
 
-    def _decide(self, command: Command) -> dict[str, Any]:
-        gate = self._gates.pop(command.proposal, None)
-        if gate is None:
-            return {"error": "nothing of that name was proposed"}
-        if gate.committed is not None:
-            return {"error": gate.reason}
-        gate.committed, gate.reason = command.committed, command.reason
+    def _decide(self, command: Command) -> str:
+        """Carries out a decision. Returns why it has no effect; empty if it has."""
         if command.committed:
-            self._profiler.confirm(gate)
+            found = self._profiler.confirm(command.proposal)
         else:
-            self._profiler.withdraw(gate, command.reason or "it was decided against")
-        return {}
+            found = self._profiler.withdraw(command.proposal, command.reason or "it was decided against")
+        return "" if found else "nothing of that name waits for a decision: nothing was decided in time"
 
     def _answer(self, **fields: Any) -> Answer:
         return Answer(
@@ -117,17 +102,3 @@ class CommandHandler:
             rate=self._task.pace.per_second,
             **fields,
         )
-
-
-class RemoteGate:
-    """The gate of a proposed window. Without a decision when the window's first step begins, the window is not recorded."""
-
-    def __init__(self) -> None:
-        self.committed: bool | None = None
-        """The decision; `None` before it."""
-        self.reason = ""
-
-    def __call__(self, step: int) -> str:
-        if self.committed is None:
-            self.committed, self.reason = False, f"nothing was decided by step {step}, when it was to begin"
-        return "" if self.committed else self.reason or "it was decided against"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from stepscope.runtime.accounting.error_log import ErrorLog, error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from stepscope.runtime.loop_threads.loop_thread import LoopThread
 from stepscope.runtime.threads.native_threads import RLock
@@ -33,8 +33,6 @@ class ControlLoop:
         self._ready: OneShot[asyncio.AbstractEventLoop] = OneShot()
         self._stop: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
-        """Exceptions of tasks, which are logged, too."""
         self._thread = LoopThread("stepscope control", self._main, self._failed)
 
     async def _main(self) -> None:
@@ -45,11 +43,7 @@ class ControlLoop:
 
     def _failed(self, error: BaseException) -> None:
         self._ready.set_exception(error)
-        self._record(error)
-
-    def _record(self, error: BaseException) -> None:
-        log.error("control failed: %s", error_text(error), exc_info=error)
-        self.raised.record("work", error)
+        _log(error)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Callable[[], None]:
         """Runs an async function on the loop. Returns a function that cancels it, for any thread."""
@@ -64,7 +58,7 @@ class ControlLoop:
             def finished(task: asyncio.Task[None]) -> None:
                 self._tasks.discard(task)
                 if not task.cancelled() and (error := task.exception()) is not None:
-                    self._record(error)
+                    _log(error)
 
             task.add_done_callback(finished)
 
@@ -95,6 +89,10 @@ class ControlLoop:
             return self._ready.done and asyncio.get_running_loop() is self._ready.result()
         except RuntimeError:
             return False
+
+
+def _log(error: BaseException) -> None:
+    log.error("control failed: %s", error_text(error), exc_info=error)
 
 
 _loop: ControlLoop | None = None

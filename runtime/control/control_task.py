@@ -1,4 +1,4 @@
-"""The task of one profiler on the control thread: handles its requests, and its turns of the agreement."""
+"""The task of one profiler on the control thread: reads its file, handles its requests, and takes its turns of the agreement."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.entry_points.file_events import FileEvents
-from stepscope.runtime.control.entry_points.status_file import StatusFile
+from stepscope.runtime.control.entry_points.watched_file import WatchedFile
 from stepscope.runtime.control.rate import Pace
-from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.steps.arming import Arming
 
 log = logging.getLogger("stepscope")
 
-SHARED = ("plan-", "request-", "unable-")
-"""Prefixes of files that ranks write for each other."""
+RETRY_S = 0.25
+"""Seconds until content of the watched file that cannot be decoded is read again: it may be half written."""
 
 
 class ControlTask:
@@ -27,9 +27,9 @@ class ControlTask:
 
     def __init__(
         self,
-        profiler: Armable,
+        profiler: Arming,
         agreement: Agreement | None,
-        status: StatusFile | None,
+        file: WatchedFile[Any] | None,
         *,
         pause: float,
         ended: Callable[[], object] = lambda: None,
@@ -38,13 +38,13 @@ class ControlTask:
         Args:
             profiler: that records the windows.
             agreement: with other ranks; `None` without.
-            status: file for the states of windows.
+            file: the watched file, whose status file has the states of windows.
             pause: seconds between two turns, at most.
             ended: called at the end, on the control thread.
         """
         self.pace = Pace()
         """Speed of the profiler's loop."""
-        self._profiler, self._agreement, self._status = profiler, agreement, status
+        self._profiler, self._agreement, self._file = profiler, agreement, file
         self._pause, self._ended = pause, ended
         self._calls: deque[Callable[[], object]] = deque()
         self._loop: control_loop.ControlLoop | None = None
@@ -89,10 +89,6 @@ class ControlTask:
     def call_soon(self, call: Callable[[], object]) -> None:
         """Calls a function on the control thread. It acquires no lock, so that a signal handler may call it."""
         self._calls.append(call)
-        self.look_soon()
-
-    def look_soon(self) -> None:
-        """Has the control thread take a turn now. It acquires no lock."""
         loop, wake = self._loop, self._wake
         if loop is not None and wake is not None:
             loop.call_soon(wake.set)
@@ -101,19 +97,16 @@ class ControlTask:
 
     async def _run(self) -> None:
         self._wake = asyncio.Event()
-        events: FileEvents | None = None
         try:
             while True:
                 self._run_calls()
                 self.pace.add(time.monotonic(), self._profiler.step_num)
+                again = self._file is not None and self._file.look()
                 if self._agreement is not None:
                     self._agreement.turn()
-                    if events is None and (directory := self._agreement.directory) is not None:
-                        events = FileEvents(directory, lambda name: name.startswith(SHARED), self.look_soon)
-                        events.start()
                 self._report_windows()
                 try:
-                    await asyncio.wait_for(self._wake.wait(), self._pause)
+                    await asyncio.wait_for(self._wake.wait(), min(self._pause, RETRY_S) if again else self._pause)
                 except TimeoutError:
                     pass
                 self._wake.clear()
@@ -122,8 +115,6 @@ class ControlTask:
                 self._agreement.close()
             self._ended()
             self._report_windows()
-            if events is not None:
-                events.close()
 
     def _run_calls(self) -> None:
         while self._calls:
@@ -134,5 +125,5 @@ class ControlTask:
                 log.error("control: a request failed", exc_info=error)
 
     def _report_windows(self) -> None:
-        if self._status is not None:
-            self._status.put_windows(self._profiler.armed())
+        if self._file is not None:
+            self._file.status.put_windows(self._profiler.armed())

@@ -25,10 +25,10 @@ from stepscope.runtime.control.file_requests import FileContent, FileRequests
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.job import is_child, job_from_environment, rank_from_environment
+from stepscope.runtime.steps.arming import Arming
 
 log = logging.getLogger("stepscope")
 
@@ -47,7 +47,7 @@ class Controller:
     def __init__(
         self,
         settings: Control,
-        profiler: Armable,
+        profiler: Arming,
         rank: int | None,
         world_size: int | None,
         *,
@@ -90,8 +90,9 @@ class Controller:
                     poll=settings.poll,
                     outcome=self._router.decided,
                 )
-        status = None if self._file is None else self._file.status
-        self._task = ControlTask(profiler, self._router.agreement, status, pause=settings.poll, ended=self._router.end)
+        self._task = ControlTask(
+            profiler, self._router.agreement, self._file, pause=settings.poll, ended=self._router.end
+        )
         self._commands = CommandHandler(profiler, rank, self._router, self._task)
         self._socket: LocalSocket | None = None
         self._signals = 0
@@ -102,9 +103,7 @@ class Controller:
         return WatchedFile(
             path,
             self._decode,
-            default=default_content(),
-            create=settings.create and first,
-            poll=settings.poll,
+            default=default_content() if settings.create and first else None,
             on_change=self._changed,
             status=first,
         )
@@ -122,7 +121,7 @@ class Controller:
     def read(self) -> FileContent | None:
         """Reads the file now, on this thread. Returns its latest valid content."""
         if self._file is not None:
-            self._file.look(patient=True)
+            self._file.look()
         return self.content
 
     def start(self, session: Path | None = None) -> None:
@@ -139,9 +138,10 @@ class Controller:
     def _open(self, session: Path | None) -> None:
         if self._file is not None:
             try:
-                self._file.start()
-            except (OSError, RuntimeError) as error:
-                self._note(f"{self._file.path} is not watched: {error}")
+                self._file.create()
+            except OSError as error:
+                self._note(f"{self._file.path} is not created: {error}")
+            self._file.look()
         if self.settings.signal and (problem := user_signal.watch(self._signalled)):
             self._note(problem)
         if self.settings.socket and session is not None:
@@ -160,7 +160,6 @@ class Controller:
         if self._socket is not None:
             self._socket.remove_handler(self._commands.handle)
         if self._file is not None:
-            self._file.close()
             self._requests.release_lost("queued")
         self._task.close()
 
@@ -185,7 +184,6 @@ class Controller:
         """Called on the control thread, or by `start()`, when the content of the watched file has changed."""
         self._requests.follow(found)
         self.followed = found
-        self._task.look_soon()
 
     def _signalled(self) -> None:
         """Called by the handler of SIGUSR2."""

@@ -9,13 +9,13 @@ from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.files.encoding import json_bytes
-from stepscope.runtime.requests.armable import Armable
-from stepscope.runtime.requests.armed import Armed
-from stepscope.runtime.requests.armed_window import PlannedGate
-from stepscope.runtime.requests.end_change import EndRequest, choose_end
+from stepscope.runtime.requests.end_change import EndRequest
 from stepscope.runtime.requests.window_request import WindowRequest
+from stepscope.runtime.steps.arming import Arming
 
 TRIGGER = "file"
+PLAN = "the watched file"
+"""The plan of windows that new content withdraws."""
 PENDING = "rank 0 chooses the steps"
 """The answer until there is a decision."""
 
@@ -40,7 +40,7 @@ class FileRequests:
     """The requests of the file for one profiler, on the control thread."""
 
     def __init__(
-        self, profiler: Armable, router: RequestRouter, history: RequestHistory, *, withdraws_planned: bool = False
+        self, profiler: Arming, router: RequestRouter, history: RequestHistory, *, withdraws_planned: bool = False
     ) -> None:
         """
         Args:
@@ -50,14 +50,14 @@ class FileRequests:
             withdraws_planned: whether new content withdraws windows that have yet to begin, unless the ranks agree on them.
         """
         self._profiler, self._router, self._history = profiler, router, history
-        self._gate = PlannedGate() if withdraws_planned else None
+        self._plan = PLAN if withdraws_planned else ""
 
     def follow(self, found: FileContent) -> None:
         """Handles new content of the file."""
         end = found.end_request()
         if end is None:
-            if self._gate is not None and self._router.agreement is None:
-                self._profiler.withdraw(self._gate, "the file asks for something else")
+            if self._plan and self._router.agreement is None:
+                self._profiler.withdraw(self._plan, "the file asks for something else")
             try:
                 request = found.request()
             except ValueError as error:
@@ -72,15 +72,8 @@ class FileRequests:
             answer = f"{human_count(len(ended), 'window')} ended" if ended else "no armed window runs or waits"
             self._router.report("abort", TRIGGER, answer)
         else:
-            self._router.decided(end, TRIGGER, self._extend(end))
-
-    def _extend(self, end: EndRequest) -> Armed:
-        if not end.stop_step:
-            return self._profiler.extend(end.steps, seconds=end.seconds)
-        chosen = choose_end(end, {0: self._profiler.armed()}, 0)
-        if chosen.change is None:
-            return Armed(False, reason=chosen.reason)
-        return self._profiler.change_end(chosen.change)
+            extended = self._profiler.extend(end.steps, seconds=end.seconds, stop_step=end.stop_step)
+            self._router.decided(end, TRIGGER, extended)
 
     def window(self, request: WindowRequest) -> None:
         """Requests a window, unless the same request was handled before and led to a recording."""
@@ -93,16 +86,8 @@ class FileRequests:
             text = json_bytes(request).decode()
             if self._router.agreement is not None:
                 self._router.report(request, TRIGGER, PENDING)
-            self._router.window(request, TRIGGER, key=f"{text} {times}" if times else text, gate=self._gate)
+            self._router.window(request, TRIGGER, key=f"{text} {times}" if times else text, plan=self._plan)
 
     def release_lost(self, *more: str) -> None:
         """Allows requests again that led to no recording. Args: further states that mean this."""
-        for request, answer in self._history.own():
-            states = [
-                each.state
-                for each in self._profiler.armed()
-                if (each.run_id, each.trigger) == (request.run_id, TRIGGER)
-                and (each.first == answer.first or each.requested == request.text())
-            ]
-            if states and all(state in ("missed", "withdrawn", *more) for state in states):
-                self._history.release(request)
+        self._history.release_lost(self._profiler.armed(), ("missed", "withdrawn", *more))

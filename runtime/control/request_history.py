@@ -4,10 +4,11 @@ file."""
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.threads import locks
 
@@ -68,26 +69,22 @@ class RequestHistory:
                 while len(self._accepted) > MOST:
                     del self._accepted[next(iter(self._accepted))]
 
-    def release(self, request: WindowRequest) -> None:
-        """Removes a request that led to no recording."""
+    def release_lost(self, windows: Sequence[ArmedStatus], states: Collection[str]) -> None:
+        """Removes requests of this profiler that led to no recording: all windows of such a request are in one of these states."""
         with _lock:
-            accepted = self._accepted.get((self._path, request))
-            if accepted is not None and accepted.owner is self:
-                del self._accepted[self._path, request]
+            for (path, request), accepted in list(self._accepted.items()):
+                found = [window.state for window in windows if _is_of(window, request, accepted.answer)]
+                if accepted.owner is self and found and all(state in states for state in found):
+                    del self._accepted[path, request]
 
-    def own(self) -> list[tuple[WindowRequest, Armed]]:
-        """Returns the requests that were accepted for this profiler, and their answers."""
-        with _lock:
-            return [(request, each.answer) for (_, request), each in self._accepted.items() if each.owner is self]
+
+def _is_of(window: ArmedStatus, request: WindowRequest, answer: Armed) -> bool:
+    same = (window.run_id, window.trigger) == (request.run_id, "file")
+    return same and (window.first == answer.first or window.requested == request.text())
 
 
 _accepted: dict[tuple[str, WindowRequest], _Accepted] = {}
 _lock = locks.reentrant()
 
 
-def _forget() -> None:
-    """Forgets the requests in a forked child, which is another process."""
-    _accepted.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_accepted.clear)

@@ -9,11 +9,10 @@ from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.plans import AnyRequest
 from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.request_history import RequestHistory
-from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.armed import Armed
-from stepscope.runtime.requests.armed_window import Gate
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.ranks import ranks_text
+from stepscope.runtime.steps.arming import Arming
 
 log = logging.getLogger("stepscope")
 
@@ -25,7 +24,7 @@ class RequestRouter:
 
     def __init__(
         self,
-        profiler: Armable,
+        profiler: Arming,
         rank: int | None,
         status: StatusFile | None = None,
         history: RequestHistory | None = None,
@@ -51,7 +50,7 @@ class RequestRouter:
         trigger: str,
         on_answer: OnAnswer | None = None,
         key: str = "",
-        gate: Gate | None = None,
+        plan: str = "",
     ) -> None:
         """Asks for a window.
 
@@ -59,7 +58,7 @@ class RequestRouter:
             trigger: what asks for it.
             on_answer: is called with the answer; without one, a rank that the request does not name is no refusal.
             key: what makes equal requests of several ranks one; see `Agreement.ask`.
-            gate: of the window, where each rank uses its own steps.
+            plan: of the window, where each rank uses its own steps; see `Arming.arm`.
         """
         if self.agreement is not None:
             self.all_ranks(request, trigger, on_answer, key)
@@ -68,7 +67,7 @@ class RequestRouter:
             where = f"asked of ranks {ranks}, not of rank {self._rank or 0}; each goes by its own steps"
             self.report(request, trigger, where)
         else:
-            armed = self._profiler.arm(request, trigger=trigger, gate=gate)
+            armed = self._profiler.arm(request, trigger=trigger, plan=plan)
             self.decided(request, trigger, armed)
             if on_answer is not None:
                 on_answer(armed)

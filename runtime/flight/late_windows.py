@@ -154,11 +154,6 @@ class FlightWindows(WindowRouter):
         return not len(self.steps) or bool(self._pauses and self._pauses[-1][1] is None)
 
     @property
-    def open_count(self) -> int:
-        """Windows that are not closed yet."""
-        return len(self._open)
-
-    @property
     def steps_retained(self) -> int:
         """Steps that could be saved now, including the current one."""
         return min(len(self.steps), self._settings.steps + 1)

@@ -186,7 +186,7 @@ class Flight:
 
     def _refusal(self, fired: Fired, step: int) -> str:
         """Why no window may be opened; empty if it may."""
-        if not fired.always and self.windows.open_count + self._unwritten() >= MAX_SAVING:
+        if not fired.always and self.windows.unfinished + self._unwritten() >= MAX_SAVING:
             return "busy"
         return self.watch.refusal(fired, step)
 

@@ -18,7 +18,7 @@ from stepscope.runtime.lifecycle.closing import wait_for_late_closings
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit, call_before_close
 from stepscope.runtime.recording.recorder import close_recorder
 from stepscope.runtime.threads import signals
-from stepscope.runtime.threads.background_call import call_before_threads_end, start, start_also_at_exit
+from stepscope.runtime.threads.background_call import call_before_threads_end, start
 from stepscope.runtime.threads.native_threads import Event, Thread, get_ident
 
 if TYPE_CHECKING:
@@ -94,17 +94,13 @@ def _close_last() -> None:
     wait_for_late_closings()
 
 
-def _stop_waiting() -> None:
-    """Ends the wait for threads after Ctrl-C."""
+def _close_what_is_open() -> None:
+    """Ends the wait for threads after Ctrl-C. Closes profilers if `_close` was not called, because eventlet replaced the
+    function that calls it."""
     _at_once.set()
     if _last is not None:
         _last.join()
-
-
-def _close_what_is_open() -> None:
-    """Closes profilers if `_close` was not called, because eventlet replaced the function that calls it."""
     if _open:
-        start_also_at_exit()
         _close_all()
 
 
@@ -117,4 +113,3 @@ atexit.register(signals.finish)
 atexit.register(call_after_exit)
 atexit.register(close_recorder)
 atexit.register(_close_what_is_open)
-atexit.register(_stop_waiting)

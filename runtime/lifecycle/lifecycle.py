@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import signal
 import sys
 from functools import partial
@@ -34,12 +33,7 @@ from stepscope.runtime.steps.saving import Saving
 from stepscope.runtime.steps.step_controller import StepController, retain_untouched
 from stepscope.runtime.threads import locks, signals
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.greenlets import (
-    refusal,
-    replaced_note,
-    threads_replaced_before_import,
-    threads_replaced_by,
-)
+from stepscope.runtime.threads.greenlets import refusal
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.user_code import delivering
 from stepscope.runtime.windows.borders import WindowEnds
@@ -117,9 +111,8 @@ class Lifecycle:
                 f"start() of profiler {name!r}: the process is ending, and can record nothing any more. Functions of atexit "
                 "are called in reverse order: register the one that starts a profiler after `import stepscope`"
             )
-        library = threads_replaced_before_import()
-        if library:
-            raise ProfilerStateError(f"start() of profiler {name!r}: {refusal(library)}")
+        if refused := refusal():
+            raise ProfilerStateError(f"start() of profiler {name!r}: {refused}")
 
     def _start(self) -> None:
         self._check_start()
@@ -158,7 +151,9 @@ class Lifecycle:
                 steps.state = before
             raise
         steps.carry_out()
-        steps.transitions.started(clock.now() - began, opening)
+        steps.transitions.starts += 1
+        steps.transitions.start_ns += clock.now() - began
+        steps.transitions.opening_ns += opening
 
     def _have_opened(self) -> str:
         """Waits for the opening, which a start that was given up may have begun; returns what that does."""
@@ -220,7 +215,7 @@ class Lifecycle:
             steps.call(self._stop, patience=self._patience(until))
             began = clock.now()
             self.flush(max(until - began, 0) / 1e9)
-            steps.transitions.waited(clock.now() - began)
+            steps.transitions.wait_ns += clock.now() - began
         elif steps.state == "stopped":
             steps.call(steps.carry_out)
 
@@ -230,7 +225,7 @@ class Lifecycle:
         began = clock.now()
         self.steps.end(reason)
         self.steps.carry_out()
-        self.steps.transitions.stopped(clock.now() - began)
+        self.steps.transitions.stop_ns += clock.now() - began
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until the exporters have everything recorded so far. Returns whether they have."""
@@ -275,10 +270,12 @@ class Lifecycle:
             try:
                 closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
             except TimeoutError:
-                log.error("profiler %r %s", self.facts.name, self._late_note())
-            steps.transitions.waited(clock.now() - began)
-            for note in self.replaced_notes():
-                log.error("profiler %r: %s", self.facts.name, note)
+                log.error(
+                    "profiler %r did not close within Options.close_timeout=%g s, and closes in the background; raise it to have "
+                    "everything written",
+                    *(self.facts.name, self.setup.options.close_timeout),
+                )
+            steps.transitions.wait_ns += clock.now() - began
         signals.unwatch(_alive)
 
     async def aclose(self) -> None:
@@ -317,24 +314,6 @@ class Lifecycle:
     def timed_out(self) -> bool:
         """Whether the loop missed the deadline of closing."""
         return self.ending is not None and self.ending.timed_out
-
-    def replaced_notes(self) -> tuple[str, ...]:
-        """If exporters failed and a library has replaced the threads: a note that this may be the reason."""
-        library = threads_replaced_by()
-        if not library or self.opened is None:
-            return ()
-        failed = self.timed_out or any(worker.statistics().errors for worker in self.opened.pipeline.workers)
-        return (replaced_note(library),) if failed else ()
-
-    def _late_note(self) -> str:
-        """Says what it means that closing has not ended by the deadline."""
-        where = "the session directory" if self.opened is None else str(self.opened.recorder.directory)
-        return (
-            f"did not close within Options.close_timeout={self.setup.options.close_timeout:g} s, and closes in the background. "
-            f"What is not written when the process ends stays in {where}: "
-            f"`{shlex.join(['stepscope', 'recover', str(self.facts.output.path)])}` brings it back. Raise close_timeout to have "
-            "it written"
-        )
 
     @property
     def _timeout_ns(self) -> int:

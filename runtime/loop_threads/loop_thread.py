@@ -17,7 +17,6 @@ import anyio.lowlevel
 from stepscope.runtime import _core
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.lasting_loop import lasting_loop
-from stepscope.runtime.loop_threads.own_threads import register_loop
 from stepscope.runtime.threads import background_call
 from stepscope.runtime.threads.native_threads import Condition, Lock, SimpleQueue, Thread
 from stepscope.runtime.threads.one_shot import OneShot
@@ -122,7 +121,6 @@ class LoopThread:
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._executor)
-        register_loop(loop)
         with anyio.CancelScope() as scope:
             with self._lock:
                 self._loop, self._scope, self._context = loop, scope, contextvars.copy_context()
@@ -199,7 +197,8 @@ class DaemonExecutor(ThreadPoolExecutor):
         super().__init__(max_workers=1)
         self._limit = max_workers
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._workers = self._idle = 0
+        self._unfinished = 0
+        """Submitted calls that have not ended."""
         self.threads: list[Thread] = []
         """All threads that were started."""
         self._guard = Lock()
@@ -224,22 +223,16 @@ class DaemonExecutor(ThreadPoolExecutor):
                 future.set_result(result)
 
         with self._guard:
-            spare = self._idle > 0 or self._workers >= self._limit
-            self._idle -= spare
-            self._workers += not spare
-        if not spare:
-            thread = Thread(target=self._run, name="stepscope worker", daemon=True)
-            try:
-                background_call.start(thread)
-            except RuntimeError:
-                with self._guard:
-                    self._workers -= 1
-                    self._idle -= 1
-                    if not self._workers:
-                        self._idle = 0
+            if len(self.threads) < min(self._unfinished + 1, self._limit):
+                thread = Thread(target=self._run, name="stepscope worker", daemon=True)
+                try:
+                    background_call.start(thread)
+                except RuntimeError:
+                    if not self.threads:
                         raise
-            else:
-                self.threads.append(thread)
+                else:
+                    self.threads.append(thread)
+            self._unfinished += 1
         self._jobs.put(job)
         return future
 
@@ -247,9 +240,9 @@ class DaemonExecutor(ThreadPoolExecutor):
         while (job := self._jobs.get()) is not None:
             job()
             with self._guard:
-                self._idle += 1
+                self._unfinished -= 1
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends the threads after the submitted calls. Never waits."""
-        for _ in range(self._workers):
+        for _ in self.threads:
             self._jobs.put(None)

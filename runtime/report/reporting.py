@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from stepscope.runtime import analysed
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.analysed import ShownText
@@ -62,7 +64,7 @@ class Reporting:
             windows=steps.windows_begun if flight is None else flight.windows.statistics().opened,
             windows_left_out=steps.skipped_windows,
             pauses_not_drawn=steps.pauses_not_drawn,
-            transitions=steps.transitions.statistics(),
+            transitions=msgspec.structs.replace(steps.transitions),
             recorder=None if opened is None else opened.accounts.statistics(),
             pipeline=None if pipeline is None else pipeline.statistics(),
         )
@@ -80,7 +82,6 @@ class Reporting:
             notes += (life.opened.without_effect,)
         notes += observing.notes(life.setup.options.signals)
         if self._pipeline is not None:
-            notes += life.replaced_notes()
             notes += tuple(self._pipeline.notes)
             notes += tuple(_error_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
@@ -191,7 +192,6 @@ def _schedule_errors(error: BaseException | None) -> list[Exception]:
 def _error_notes(pipeline: Pipeline) -> Iterator[str]:
     """A sentence for each backend and exporter that failed. The flight recorder reports its triggers itself."""
     for source in pipeline.sources:
-        yield from source.blocked_notes
         if source.raised.count:
             count = human_count(source.raised.count, "time")
             yield f"backend {source.name!r} failed {count}, first in {source.raised.first}; raise_errors() raises it"

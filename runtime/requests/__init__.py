@@ -1,4 +1,4 @@
 """Requests for windows: their fields, their steps, and their ends.
 
-Read first: `window_request`, then `placement`, `armed_window` and `armed`; `armable` is the interface of a profiler that accepts them.
+Read first: `window_request`, then `placement`, `armed_window` and `armed`.
 """

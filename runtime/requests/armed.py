@@ -22,10 +22,10 @@ class Armed(Documented, frozen=True, omit_defaults=True):
     accepted: bool
     """Whether something will be recorded."""
     first: Step | None = None
-    """The first step to be recorded; `None` if it depends on another window, which ends by the clock."""
+    """The first step to be recorded."""
     last: Step | None = None
-    """The last step; `None` if the window ends by the clock, or depends on another window. In the answer to an abort, without
-    `first`: the step with which windows end."""
+    """The last step; `None` if the window ends by the clock. In the answer to an abort, without `first`: the step with which
+    windows end."""
     run_id: str = ""
     """Run id of the request."""
     reason: str = ""

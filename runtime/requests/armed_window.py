@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stepscope.runtime.requests.armed import ArmedState, ArmedStatus
@@ -10,37 +10,26 @@ from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
 from stepscope.runtime.windows.window import ARMED, Step
 
-Gate = Callable[[int], str]
-"""Called once on the stepping thread when the window should begin. Returns why it must not; empty if it may."""
-
-
-class PlannedGate:
-    """The gate of a window or a change whose steps are fixed, as for several ranks, and that can be withdrawn."""
-
-    def __call__(self, step: int) -> str:
-        return ""
-
 
 class ArmedWindow:
     """A requested window of one profiler, whose lock guards it."""
 
-    def __init__(self, request: WindowRequest, trigger: str, first: int, last: int, gate: Gate | None = None) -> None:
-        """Args: the request; its trigger; first and last step, `NEVER` if unknown; the gate of its begin."""
+    def __init__(self, request: WindowRequest, trigger: str, first: int, last: int) -> None:
+        """Args: the request; its trigger; first step, and last step, `NEVER` if it ends by the clock."""
         self.settings: object = None
         """The program's settings at the time of the request, for a program that records the window itself."""
         self.request = request
         self.trigger = trigger
         self.first = first
         self.last = last
-        self.gate = gate
+        self.plan = ""
+        """Name by which it can be withdrawn. A window with a plan keeps its steps, as other ranks agreed on them."""
+        self.proposed = False
+        """Whether it is not recorded without a decision."""
         self.state: ArmedState = "queued"
         self.reason = ""
-        self.admitted = gate is None
-        """Whether the gate has allowed it."""
         self.detail_checked = False
         """Whether the open backends were asked whether they support its detail."""
-        self.begun_at = 0
-        """When it began, in ns."""
         self.deadline = 0
         """When it ends, in ns; 0: with its last step."""
         self.longer = 0
@@ -51,7 +40,7 @@ class ArmedWindow:
     @property
     def begin(self) -> int:
         """The first step of its warm-up."""
-        return self.first if self.first == NEVER else max(self.first - self.request.warmup, 0)
+        return max(self.first - self.request.warmup, 0)
 
     @property
     def timed(self) -> bool:
@@ -90,7 +79,7 @@ class ArmedWindow:
             trigger=self.trigger,
             requested=self.request.text(),
             state=self.state,
-            first=None if self.first == NEVER else self.first,
+            first=self.first,
             last=None if self.last == NEVER else self.last,
             reason=self.reason,
             granularity=self.request.granularity,

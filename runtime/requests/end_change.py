@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.requests.armed_window import ArmedWindow, Gate
+from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.window_request import MAX_STEP, RunId, Seconds, StepNumber
 from stepscope.runtime.schedule.schedule import NEVER
 
@@ -111,10 +111,10 @@ class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PendingEnd(NamedTuple):
-    """A change that waits for its gate."""
+    """A change that waits for a decision."""
 
     change: EndChange
-    gate: Gate
+    plan: str
 
 
 class ChosenEnd(NamedTuple):
@@ -167,7 +167,7 @@ def choose_end(request: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]]
             return ChosenEnd(None, reason=f"rank {rank} has the window behind it: it ended there with step {each.last}")
     ranks = tuple(sorted(rank for rank, each in same.items() if each is not None))
     first = window.first or 0
-    if (window.last is None) != bool(request.seconds):
+    if (window.last is None) != bool(request.seconds) or (request.steps and request.seconds):
         return ChosenEnd(None, reason=OTHER_UNIT.format("seconds" if window.last is None else "steps"))
     if window.last is None:
         return ChosenEnd(EndChange(command="extend", first=first, seconds=request.seconds), ranks)

@@ -16,6 +16,7 @@ MAX_CHANGES = 1000
 """Limit of collisions; a window that still collides after so many is refused."""
 
 ASK_TO_WAIT = "ask with overlap='queue' to wait"
+ASK_LATER = "nobody knows the step with which that ends; ask again when it is over"
 
 
 class Placement(NamedTuple):
@@ -44,8 +45,7 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
         schedule: schedule of the profiler. It is ignored if it is no `PlannedSchedule`.
 
     Returns:
-        First and last step, and how they differ from the request; or the reason of a refusal. The first step is `NEVER` if
-        it depends on a window that ends by the clock.
+        First and last step, and how they differ from the request; or the reason of a refusal.
     """
     if isinstance(schedule, Always):
         return Placement(None, reason="the profiler records every step; give it a schedule, or control=...")
@@ -67,12 +67,12 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
         if occupied is None:
             return Placement(first, last, "; ".join(notes))
         what = occupied.what
-        moved = NEVER if occupied.last == NEVER else request.group_from(occupied.last + 1)
-        if request.overlap == "refuse":
-            why = f"{_steps(first, last)} overlap {occupied.what}; {ASK_TO_WAIT}"
-            return Placement(None, reason=why, nearest=None if moved == NEVER else moved)
+        overlap = f"{_steps(first, last)} overlap {occupied.what}"
         if occupied.last == NEVER:
-            return Placement(NEVER, NEVER, f"begins when {occupied.what} has ended")
+            return Placement(None, reason=f"{overlap}; {ASK_LATER}")
+        moved = request.group_from(occupied.last + 1)
+        if request.overlap == "refuse":
+            return Placement(None, reason=f"{overlap}; {ASK_TO_WAIT}", nearest=moved)
         note = f"queued behind {occupied.what}"
         if note not in notes:
             notes.append(note)
@@ -96,8 +96,6 @@ def _steps(first: int, last: int) -> str:
 
 def _collision(first: int, last: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> _Occupied | None:
     for window in armed:
-        if window.first == NEVER:  # it waits for another window, and gets its steps later
-            continue
         if window.first <= last and first <= window.last:
             name = f" {window.request.run_id!r}" if window.request.run_id else ""
             what = f"the window{name} of {_steps(window.first, window.last)}"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stepscope.runtime.requests.placement import ASK_TO_WAIT
+import msgspec
+
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
-
-OF_CLOCK = "behind a window that ends by the clock no steps can be chosen for several ranks; ask again when it is over"
 
 
 class ChosenSteps(NamedTuple):
@@ -48,16 +47,9 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
             None,
             f"it would come to step {beyond:,}, and {MAX_STEP:,} is the last number that a step can have; {latest}",
         )
-    chosen = WindowRequest(
-        start_step=first,
-        stop_step=None if last == NEVER else last,
-        seconds=request.seconds,
-        run_id=request.run_id,
-        warmup=request.warmup,
-        granularity=request.granularity,
-        group_start=request.group_start,
-        stage=request.stage,
-        detail=request.detail,
+    stop = None if last == NEVER else last
+    chosen = msgspec.structs.replace(
+        request, start_step=first, steps=None, stop_step=stop, ranks=None, past="refuse", overlap="refuse"
     )
     return ChosenSteps(chosen)
 
@@ -65,11 +57,6 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
 def allows_later_steps(request: WindowRequest) -> bool:
     """Whether the request allows later steps."""
     return request.start_step == "next" or request.past == "clip" or request.overlap == "queue"
-
-
-def refusal_reason(request: WindowRequest | None, reason: str) -> str:
-    """Returns a rank's reason for a refusal, without the advice to wait if the request waits already."""
-    return reason.replace(ASK_TO_WAIT, OF_CLOCK) if request is not None and request.overlap == "queue" else reason
 
 
 def nearest_of(request: WindowRequest | None, by: int, step: int, nearest: int | None) -> int | None:

@@ -55,7 +55,7 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     past: Literal["refuse", "clip"] = "refuse"
     """If the first step has begun already: record nothing, or the rest of the window."""
     overlap: Literal["refuse", "queue"] = "refuse"
-    """If another window has some of its steps: refuse, or begin when that has ended."""
+    """If another window has some of its steps: refuse, or begin when that has ended. A window of seconds is not waited for."""
     stage: Stage = ""
     """Records only in the stage of this name, such as `fit`, if profilers follow each other; empty for any stage."""
     detail: WindowDetail | None = None

@@ -63,8 +63,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ScheduleError: if a value is out of its range. A `ValueError`.
     """
 
-    wait: int
-    warmup: int
+    wait: int = 0
+    warmup: int = 0
     active: int
     repeat: int = 0
     skip_first: int = 0

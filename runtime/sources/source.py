@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Protocol, cast
@@ -35,12 +34,8 @@ from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.user_code import contain, from_signal_handler, is_programs, run, run_async
 
-log = logging.getLogger("stepscope")
-
 LOSING = {"transition", "aclose", "run_soon", "run"}
 """Calls of a backend that lose events if they fail."""
-LOOP_BLOCKED_S = 0.5
-"""Seconds in one call of `derive`, from which on a backend is reported to block the runtime's loop."""
 
 
 class Producer(Protocol):
@@ -138,8 +133,6 @@ class Source:
         self.raised: ErrorLog[BaseException] = ErrorLog()
         self.open = False
         self._closing: anyio.CancelScope | None = None
-        self._blocked = 0
-        """The longest time for which `derive` blocked the runtime's loop, in ns; 0 if it was short enough."""
         self._opened: OneShot[None] = OneShot()
         self._worker = BackendWorker(self.name, enter, self._thread_failed)
         self._programs = is_programs(backend)
@@ -239,13 +232,7 @@ class Source:
                 check_block(derived, self.name)
             block = derived
 
-        began = clock.now()
         self._guard("derive", call)
-        ns = clock.now() - began
-        if ns >= LOOP_BLOCKED_S * 1e9:
-            before, self._blocked = self._blocked, max(ns, self._blocked)
-            if not before:
-                log.warning("%s", self.blocked_notes[0])
         return block
 
     async def aclose(self, deadline: float) -> None:
@@ -307,16 +294,6 @@ class Source:
             return False
         return True
 
-    @property
-    def blocked_notes(self) -> tuple[str, ...]:
-        """A note if the backend has blocked the runtime's loop. Any thread may read it."""
-        if not self._blocked:
-            return ()
-        return (
-            f"backend {self.name!r} blocked the runtime's loop for {self._blocked / 1e9:.1f} s in derive(): no profiler of this "
-            "process was drained, flushed or closed in that time; derive less, or deliver it later from a thread",
-        )
-
     def _record_error(self, what: str, error: BaseException) -> None:
         # A delivery to a profiler that has ended is no error.
         if not (isinstance(error, ClosedError) and self._inbox.closed and what != "report"):
@@ -336,7 +313,7 @@ class Source:
             report = self.backend.report()
 
         self._guard("report", call)
-        notes = (*self.blocked_notes, *(retained.text for retained in self.raised.retained[:3]))
+        notes = tuple(retained.text for retained in self.raised.retained[:3])
         if not notes:
             return report
         return BackendReport(

@@ -11,7 +11,6 @@ from functools import partial
 
 from stepscope.runtime.errors import BackendError, ClosedError
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Message
 from stepscope.runtime.schedule.action import ProfilerAction
@@ -21,7 +20,6 @@ from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
-MAX_RECORDINGS = 256
 _MAX_WAITING = 256
 _POLL_S = 0.05
 """Seconds between two checks whether a thread is alive."""
@@ -50,10 +48,8 @@ class BoundSource(Source):
         super().__init__(backend, inbox, enter)
         self._thread: weakref.ref[_Token] | None = None
         self._thread_name, self._thread_number = "", 0
-        self._alone: deque[Interval] = deque(maxlen=MAX_RECORDINGS)
-        """The latest recordings of one thread only. A window asks soon after its end, when it closes."""
-        self._since: int | None = None
-        """When the recording under way began."""
+        self._one_thread_until = 0
+        """End of the latest recording of one thread only, in ns. A window asks soon after its end, when it closes."""
         self._waiting: deque[tuple[ProfilerAction, ProfilerAction, int]] = deque()
         self._passed = 0
         self._detail = self._reported_detail = FULL
@@ -84,30 +80,19 @@ class BoundSource(Source):
         return self._thread_name, self._thread_number
 
     @property
-    def may_miss_threads(self) -> bool:
-        """Whether the backend may record one thread only."""
-        return hasattr(self.backend, "one_thread")
-
-    def recorded_one_thread(self, interval: Interval) -> bool:
-        """Whether the backend recorded its own thread only in this interval, or a part of it. Any thread may call."""
-        # The backend first: at a change it is asked before it is called.
-        now, since = self._records_one_thread(), self._since
-        if now and since is not None and since < interval[1]:
-            return True
-        return any(start < interval[1] and end > interval[0] for start, end in list(self._alone))
-
-    def _records_one_thread(self) -> bool:
+    def records_one_thread(self) -> bool:
+        """Whether the backend records now, and its own thread only."""
         return bool(getattr(self.backend, "one_thread", False))
 
-    def _note_change(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+    def recorded_one_thread(self, since: int) -> bool:
+        """Whether the backend recorded its own thread only, at a time after `since`, in ns. Any thread may call."""
+        # The backend first: at a change it is asked before it is called.
+        return self.records_one_thread or self._one_thread_until > since
+
+    def _note_change(self, at: int) -> None:
         """The action of the backend is about to change."""
-        ends = before is ProfilerAction.RECORD_AND_SAVE or not after.records
-        if before.records and ends and self._since is not None:
-            if self._records_one_thread():
-                self._alone.append((self._since, at))
-            self._since = None
-        if after.records and self._since is None:
-            self._since = at
+        if self.records_one_thread:
+            self._one_thread_until = at
 
     @property
     def pending(self) -> bool:
@@ -130,7 +115,7 @@ class BoundSource(Source):
         if self.lost:
             self._refuse(after, at)
         elif self.here and not self._waiting:
-            self._note_change(before, after, at)
+            self._note_change(at)
             super().transition(before, after, at)
         elif not self._waiting or self._waiting[-1] != (before, after, at):
             self._wait(before, after, at)
@@ -152,14 +137,13 @@ class BoundSource(Source):
             self.start()
             self._report_detail()
             if action is not ProfilerAction.NONE:
-                self._note_change(ProfilerAction.NONE, action, at)
                 super().transition(ProfilerAction.NONE, action, at)
         if not self.here:
             return
         self._report_detail()
         while self._waiting:
             change = self._waiting[0]
-            self._note_change(*change)
+            self._note_change(change[2])
             # Also after it was closed: only this thread can end what it began. The change is removed afterwards, as a signal
             # handler may raise.
             self._guard("transition", partial(self.backend.transition, *change))

@@ -33,7 +33,9 @@ class ThreadCoverage:
 
     def __init__(self, sources: Iterable[Source], pid: int) -> None:
         """Args: sources of the profiler; process id of the threads."""
-        self._sources = [source for source in sources if isinstance(source, BoundSource) and source.may_miss_threads]
+        self._sources = [
+            source for source in sources if isinstance(source, BoundSource) and hasattr(source.backend, "one_thread")
+        ]
         self._pid = pid
         self._present: dict[int, _Present] = {}
 
@@ -86,7 +88,7 @@ class ThreadCoverage:
     ) -> Iterator[BoundSource]:
         for source in self._sources:
             produced = ledger.get(source.name, SourceLedger()).produced
-            if not produced and not present.operators and source.recorded_one_thread(window.interval):
+            if not produced and not present.operators and source.recorded_one_thread(window.start):
                 yield source
 
     def _threads(self, rows: set[int]) -> list[Track]:

@@ -1,17 +1,23 @@
-"""The armed windows of a profiler that wait or run, and the changes of their ends that wait."""
+"""The armed windows of a profiler, in addition to those of its schedule: which wait and run, and when they begin and end."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+from stepscope.runtime.events import clock
 from stepscope.runtime.requests.armed import ArmedState
 from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.end_change import EndChange, PendingEnd
 from stepscope.runtime.requests.placement import place
+from stepscope.runtime.requests.window_detail import WindowDetail
+from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import NEVER, ScheduleFunction
+from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.threads import locks
+from stepscope.runtime.windows.borders import WindowEnds
 
 log = logging.getLogger("stepscope")
 
@@ -34,23 +40,28 @@ class ArmableSteps(Protocol):
 
 
 class ArmedWindows:
-    """`Arming` adds windows, from any thread; `ArmedSchedule` begins and ends them, on the stepping thread.
+    """`Arming` adds windows and changes them, from any thread. The step controller has them begin and end, on the stepping thread.
 
-    `lock` guards everything here, and is held by the caller. It is acquired only at steps that change the action. Schedules,
-    gates and backends are called without it, as they may be slow.
+    `lock` guards everything here. `Arming` acquires it for several calls at once; the methods for the stepping thread acquire
+    it themselves, only at steps that change the action. Schedules and backends are called without it, as they may be slow.
     """
 
-    def __init__(self, name: str, steps: ArmableSteps) -> None:
-        """Args: name of the profiler; its steps."""
+    def __init__(self, name: str, steps: ArmableSteps, backends: Sequence[Producer]) -> None:
+        """Args: name of the profiler; its steps; its backends, which may refuse a window's detail."""
         self.name = name
         self.steps = steps
+        self.backends = backends
         self.lock = locks.reentrant()
         self.open: list[ArmedWindow] = []
         """Running and waiting windows, in the order of their first steps."""
         self.past: deque[ArmedWindow] = deque(maxlen=MAX_ENDED)
         self.running: ArmedWindow | None = None
         self.ends: list[PendingEnd] = []
-        """Changes of ends of windows that wait for their gates."""
+        """Changes of ends of windows that wait for a decision."""
+        self._ended: ArmedWindow | None = None
+        """The window that ends in the current change."""
+        self.detail: WindowDetail | None = None
+        """The requested detail of the window that runs, or for which backends warm up."""
 
     @property
     def waiting(self) -> list[ArmedWindow]:
@@ -107,19 +118,6 @@ class ArmedWindows:
             return
         window.last = last
         window.note(f"extended to step {last}")
-        for other in [other for other in self.open if window.first < other.first < NEVER]:
-            if other.first > last:
-                continue
-            if other.request.overlap == "refuse":
-                log.warning(
-                    "profiler %r: a window was extended over another one, of %s, which will be refused",
-                    self.name,
-                    other.request.text(),
-                )
-                continue
-            other.move(last + 1)  # at once, so that all ranks move it equally
-            last = other.last
-        self._sort()
 
     def step_was_set(self, by: int) -> None:
         """The program has changed the step number by this difference: waiting windows get new steps, counted from here. A running
@@ -130,7 +128,7 @@ class ArmedWindows:
             if window is self.running:
                 window.first = max(window.first + by, 0)
                 window.last = window.last if window.last == NEVER else window.last + by
-            elif window.gate is None:  # else other ranks agreed on its steps
+            elif not window.plan:
                 others = self.open[:-1]
                 first, last, reason, _ = place(window.request, self.steps.number, others, self.steps.schedule)
                 if first is None:
@@ -146,3 +144,171 @@ class ArmedWindows:
 
     def _sort(self) -> None:
         self.open.sort(key=lambda each: each.first)
+
+    # on the stepping thread
+
+    def is_due(self, at: int) -> bool:
+        """Whether the running window ends by time, not by step number, until `at`, in ns."""
+        return 0 < self.deadline <= at
+
+    def end_before(self, step: int, current: ProfilerAction) -> ArmedWindow | None:
+        """Ends the running window if it is over when this step begins, after the changes of ends that were not decided on in time.
+
+        Args:
+            step: the step that begins.
+            current: the action of the step before.
+
+        Returns:
+            The window that has ended; its state says whether it was recorded.
+        """
+        with self.lock:
+            self._drop_undecided_ends(step)
+            window, now = self.running, clock.now()
+            if window is None or not window.is_over(step, now):
+                return None
+            aborted = window.abort_reason is not None and step > window.last
+            window.last = step - 1
+            if current is not ProfilerAction.RECORD:
+                self._end(window, "missed", "the background loop was too far behind to record it")
+            elif aborted:
+                self._end(window, "aborted", f"aborted after step {window.last}: {window.abort_reason}")
+            else:
+                self._end(window, "recorded", "")
+            return window
+
+    def action(self, step: int, scheduled: ProfilerAction, current: ProfilerAction) -> ProfilerAction:
+        """The action of a step by schedule and armed windows. Lowers the step of the next change.
+
+        The step counter knows all windows that are armed by now. `Arming` reports later ones to it.
+
+        Args:
+            step: the step that begins.
+            scheduled: its action by the schedule.
+            current: the action of the step before.
+        """
+        with self.lock:
+            action = self._with_armed(step, scheduled, current)
+            window = self.running
+            if window is None and action is ProfilerAction.WARMUP:
+                window = next((each for each in self.open if each.begin <= step < each.first), None)
+            self.detail = None if window is None else window.request.detail
+            return action
+
+    def cut(self, step: int, reason: str, *, alone: bool, recorded: bool) -> bool:
+        """Ends the running window, as recording ends.
+
+        Args:
+            step: the current step.
+            reason: why recording ends.
+            alone: whether it is the first step of the run. Only a run that never calls `step()` ends its step.
+            recorded: whether it is recorded.
+
+        Returns:
+            Whether the window ends here as planned.
+        """
+        with self.lock:
+            self.detail = None
+            window = self.running
+            if window is None:
+                return False
+            whole = recorded and alone and step == window.last and window.abort_reason is None
+            window.last = step if alone else max(window.first, step - 1)
+            self._end(window, "recorded" if whole else "cut", "" if whole else reason)
+            return whole
+
+    def facts_of_begin(self) -> dict[str, Any] | None:
+        """Description of the request for the window that begins; `None` if the schedule begins it."""
+        window = self.running
+        return None if window is None else window.facts()
+
+    def completed(self, end: WindowEnds) -> WindowEnds:
+        """The message of the window's end, with what became of the request for it."""
+        window, self._ended = self._ended, None
+        if window is None:
+            return end
+        facts: dict[str, Any] = {"state": window.state, **({"note": window.reason} if window.reason else {})}
+        complete, reason = end.complete, end.reason
+        if window.state == "aborted":
+            complete, reason = False, window.reason
+        return WindowEnds(end.at, complete, reason, end.cut_short, end.needs_last, armed=facts)
+
+    def _end(self, window: ArmedWindow, state: ArmedState, reason: str) -> None:
+        self.drop(window, state, reason)
+        self.running, self._ended = None, window
+
+    def _drop_undecided_ends(self, step: int) -> None:
+        """Drops the changes of ends that matter from this step on: without a decision they have no effect."""
+        for pending in list(self.ends):
+            if step < pending.change.decided_by:
+                self.change_at(pending.change.decided_by)
+                continue
+            self.ends.remove(pending)
+            log.info("profiler %r: %s: nothing was decided by step %d", self.name, pending.change.text(), step)
+
+    def _with_armed(self, step: int, action: ProfilerAction, current: ProfilerAction) -> ProfilerAction:
+        for window in self.waiting:
+            if window not in self.open:
+                continue
+            if window.begin > step:
+                self.change_at(window.begin)
+                continue
+            in_schedule = action.records and current is ProfilerAction.RECORD
+            if not self._may_begin(window, step, in_schedule):
+                continue
+            if step < window.first:
+                self.change_at(window.first)
+                action = action if action.records else ProfilerAction.WARMUP
+                continue
+            self._begin(window)
+        running = self.running
+        if running is None:
+            return action
+        if running.last < NEVER:
+            self.change_at(running.last + 1)
+        return ProfilerAction.RECORD
+
+    def _may_begin(self, window: ArmedWindow, step: int, in_schedule: bool) -> bool:
+        running = self.running
+        if running is not None and window.first <= running.last:
+            if window.request.overlap == "queue" and running.last < NEVER:
+                window.move(running.last + 1)
+                self._sort()
+                self.change_at(max(window.begin, step + 1))
+                return False
+            if step >= window.first:
+                self.drop(window, "missed", "another armed window is being recorded")
+                return False
+        if step > window.first:
+            if window.request.past == "refuse" or step > window.last:
+                self.drop(window, "missed", f"the loop went to step {step} without passing step {window.first}")
+                return False
+            window.note(f"clipped: begun at step {step}")
+            window.first = step
+        if step == window.first and in_schedule:
+            self.drop(window, "missed", "the schedule is in a window of its own")
+            return False
+        return self._admit(window, step)
+
+    def _admit(self, window: ArmedWindow, step: int) -> bool:
+        """Checks whether a window may begin: it was decided on, and backends support its detail, as they are open by now."""
+        if window.proposed:
+            self.drop(window, "withdrawn", f"nothing was decided by step {step}, when it was to begin")
+            return False
+        detail = window.request.detail
+        if detail is None or window.detail_checked:
+            return True
+        window.detail_checked = True
+        refused = locks.without(self.lock, lambda: detail.refusal(self.backends))
+        if refused:
+            log.warning("profiler %r: the window of %s: %s", self.name, window.request.text(), refused)
+        if window not in self.open:
+            return False  # withdrawn meanwhile
+        if refused:
+            self.drop(window, "withdrawn", refused)
+        return not refused
+
+    def _begin(self, window: ArmedWindow) -> None:
+        window.state = "running"
+        if window.request.seconds is not None:
+            window.deadline = clock.now() + round(window.request.seconds * 1e9) + window.longer
+        self.running = window

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.requests.armed_window import ArmedWindow, Gate
-from stepscope.runtime.requests.end_change import EndChange, PendingEnd
+from stepscope.runtime.requests.armed_window import ArmedWindow
+from stepscope.runtime.requests.end_change import EndChange, EndRequest, PendingEnd, choose_end
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.settings.arguments import got
-from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.steps.armed_windows import ArmedWindows
 
 MAX_WAITING = 64
-"""Limit of armed windows that wait."""
+"""Limit of armed windows that wait, and of changes of ends that wait for a decision."""
 
 
 class Arming:
@@ -28,7 +27,6 @@ class Arming:
     def __init__(
         self,
         windows: ArmedWindows,
-        backends: Sequence[Producer],
         metadata: Metadata,
         *,
         rank: int | None,
@@ -38,7 +36,6 @@ class Arming:
         """
         Args:
             windows: the windows of the profiler.
-            backends: its backends, which may refuse a window's detail.
             metadata: has the stage, and gets the number of missed windows.
             rank: of this process.
             refusal: why this profiler refuses all windows; empty if it does not.
@@ -46,7 +43,6 @@ class Arming:
         """
         self.name = windows.name
         self._windows, self._steps = windows, windows.steps
-        self._backends = backends
         self._metadata = metadata
         self._rank = rank
         self._refusal = refusal
@@ -64,8 +60,15 @@ class Arming:
         """The metadata `stage`; empty if there is none."""
         return str(self._metadata.snapshot().get("stage", ""))
 
-    def arm(self, request: WindowRequest, *, trigger: str = "call", gate: Gate | None = None) -> Armed:
-        """Adds a window that waits, or says why not."""
+    def arm(self, request: WindowRequest, *, trigger: str = "call", plan: str = "", proposed: bool = False) -> Armed:
+        """Adds a window that waits, or says why not.
+
+        Args:
+            request: the window to record.
+            trigger: origin of the request, in a word, for the window's metadata.
+            plan: a name for `withdraw` and `confirm`. Steps of a window with a plan are fixed.
+            proposed: record it only if `confirm` is called before its first step.
+        """
         if not isinstance(request, WindowRequest):
             raise TypeError(
                 f"request must be a stepscope.control.WindowRequest, {got(request)}; write "
@@ -84,8 +87,8 @@ class Arming:
                 first, last, reason, nearest = place(request, ahead, windows.open, steps.schedule)
                 if first is None:
                     return Armed(False, run_id=run_id, reason=reason, nearest=nearest)
-                window = ArmedWindow(request, trigger, first, last, gate)
-                window.settings = settings
+                window = ArmedWindow(request, trigger, first, last)
+                window.settings, window.plan, window.proposed = settings, plan, proposed
                 if reason:
                     window.note(reason)
                 # The counter must know the change before the step begins; the training loop may be faster than this loop.
@@ -94,7 +97,8 @@ class Arming:
                     break
                 spare = 2 * spare + 1
             windows.add(window)
-            return self._answer(window)
+            status = window.status()
+            return Armed(True, status.first, status.last, status.run_id, status.reason)
 
     def _refused(self, request: WindowRequest) -> str:
         if self._steps.state in ("closed", "inert"):
@@ -106,7 +110,7 @@ class Arming:
             return f"it is for the stage {request.stage!r}, and {here}"
         if self._refusal or request.detail is None:
             return self._refusal
-        return request.detail.refusal(self._backends)
+        return request.detail.refusal(self._windows.backends)
 
     def note_missed(self, request: WindowRequest, reason: str, *, trigger: str = "call") -> None:
         """Adds a window that other ranks record to the past ones."""
@@ -117,8 +121,8 @@ class Arming:
             self._missed += 1
             self._metadata.add("missed_windows", {"count": self._missed, "latest": reason})
 
-    def extend(self, steps: int = 0, *, seconds: float = 0.0) -> Armed:
-        """Extends the running window."""
+    def extend(self, steps: int = 0, *, seconds: float = 0.0, stop_step: int = 0) -> Armed:
+        """Extends the running window by steps or seconds, or to a step."""
         if (
             isinstance(steps, bool)
             or not isinstance(steps, int)
@@ -128,45 +132,33 @@ class Arming:
             return Armed(
                 False, reason=f"extend takes a number of steps, or seconds up to 86400, got {steps!r} and {seconds!r}"
             )
+        request = EndRequest(command="extend", steps=steps, seconds=seconds, stop_step=stop_step)
         with self._windows.lock:
-            window = self._windows.running
-            if window is None:
-                return Armed(False, reason="no armed window runs")
-            if bool(steps) == bool(seconds) or window.timed != bool(seconds):
-                unit = "seconds" if window.timed else "steps"
-                return Armed(
-                    False, run_id=window.request.run_id, reason=f"the window is one of {unit}: say how many more"
-                )
-            if window.abort_reason is not None:
-                return Armed(False, run_id=window.request.run_id, reason=f"it is aborted: {window.abort_reason}")
-            group = window.request.granularity
-            self._windows.extend(window, window.last + -(-steps // group) * group, seconds)
-            return self._answer(window)
+            change, _, reason = choose_end(request, {0: self.armed()}, 0)
+            return Armed(False, reason=reason) if change is None else self.change_end(change)
 
     def abort(self, run_id: str | None = None, *, reason: str = "abort() was called") -> tuple[ArmedStatus, ...]:
-        """Ends the running window, and withdraws waiting ones."""
-        windows = self._windows
-        ended: list[ArmedStatus] = []
+        """Ends the running window with the current step, and withdraws waiting ones. Returns these windows."""
+        windows, step = self._windows, self._steps.number
         with windows.lock:
-            for window in list(windows.open):
-                if run_id is not None and window.request.run_id != run_id:
-                    continue
+            ended = [window for window in windows.open if run_id in (None, window.request.run_id)]
+            for window in ended:
                 if window is windows.running:
                     window.abort_reason = reason
-                    window.last = min(window.last, max(self._steps.number, window.first))
+                    window.last = min(window.last, max(step, window.first))
+                    windows.change_at(window.last + 1)
                 else:
                     windows.drop(window, "withdrawn", reason)
-                ended.append(window.status())
-            if ended:
-                windows.change_at(self._steps.number + 1)
-        return tuple(ended)
+            return tuple(window.status() for window in ended)
 
-    def change_end(self, change: EndChange, *, gate: Gate | None = None) -> Armed:
-        """Applies a change of ends, or has it wait for its gate."""
+    def change_end(self, change: EndChange, *, proposal: str = "") -> Armed:
+        """Applies a change of ends. Args: the change; a name if it is to wait for `confirm`."""
         windows, steps = self._windows, self._steps
         with windows.lock:
             if steps.state in ("closed", "inert"):
                 return Armed(False, reason=f"profiler {self.name!r} is {steps.state}")
+            if proposal and len(windows.ends) >= MAX_WAITING:
+                return Armed(False, reason=f"{MAX_WAITING} changes wait for a decision already")
             answer = change.answer([window for window in windows.open if change.concerns(window)])
             if not answer:
                 return answer
@@ -174,35 +166,38 @@ class Arming:
             if steps.live and steps.number >= change.decided_by:
                 late = f"too late: the loop is at step {steps.number} already"
                 return Armed(False, run_id=answer.run_id, reason=late, nearest=steps.number + 1)
-            if gate is None:
-                windows.apply_end(change)
+            if proposal:
+                windows.ends.append(PendingEnd(change, proposal))
             else:
-                windows.ends.append(PendingEnd(change, gate))
+                windows.apply_end(change)
             return answer
 
-    def confirm(self, gate: Gate) -> bool:
-        """Applies the change of an end that waits with this gate."""
-        windows = self._windows
-        with windows.lock:
-            pending = next((each for each in windows.ends if each.gate is gate), None)
-            if pending is not None:
-                windows.ends.remove(pending)
-                windows.apply_end(pending.change)
-            return pending is not None
-
-    def withdraw(self, gate: Gate, reason: str) -> bool:
-        """Withdraws what waits with this gate."""
+    def confirm(self, plan: str) -> bool:
+        """Lets the proposed window of this plan begin, or applies its change of an end. Returns whether there was one."""
         windows = self._windows
         with windows.lock:
             for window in windows.waiting:
-                if window.gate is gate:
-                    windows.drop(window, "withdrawn", reason)
+                if window.plan == plan and window.proposed:
+                    window.proposed = False
                     return True
             for pending in windows.ends:
-                if pending.gate is gate:
+                if pending.plan == plan:
                     windows.ends.remove(pending)
+                    windows.apply_end(pending.change)
                     return True
         return False
+
+    def withdraw(self, plan: str, reason: str) -> bool:
+        """Withdraws the windows of this plan that have not begun, or its change of an end. Returns whether there was one."""
+        windows = self._windows
+        with windows.lock:
+            waiting = [window for window in windows.waiting if window.plan == plan]
+            for window in waiting:
+                windows.drop(window, "withdrawn", reason)
+            ends = [pending for pending in windows.ends if pending.plan == plan]
+            for pending in ends:
+                windows.ends.remove(pending)
+            return bool(waiting or ends)
 
     def armed(self) -> tuple[ArmedStatus, ...]:
         """Ended windows, then the running one, then waiting ones."""
@@ -216,8 +211,3 @@ class Arming:
             for status in self.armed()
             if status.state in ("missed", "withdrawn", "aborted")
         )
-
-    @staticmethod
-    def _answer(window: ArmedWindow) -> Armed:
-        status = window.status()
-        return Armed(True, status.first, status.last, status.run_id, status.reason)

@@ -22,10 +22,9 @@ from stepscope.runtime.schedule.diagnostics import explain
 from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
-from stepscope.runtime.steps.armed_schedule import ArmedSchedule
 from stepscope.runtime.steps.armed_windows import ArmedWindows
 from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
-from stepscope.runtime.steps.transition_costs import Transitions
+from stepscope.runtime.steps.transition_costs import TransitionStatistics
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.user_code import from_signal_handler
 from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
@@ -93,8 +92,7 @@ class StepController(_core.StepCounter):
         self.schedule: ScheduleFunction = schedule
         self.schedule_error: BaseException | None = None
         """The first error of the schedule. Nothing is recorded after it."""
-        self.windows = ArmedWindows(name, self)
-        self._armed = ArmedSchedule(self.windows, backends)
+        self.windows = ArmedWindows(name, self, backends)
         self.serial = next(_serials)
         self.calls = CallSerializer()
         self.state = "new"
@@ -116,7 +114,7 @@ class StepController(_core.StepCounter):
         self.skipped_windows = self._skipped_sent = 0
         self.ignored = self.windows_begun = self._recorded_steps = self._open_steps = 0
         self.inert_because = ""
-        self.transitions = Transitions()
+        self.transitions = TransitionStatistics()
         self.pipeline: Pipeline | None = None
         self.recorder: Recorder | None = None
 
@@ -291,7 +289,7 @@ class StepController(_core.StepCounter):
     def end(self, reason: str) -> None:
         """Ends the open window, and with it the armed one."""
         alone, recorded = not self.stepped, self.action is ProfilerAction.RECORD
-        if self._armed.cut(self.number, reason, alone=alone, recorded=recorded):
+        if self.windows.cut(self.number, reason, alone=alone, recorded=recorded):
             self._was_last(clock.now())
         try:
             self._set_pauses(0)
@@ -333,7 +331,7 @@ class StepController(_core.StepCounter):
     def _decide(self, step: int, at: int) -> None:
         self._asked = False
         if self.live:
-            if step >= self.next_change or self._armed.is_due(at):
+            if step >= self.next_change or self.windows.is_due(at):
                 planned = self._plan(step)
                 if self.live:  # else the schedule has closed it
                     self._apply_detail(step, at)
@@ -382,7 +380,7 @@ class StepController(_core.StepCounter):
     def _apply_detail(self, step: int, at: int) -> None:
         """Applies the requested level, and the detail of the window that begins or ends, at the begin of a step. The loop waits for
         the message."""
-        level, chosen = self._level_wanted, self._armed.detail
+        level, chosen = self._level_wanted, self.windows.detail
         detail = level if chosen is None else chosen.within(level)
         if (level is self._level and detail == self._detail) or self.pipeline is None:
             return
@@ -411,14 +409,14 @@ class StepController(_core.StepCounter):
         assert self.pipeline is not None
         scheduled, self.next_change = self._scheduled(step)
         idle = self.windows.idle  # after `next_change`, which a later window lowers
-        ended = None if idle else self._armed.end_before(step, self.action)
+        ended = None if idle else self.windows.end_before(step, self.action)
         if ended is not None:
             self._planned = ProfilerAction.RECORD_AND_SAVE
             if ended.state != "missed":
                 self._was_last(clock.now())
         if idle:
-            self._armed.detail = None
-        wanted = scheduled if idle else self._armed.action(step, scheduled, self.action)
+            self.windows.detail = None
+        wanted = scheduled if idle else self.windows.action(step, scheduled, self.action)
         before, self._planned = self._planned, wanted
         begins = self._planned.records and before is not ProfilerAction.RECORD
         if begins or not self._planned.records:
@@ -495,7 +493,7 @@ class StepController(_core.StepCounter):
                 at, track, parent = self._mark(at if follows else 0)
                 skipped = self.skipped_windows - self._skipped_sent
                 mark = StepMark(at, self.number, track, parent)
-                pipeline.inbox.put(WindowBegins(mark, skipped, self._armed.facts_of_begin()), later=True)
+                pipeline.inbox.put(WindowBegins(mark, skipped, self.windows.facts_of_begin()), later=True)
                 self._skipped_sent = self.skipped_windows
                 if self._pauses and not self._pause_sent:
                     self._send_pause(at)
@@ -516,7 +514,7 @@ class StepController(_core.StepCounter):
         self._want(after.records and not self._pauses)
         needs_last = before is ProfilerAction.RECORD_AND_SAVE and not isinstance(self.schedule, Always)
         ended = WindowEnds(at, complete, reason, cut_short, needs_last)
-        self.pipeline.inbox.put(self._armed.completed(ended), later=True)
+        self.pipeline.inbox.put(self.windows.completed(ended), later=True)
         if self._window_first is not None:
             self._recorded_steps += self.number - self._window_first
             self._window_first = None

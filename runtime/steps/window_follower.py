@@ -9,7 +9,6 @@ from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import NEVER, ScheduleFunction, never
-from stepscope.runtime.steps.armed_schedule import ArmedSchedule
 from stepscope.runtime.steps.armed_windows import ArmedWindows
 from stepscope.runtime.steps.arming import Arming
 
@@ -35,9 +34,8 @@ class WindowFollower:
         self.number, self.next_change, self.live = step, NEVER, True
         self.state = "running"
         self.schedule: ScheduleFunction = never
-        self._windows = ArmedWindows(name, self)
-        self._armed = ArmedSchedule(self._windows, ())
-        self.arming = Arming(self._windows, (), Metadata(), rank=rank, settings=settings)
+        self._windows = ArmedWindows(name, self, ())
+        self.arming = Arming(self._windows, Metadata(), rank=rank, settings=settings)
         """Takes requests."""
 
     @property
@@ -54,8 +52,8 @@ class WindowFollower:
             before, waiting = self._windows.running, self._windows.waiting
             self.next_change = NEVER
             if before is None:
-                self._armed.end_before(step, ProfilerAction.NONE)  # windows that wait may have been withdrawn
-            self._armed.action(step, ProfilerAction.NONE, _action(before))
+                self._windows.end_before(step, ProfilerAction.NONE)  # windows that wait may have been withdrawn
+            self._windows.action(step, ProfilerAction.NONE, _action(before))
             for each in waiting:
                 if each.state == "missed":
                     log.warning("%s: %s: missed: %s", self._windows.name, each.request.text(), each.reason)
@@ -68,20 +66,16 @@ class WindowFollower:
         if window is None:
             return None
         with self._windows.lock:
-            ended = self._armed.end_before(step + 1, ProfilerAction.RECORD)
+            ended = self._windows.end_before(step + 1, ProfilerAction.RECORD)
             if ended is None:
                 self.number = step + 1  # it belongs to the window already
             return ended
 
     def cut(self, step: int, reason: str) -> ArmedWindow | None:
         """Ends the window that runs, whose last step is this one. Returns it, if there is one."""
-        with self._windows.lock:
-            window = self._windows.running
-            if window is not None:
-                window.last = max(step, window.first)
-                self._windows.running = None
-                self._windows.drop(window, "cut", reason)
-            return window
+        window = self._windows.running
+        self._windows.cut(step + 1, reason, alone=False, recorded=False)
+        return window
 
 
 def _action(window: ArmedWindow | None) -> ProfilerAction:

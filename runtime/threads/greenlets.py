@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import re
 import sys
 import weakref
@@ -45,34 +44,14 @@ def running() -> tuple[str, int, None] | None:
     return name, id(current), None
 
 
-def threads_replaced_by() -> str:
-    """Returns the library that has replaced the standard library's threads by greenlets (monkey patching); empty if none."""
-    return _library(_thread.start_new_thread)
-
-
-def threads_replaced_before_import() -> str:
-    """Returns the library that had replaced them before stepscope was imported, so that the runtime has no native threads."""
-    return _library(native_threads.start_new_thread)
-
-
-def _library(start_new_thread: object) -> str:
-    library = str(getattr(start_new_thread, "__module__", "")).partition(".")[0]
-    return library if library in WITHOUT_THREADS else ""
-
-
-def refusal(library: str) -> str:
-    """Returns why a profiler cannot start if a library had replaced the threads, and what to do."""
+def refusal() -> str:
+    """Returns why a profiler cannot start if a library had replaced the threads before stepscope was imported, so that the runtime
+    has no native ones, and what to do; empty if none had."""
+    library = str(getattr(native_threads.start_new_thread, "__module__", "")).partition(".")[0]
+    if library not in WITHOUT_THREADS:
+        return ""
     return (
         f"{library} has replaced the threads of the standard library by greenlets before stepscope was imported, and a profiler "
         f"would block the program in them. Call {WITHOUT_THREADS[library]}; or import stepscope first; or start the profiler in "
         "a parent process without greenlets, and call stepscope.join() in this one"
-    )
-
-
-def replaced_note(library: str) -> str:
-    """Returns a note for a profiler whose exporters failed or did not end, if a library has replaced the threads."""
-    return (
-        f"{library} has replaced the threads of the standard library by greenlets since stepscope was imported. Threads that an "
-        "exporter of yours starts, also by anyio.to_thread, are greenlets then, which do not run while the exporter waits for "
-        f"them: if it failed for that reason, call {WITHOUT_THREADS[library]}, or use asyncio.to_thread in the exporter"
     )

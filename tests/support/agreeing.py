@@ -49,7 +49,7 @@ class Rank:
         self.windows: list[tuple[str, tuple[int, ...]]] = []
         self.agreement = Agreement(
             JobDirectory(directory / "stepscope.json", "job", number),
-            self.profiler,
+            self.profiler._arming,  # pyright: ignore[reportPrivateUsage]
             rank=number,
             world_size=ranks,
             patience=patience,

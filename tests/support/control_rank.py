@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -50,8 +49,6 @@ class RankSettings(msgspec.Struct, kw_only=True):
     patience: float = 20.0
     control: str = ""
     """What is watched; default: the directory."""
-    alone: bool = False
-    """True if the system tells of no changes of files, as a shared file system does not."""
     signal: bool = False
     """True if SIGUSR2 asks for windows."""
     host: str = ""
@@ -88,9 +85,6 @@ def main(settings: RankSettings) -> None:
     logging.basicConfig(level=logging.INFO, format=f"{settings.rank} %(message)s")
     if settings.host:
         socket.sethostname(settings.host)
-    if settings.alone:
-        absent: Any = None
-        sys.modules["watchfiles"] = absent
     directory = Path(settings.directory)
     steps = Steps(directory / "steps", settings.world)
     time.sleep(settings.late)

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -35,8 +34,6 @@ class MonitorSettings(msgspec.Struct, kw_only=True):
     """Seconds that it begins later."""
     sink: int = 1
     """Steps between two calls of the callback; 1: `step()` is called."""
-    alone: bool = True
-    """True if the system tells of no changes of files, as a shared file system does not."""
 
 
 class Context:
@@ -52,9 +49,6 @@ class Context:
 def main(settings: MonitorSettings) -> None:
     """Runs the loop."""
     logging.basicConfig(level=logging.INFO, format=f"{settings.rank} %(message)s")
-    if settings.alone:
-        absent: Any = None
-        sys.modules["watchfiles"] = absent
     directory = Path(settings.directory)
     steps = Steps(directory / "steps", settings.world)
     time.sleep(settings.late)

@@ -40,13 +40,11 @@ def _look(scale: Scale) -> Generator[Round]:
     from stepscope.runtime.control.entry_points.watched_file import WatchedFile
 
     with TemporaryDirectory() as directory:
-        watched = WatchedFile(Path(directory) / "c.json", decode_control_file, create=True, default=default_content())
-        watched.start()
-        try:
-            loop = loops.reads(watched)
-            yield lambda: per_turn(loop, scale.calls)
-        finally:
-            watched.close()
+        watched = WatchedFile(Path(directory) / "c.json", decode_control_file, default=default_content())
+        watched.create()
+        watched.look()
+        loop = loops.reads(watched)
+        yield lambda: per_turn(loop, scale.calls)
 
 
 class _Context:

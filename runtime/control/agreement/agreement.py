@@ -22,13 +22,12 @@ from stepscope.runtime.control.agreement.plans import AnyRequest, Plan, Plans, R
 from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
-from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.armed import Armed
-from stepscope.runtime.requests.armed_window import PlannedGate
 from stepscope.runtime.requests.end_change import NOTHING_WAITS, EndChange, EndRequest, choose_end
-from stepscope.runtime.requests.step_choice import allows_later_steps, choose_steps, nearest_of, refusal_reason
+from stepscope.runtime.requests.step_choice import allows_later_steps, choose_steps, nearest_of
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.session.ranks import ranks_text
+from stepscope.runtime.steps.arming import Arming
 
 log = logging.getLogger("stepscope")
 
@@ -55,7 +54,7 @@ class Agreement:
     def __init__(
         self,
         directory: JobDirectory,
-        profiler: Armable,
+        profiler: Arming,
         *,
         rank: int,
         world_size: int,
@@ -209,7 +208,7 @@ class Agreement:
         Raises:
             OSError: if the plan cannot be written. Then nothing is recorded or changed.
         """
-        gate, payload = PlannedGate(), request.payload
+        payload = request.payload
         window: WindowRequest | None = None
         change: EndChange | None = None
         if isinstance(payload, WindowRequest):
@@ -219,19 +218,20 @@ class Agreement:
             joined = plans.ranks() >= self._world_size - 1 or time.monotonic() >= self._waits_until
             if payload.start_step == "next" and not (joined and self._pace.is_measured):
                 return False
-            window, armed = self._choose(payload, request.trigger, gate)
+            window, armed = self._choose(payload, request.trigger, key)
         else:
-            change, armed = self._choose_end(payload, gate)
+            change, reason = self._choose_end(payload)
+            armed = Armed(change is not None, reason=reason)
         plan = Plan(key, request, window, change, "" if armed else armed.reason)
         try:
             number = plans.publish(plan)
         except OSError:
-            self._profiler.withdraw(gate, f"{plans.directory} cannot be written")
+            self._profiler.withdraw(key, f"{plans.directory} cannot be written")
             raise
         if window is not None:
             armed = armed if isinstance(payload, WindowRequest) and payload.wants(0) else _answer_elsewhere(plan)
-        else:
-            self._profiler.confirm(gate)
+        elif change is not None:
+            armed = self._change_end(change)
         self._latest, self._unable = (number, plan, armed), 0
         self._conclude(plan, armed)
         return True
@@ -240,8 +240,8 @@ class Agreement:
         """The first step that the other ranks can learn in time."""
         return self._profiler.step_num + math.ceil(self._pace.per_second * self._margin) + LEAST_STEPS
 
-    def _choose(self, payload: WindowRequest, trigger: str, gate: PlannedGate) -> tuple[WindowRequest | None, Armed]:
-        """Chooses the steps of a window, and arms it if rank 0 records it."""
+    def _choose(self, payload: WindowRequest, trigger: str, key: str) -> tuple[WindowRequest | None, Armed]:
+        """Chooses the steps of a window, and arms it if rank 0 records it. Args: the request, its trigger and its key."""
         unknown = [rank for rank in payload.ranks or () if rank >= self._world_size]
         if unknown:
             return None, _refused(
@@ -254,31 +254,27 @@ class Agreement:
             window, reason = choose_steps(payload, ahead, least, too_near, f"rank 0 is at step {step}")
             if window is None or not payload.wants(0):
                 return window, Armed(True) if window is not None else _refused(payload, reason)
-            armed = self._profiler.arm(window, trigger=trigger, gate=gate)
+            armed = self._profiler.arm(window, trigger=trigger, plan=key)
             if armed:
                 return window, armed
-            reason = f"rank 0: {refusal_reason(payload, armed.reason)}"
+            reason = f"rank 0: {armed.reason}"
             nearest = nearest_of(payload, int(window.start_step), self._profiler.step_num, armed.nearest)
             if nearest is None or not allows_later_steps(payload):
                 break
             least = nearest
         return None, _refused(payload, reason)
 
-    def _choose_end(self, payload: EndRequest, gate: PlannedGate) -> tuple[EndChange | None, Armed]:
-        """Chooses how windows end. The change takes effect on rank 0 when the gate is confirmed."""
+    def _choose_end(self, payload: EndRequest) -> tuple[EndChange | None, str]:
+        """Chooses how windows end; or returns the reason why they cannot be changed."""
         step, ahead = self._profiler.step_num, self._earliest_step()
         if payload.command == "abort":  # rank 0 does not know windows that only other ranks record
             last = min(ahead - 1, MAX_STEP)
-            abort = EndChange(command="abort", last=last, run_id=payload.run_id, reason=payload.reason[:500])
-            return abort, self._profiler.change_end(abort, gate=gate)
+            return EndChange(command="abort", last=last, run_id=payload.run_id, reason=payload.reason[:500]), ""
         change, _, reason = choose_end(payload, {0: self._profiler.armed()}, ahead)
         if change is not None and not payload.seconds and change.until < ahead:
             reason = f"the window ends with step {change.until}, too soon to extend it on all ranks: rank 0 is at step {step}"
             change = None
-        if change is None:
-            return None, Armed(False, reason=reason)
-        armed = self._profiler.change_end(change, gate=gate)
-        return (change if armed else None), armed
+        return change, reason
 
     def _add_unable(self, plans: Plans) -> None:
         """Adds reports of ranks that cannot follow the latest plan to the answer."""
@@ -322,22 +318,16 @@ class Agreement:
     def _follow(self, plan: Plan) -> Armed:
         window, change, asked = plan.window, plan.change, plan.request.window
         if window is not None and asked is not None and asked.wants(self._rank):
-            return self._arm(window, plan.request.trigger)
+            return self._arm(window, plan)
         if change is None or (
             change.command == "extend" and all(each.first != change.first for each in self._profiler.armed())
         ):
             return _answer_elsewhere(plan)
-        armed = self._profiler.change_end(change)
-        if armed or change.command == "extend":
-            return armed
-        ended = self._profiler.abort(change.run_id or None, reason=change.reason)
-        if not ended:
-            return Armed(True, None, change.last, change.run_id, NOTHING_WAITS)
-        reason = f"rank {self._rank} was past step {change.last} already: its window ends with step {ended[0].last}"
-        return Armed(False, run_id=change.run_id, reason=reason)
+        return self._change_end(change)
 
-    def _arm(self, window: WindowRequest, trigger: str) -> Armed:
-        armed = self._profiler.arm(window, trigger=trigger, gate=PlannedGate())
+    def _arm(self, window: WindowRequest, plan: Plan) -> Armed:
+        trigger = plan.request.trigger
+        armed = self._profiler.arm(window, trigger=trigger, plan=plan.key)
         step = self._profiler.step_num
         if armed or window.start_step == "next" or step < window.start_step:
             return armed
@@ -347,6 +337,19 @@ class Agreement:
         )
         self._profiler.note_missed(window, reason, trigger=trigger)
         return _refused(window, reason)
+
+    # all ranks
+
+    def _change_end(self, change: EndChange) -> Armed:
+        """Applies a change. A rank that is past the new end of an abort ends its windows at once."""
+        armed = self._profiler.change_end(change)
+        if armed or change.command == "extend":
+            return armed
+        ended = self._profiler.abort(change.run_id or None, reason=change.reason)
+        if not ended:
+            return Armed(True, None, change.last, change.run_id, NOTHING_WAITS)
+        reason = f"rank {self._rank} was past step {change.last} already: its window ends with step {ended[0].last}"
+        return Armed(False, run_id=change.run_id, reason=reason)
 
 
 def _refused(payload: AnyRequest, reason: str) -> Armed:

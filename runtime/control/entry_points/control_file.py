@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -91,21 +91,10 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
         """
         if self.start_step is None:
             return None
-        return WindowRequest(
-            start_step=self.start_step,
-            steps=self.steps,
-            stop_step=self.stop_step,
-            seconds=self.seconds,
-            ranks=ranks_from(self.ranks),
-            run_id=self.run_id,
-            warmup=self.warmup,
-            granularity=self.granularity,
-            group_start=self.group_start,
-            past=self.past,
-            overlap=self.overlap,
-            stage=self.stage,
-            detail=detail_from(self.detail),
-        )
+        fields: dict[str, Any] = msgspec.structs.asdict(self)
+        del fields["command"]
+        fields.update(ranks=ranks_from(self.ranks), detail=detail_from(self.detail))
+        return WindowRequest(**fields)
 
 
 def decode_control_file(content: bytes) -> ControlFile:

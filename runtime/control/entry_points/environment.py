@@ -28,29 +28,6 @@ STEPS = ("schedule", "keep_last", "window", "control")
 """Fields that select the recorded steps."""
 
 
-class ScheduleOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Arguments of `schedule(...)`."""
-
-    active: int
-    wait: int = 0
-    warmup: int = 0
-    repeat: int = 0
-    skip_first: int = 0
-    skip_first_wait: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.schedule()
-
-    def schedule(self) -> Schedule:
-        """The schedule.
-
-        Raises:
-            ScheduleError: if a value is out of its range. A `ValueError`.
-        """
-        return Schedule(**msgspec.structs.asdict(self))
-
-
 class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Content of the variable, a JSON object. Each field replaces the argument of the program to `trace()`; `schedule`,
     `keep_last` and `window` replace the program's schedule and `keep_last`.
@@ -61,7 +38,7 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
 
     enabled: bool = True
     """Whether profilers record. With false, they are made, but stay off."""
-    schedule: ScheduleOptions | None = None
+    schedule: Schedule | None = None
     """Which steps are recorded."""
     keep_last: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Steps that a flight recorder retains."""

@@ -129,9 +129,4 @@ _sockets: dict[Path, LocalSocket] = {}
 _lock = locks.reentrant()
 
 
-def _forget() -> None:
-    """Forgets the sockets in a forked child: they belong to the parent."""
-    _sockets.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_sockets.clear)  # they belong to the parent

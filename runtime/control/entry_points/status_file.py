@@ -33,11 +33,6 @@ class StatusFile:
         self._facts: dict[str, Any] = {}
         self._failed = False
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The current facts."""
-        return dict(self._facts)
-
     def put(self, **facts: Any) -> None:
         """Changes facts, and removes those that are `None`."""
         changed = {**self._facts, **facts}

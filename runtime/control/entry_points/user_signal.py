@@ -61,9 +61,4 @@ def _arm(number: int, frame: FrameType | None) -> None:
         call()
 
 
-def _forget() -> None:
-    """Forgets the functions in a forked child. The signal does not end it either."""
-    _calls.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_calls.clear)  # the signal does not end a forked child either

@@ -51,7 +51,7 @@ assert [outlet.ledger.dropped.get("error", 0) > 0 for outlet in pipeline.exporte
 
 profiler = sc.trace(control="control")
 record(profiler)
-assert any("is not watched" in note for note in profiler.diagnostics())
+assert any("is not created" in note for note in profiler.diagnostics())
 
 loop = Loop(LoopSettings(), "framework")
 loop.open("fit")

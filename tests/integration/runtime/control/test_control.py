@@ -241,7 +241,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with controlled(tmp_path, control=Control(path=str(tmp_path / "file" / "x.json"), poll=0.01)) as (profiler, _, _):
         step_until(profiler, lambda: profiler.step_num >= 3)
-    assert any("is not watched" in note for note in profiler.diagnostics())
+    assert any("is not created" in note for note in profiler.diagnostics())
 
 
 @pytest.mark.checklist("A23")

@@ -31,12 +31,11 @@ def _namespaces() -> None:
 
 @pytest.mark.checklist("A15", "A20", "A34", "F5", "F10")
 def test_hosts_that_share_a_directory_record_the_same_steps(tmp_path: Path) -> None:
-    """Nothing tells of changes, and no process can be looked at from another machine; also when one of them is lost."""
+    """No process can be looked at from another machine; also when one of them is lost."""
     ranks = rank_settings(
         tmp_path,
         6,
         host=["one", "one", "two", "two", "three", "three"],
-        alone=[True] * 6,
         patience=[4.0] * 6,
     )
     with job(tmp_path, ranks, dict.fromkeys(HOSTS, MACHINE)) as running:

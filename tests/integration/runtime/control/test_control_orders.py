@@ -24,9 +24,9 @@ from stepscope import Control
 from stepscope.cli.main import main
 from stepscope.control import WindowRequest
 from stepscope.exporters.stream import protocol
-from stepscope.runtime.control.command_handler import RemoteGate
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.end_change import EndChange
+from stepscope.runtime.steps.arming import MAX_WAITING
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import collecting
 from tests.support.launch import launched
@@ -365,19 +365,6 @@ def test_old_and_new_peers_understand_each_other() -> None:
         protocol.decode(protocol.encode(protocol.Order(1, b"x" * (protocol.MAX_ORDER + 1))))
 
 
-def test_silence_means_no() -> None:
-    """A window that was proposed and not decided on is not recorded, and who decides too late is told."""
-    gate = RemoteGate()
-    assert gate(7) == "nothing was decided by step 7, when it was to begin"
-    assert gate.committed is False
-    gate = RemoteGate()
-    gate.committed = True
-    assert gate(7) == ""
-    gate = RemoteGate()
-    gate.committed, gate.reason = False, "rank 3 cannot"
-    assert gate(7) == "rank 3 cannot"
-
-
 def of_a_collector(output_dir: Path, windows: list[Any]) -> stepscope.Profiler:
     """A profiler of rank 1 that takes orders of its collector."""
     control = Control(collector=True)
@@ -417,11 +404,22 @@ async def test_an_end_that_is_proposed_and_decided(output_dir: Path) -> None:
         assert (await ask(command="propose", proposal="silent", end=silent)).armed.last == 5
         steps(3)
         late = await ask(command="decide", proposal="silent", committed=True)
-        assert late.error == "nothing was decided by step 6, when it was to begin"
+        assert "nothing was decided in time" in late.error
         assert "too late" in (await ask(command="propose", proposal="late", end=silent)).armed.reason
         steps(5)
     assert [[step.number for step in window.steps] for window in windows] == [[2, 3, 4, 5, 6, 7]]
     assert windows[0].complete
+
+
+async def test_ends_that_nobody_decides_on_are_bounded(output_dir: Path) -> None:
+    """An operator that proposes and never decides is refused at some point."""
+    with of_a_collector(output_dir, []) as profiler:
+        far = EndChange(command="abort", last=10**9)
+        answers = [(await asked(profiler, command="propose", proposal=f"{each}", end=far)).armed for each in range(70)]
+        assert sum(answer.accepted for answer in answers) == MAX_WAITING
+        assert "wait for a decision" in answers[-1].reason
+        assert (await asked(profiler, command="decide", proposal="0", committed=False)).error == ""
+        assert (await asked(profiler, command="propose", proposal="again", end=far)).armed.accepted
 
 
 async def test_proposals_and_decisions(output_dir: Path) -> None:
@@ -437,7 +435,11 @@ async def test_proposals_and_decisions(output_dir: Path) -> None:
                 assert (await ask(command="decide", proposal=proposal, committed=committed)).error == ""
             steps(10)
         late = await ask(command="decide", proposal="silence", committed=True)
-        assert late.error == "nothing was decided by step 25, when it was to begin"
+        assert "nothing was decided in time" in late.error
         assert "nothing of that name" in (await ask(command="decide", proposal="yes", committed=True)).error
     assert [window.metadata["armed"]["run_id"] for window in windows] == ["yes"]
-    assert [status.state for status in profiler.armed()] == ["recorded", "withdrawn", "withdrawn"]
+    assert [(status.state, status.reason) for status in profiler.armed()] == [
+        ("recorded", ""),
+        ("withdrawn", "it was decided against"),
+        ("withdrawn", "nothing was decided by step 25, when it was to begin"),
+    ]

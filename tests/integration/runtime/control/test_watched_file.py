@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.entry_points.control_file import (
     ControlFile,
     decode_control_file,
@@ -27,9 +28,10 @@ from stepscope.runtime.control.entry_points.control_file import (
 )
 from stepscope.runtime.control.entry_points.watched_file import LIMIT, WatchedFile
 from stepscope.runtime.errors import ControlError
-from tests.support.basics import ROOT, require
+from stepscope.runtime.steps.window_follower import WindowFollower
+from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
-from tests.support.messages import refused, said
+from tests.support.messages import said
 
 _CREATE = """
 import sys
@@ -62,13 +64,22 @@ def write(path: Path, content: bytes) -> None:
 def watched(path: Path, **more: Any) -> Generator[tuple[WatchedFile[ControlFile], list[ControlFile]]]:
     """A file that is watched, and the values that were told."""
     seen: list[ControlFile] = []
-    settings: dict[str, Any] = {"poll": 0.01, **more}
-    file = WatchedFile(path, decode_control_file, on_change=seen.append, **settings)
-    file.start()
-    try:
+    file = WatchedFile(path, decode_control_file, on_change=seen.append, **more)
+    with watching(file):
         yield file, seen
+
+
+@contextlib.contextmanager
+def watching(file: WatchedFile[Any]) -> Generator[None]:
+    """The control thread reads the file every few milliseconds."""
+    task = ControlTask(WindowFollower("file", rank=0).arming, None, file, pause=0.01)
+    file.create()
+    file.look()
+    task.start()
+    try:
+        yield
     finally:
-        file.close()
+        task.close()
 
 
 def _is_last(seen: list[ControlFile], step: int) -> bool:
@@ -86,12 +97,12 @@ def status(file: WatchedFile[Any]) -> dict[str, Any]:
 def test_the_default_file_is_created_once_and_whole(tmp_path: Path) -> None:
     """One rank creates it, in a directory that need not be there; nobody replaces a file that is."""
     path = tmp_path / "new" / "stepscope.json"
-    with watched(path, create=True, default=default_content()) as (file, seen):
+    with watched(path, default=default_content()) as (file, seen):
         assert json.loads(path.read_text()) == json.loads(default_content())
         assert file.current == ControlFile() == seen[0]
         assert sorted(path.parent.iterdir()) == [path, file.status.path]
     path.write_bytes(GOOD)
-    with watched(path, create=True, default=default_content()):
+    with watched(path, default=default_content()):
         assert path.read_bytes() == GOOD
     with watched(tmp_path / "not here.json") as (file, _):
         assert file.current is None and not file.path.exists()
@@ -149,7 +160,6 @@ def test_bad_content(
     with watched(path) as (file, seen), caplog.at_level(logging.INFO, "stepscope"):
         good = file.current
         write(path, content)
-        wait(lambda: file.problem)
         wait(lambda: status(file)["state"] == "bad")
         time.sleep(0.05)
         assert file.current is good
@@ -180,7 +190,7 @@ def test_a_file_that_is_not_what_it_should_be(tmp_path: Path) -> None:
             with contextlib.suppress(OSError):
                 path.unlink()
             write(path, GOOD)
-            wait(lambda: not file.problem and status(file)["state"] == "ok")
+            wait(lambda: status(file)["state"] == "ok")
 
         def told(problem: str) -> None:
             wait(lambda: problem in status(file).get("reason", ""))
@@ -214,7 +224,6 @@ def test_a_file_that_is_not_what_it_should_be(tmp_path: Path) -> None:
         (tmp_path / "elsewhere.json").write_bytes(b'{"start_step": 3, "steps": 1}')
         path.symlink_to(tmp_path / "elsewhere.json")
         wait(lambda: file.current is not good)
-        assert file.raised.errors == []
     assert len(seen) == 2
 
 
@@ -222,12 +231,10 @@ def test_a_file_that_is_not_what_it_should_be(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     """It is told of, and followed once it may be read; by a user whom permissions bind, as root is not."""
     program = """
-import asyncio, importlib.util, os, tempfile
+import asyncio, os, tempfile
 from pathlib import Path
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-from tests.integration.runtime.control.test_watched_file import status, wait
-if importlib.util.find_spec("watchfiles"):
-    import watchfiles
+from tests.integration.runtime.control.test_watched_file import status, wait, watching
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -235,20 +242,18 @@ if os.geteuid() == 0:
 with tempfile.TemporaryDirectory() as directory:
     path = Path(directory) / "x"
     path.write_bytes(b"1")
-    file = WatchedFile(path, bytes, poll=0.01)
-    file.start()
-    path.chmod(0)
-    wait(lambda: status(file).get("reason") == "it cannot be read: Permission denied")
-    print(status(file)["state"], file.current.decode())
-    path.chmod(0o600)
-    wait(lambda: status(file)["state"] == "ok")
-    path.write_bytes(b"2")
-    wait(lambda: file.current == b"2")
-    file.close()
-    print(file.raised.errors)
+    file = WatchedFile(path, bytes)
+    with watching(file):
+        path.chmod(0)
+        wait(lambda: status(file).get("reason") == "it cannot be read: Permission denied")
+        print(status(file)["state"], file.current.decode())
+        path.chmod(0o600)
+        wait(lambda: status(file)["state"] == "ok")
+        path.write_bytes(b"2")
+        wait(lambda: file.current == b"2")
 """
     ended = run_to_end([sys.executable, "-c", program], cwd=ROOT)
-    assert (ended.returncode, ended.stdout.split()) == (0, ["bad", "1", "[]"]), ended.stderr
+    assert (ended.returncode, ended.stdout.split()) == (0, ["bad", "1"]), ended.stderr
 
 
 @pytest.mark.checklist("A24", "F6")
@@ -283,48 +288,32 @@ def test_a_file_that_is_written_slowly(tmp_path: Path, caplog: pytest.LogCapture
                     stream.write(text[position : position + 1])
                     time.sleep(0.001)
             wait(partial(_is_last, seen, 1000 + number))
-        wait(lambda: not file.problem)
+        wait(lambda: status(file)["state"] == "ok")
     assert [value.start_step for value in seen] == ["next", *range(1000, 1005)]
 
 
-@pytest.mark.checklist("A17")
-@pytest.mark.parametrize("poll", [0, -1, 0.001, float("nan"), float("inf"), "2", True, None])
-def test_poll_intervals_that_cannot_be(tmp_path: Path, poll: Any) -> None:
-    """They are refused where they are given, with the value."""
-    with refused((TypeError, ValueError), "poll"):
-        WatchedFile(tmp_path / "x", bytes, poll=poll)
-
-
 @pytest.mark.checklist("A15", "A17")
-def test_what_may_be_given(tmp_path: Path) -> None:
-    """A float of seconds, a path of any kind; nothing else."""
-    assert WatchedFile(str(tmp_path / "x"), bytes, poll=1.5).path == WatchedFile(tmp_path / "x", bytes, poll=2).path
-    wrong: Any = 3
-    with refused(TypeError, "path", "3"):
-        WatchedFile(wrong, bytes)
-    with refused(ValueError, "create=True", "default="):
-        WatchedFile(tmp_path / "x", bytes, create=True)
+def test_paths_of_files_and_directories(tmp_path: Path) -> None:
+    """A directory, or a new path without `.json`, gets the file in it."""
     assert file_of(tmp_path) == tmp_path / "stepscope.json"
     assert file_of(tmp_path / "c.json") == tmp_path / "c.json"
     assert file_of(tmp_path / "new") == tmp_path / "new" / "stepscope.json"
 
 
 def test_what_follows_a_change_may_fail(tmp_path: Path) -> None:
-    """It is kept and told of, and watching goes on."""
+    """It is told of, and watching goes on."""
     path = tmp_path / "x"
     path.write_bytes(b"1")
 
     def fail(content: bytes) -> None:
         raise RuntimeError(f"cannot follow {content.decode()}")
 
-    file = WatchedFile(path, bytes, poll=0.01, on_change=fail)
-    file.start()
-    try:
+    file = WatchedFile(path, bytes, on_change=fail)
+    with watching(file):
         write(path, b"2")
         wait(lambda: status(file).get("error") == "RuntimeError: cannot follow 2")
-        assert len(file.raised.errors) == 2
-    finally:
-        file.close()
+        write(path, b"3")
+        wait(lambda: status(file).get("error") == "RuntimeError: cannot follow 3")
 
 
 @pytest.mark.checklist("A24")
@@ -333,13 +322,10 @@ def test_a_status_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.Log
     path = tmp_path / "x"
     path.write_bytes(b"1")
     path.with_name("x.status.json").mkdir()
-    file = WatchedFile(path, bytes, poll=0.01)
-    file.start()
-    try:
+    file = WatchedFile(path, bytes)
+    with watching(file):
         write(path, b"2")
         wait(lambda: file.current == b"2")
-    finally:
-        file.close()
     assert len(said(caplog.records, ".status.json")) == 1
 
 
@@ -359,9 +345,11 @@ def test_two_files_are_watched_by_one_thread(tmp_path: Path) -> None:
 def test_a_program_that_does_not_close_its_file_ends_all_the_same(tmp_path: Path, end: str) -> None:
     """In whatever way: neither a process nor a file is left beside the status."""
     program = f"""
+from pathlib import Path
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-file = WatchedFile({str(tmp_path / "x.json")!r}, bytes, create=True, default=b"1")
-file.start()
+from tests.integration.runtime.control.test_watched_file import watching
+watched = watching(WatchedFile(Path({str(tmp_path / "x.json")!r}), bytes, default=b"1"))
+watched.__enter__()
 {end}
 """
     ended = run_to_end([sys.executable, "-c", program], cwd=ROOT)
@@ -371,43 +359,26 @@ file.start()
 
 
 def test_in_a_forked_child_nothing_is_watched(tmp_path: Path) -> None:
-    """It has the value, may close the file, and may watch one of its own."""
+    """It has the value, may end the watch, and may watch a file of its own."""
     path = tmp_path / "x"
     path.write_bytes(b"1")
-    with contextlib.closing(WatchedFile(path, bytes, poll=0.01)) as file:
-        file.start()
+    file = WatchedFile(path, bytes)
+    with contextlib.ExitStack() as watches:
+        watches.enter_context(watching(file))
         child = os.fork()
         if not child:
             code = 1
             try:
-                file.look_soon()
-                file.close()
-                own = WatchedFile(path, bytes, poll=0.01)
-                own.start()
-                path.write_bytes(b"2")
-                wait(lambda: own.current == b"2")
-                own.close()
+                watches.close()
+                own = WatchedFile(path, bytes)
+                with watching(own):
+                    path.write_bytes(b"2")
+                    wait(lambda: own.current == b"2")
                 code = int(file.current != b"1")
             finally:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         wait(lambda: file.current == b"2")
-
-
-def test_notices_of_the_system(tmp_path: Path) -> None:
-    """With `watchfiles` a change is seen long before the next look."""
-    require("watchfiles")
-    path = tmp_path / "x"
-    path.write_bytes(b"1")
-    with contextlib.closing(WatchedFile(path, bytes, poll=3600)) as file:
-        file.start()
-        wait(lambda: any(thread.name == "stepscope control files" for thread in threading.enumerate()))
-
-        def seen() -> bool:
-            write(path, b"2")  # again and again, as the system may not be asked yet
-            return file.current == b"2"
-
-        wait(seen)
 
 
 def _encoded(fields: dict[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ import msgspec
 
 import stepscope as sc
 from stepscope.runtime.overhead.budget import MIN_RECORDED_NS, OverheadStatistics
-from stepscope.runtime.steps.transition_costs import Transitions
+from stepscope.runtime.steps.transition_costs import TransitionStatistics
 
 
 def test_starts_changes_and_stops_are_told_apart(output_dir: Path) -> None:
@@ -30,17 +30,16 @@ def test_starts_changes_and_stops_are_told_apart(output_dir: Path) -> None:
 
 def test_the_words() -> None:
     """In ms, the longest change apart; how often it was started only if that was not once."""
-    took = Transitions()
-    took.started(121_000_000, opening=120_000_000)
+    took = TransitionStatistics(
+        starts=1, start_ns=121_000_000, opening_ns=120_000_000, stop_ns=300_000, wait_ns=50_000_000
+    )
     took.changed(100_000)
     took.changed(80_000)
-    took.stopped(300_000)
-    took.waited(50_000_000)
     said = "changes 0.18 ms, the longest 0.10 ms; stop 0.30 ms, then 50.00 ms of waiting for exporters"
-    assert str(took.statistics()) == f"start 121.00 ms; {said}"
+    assert str(took) == f"start 121.00 ms; {said}"
     assert took.recording_ns == 1_000_000 + 180_000 + 300_000
-    took.started(1_000_000, opening=0)
-    assert str(took.statistics()) == f"start 122.00 ms (2 times); {said}"
+    again = msgspec.structs.replace(took, starts=2, start_ns=122_000_000)
+    assert str(again) == f"start 122.00 ms (2 times); {said}"
 
 
 def test_a_short_run_is_not_judged() -> None:

@@ -20,7 +20,7 @@ from stepscope.compat.frameworks.loop_settings import LoopSettings
 from stepscope.compat.mxnet.recording.settings import MXNetSettings
 from stepscope.runtime.control.entry_points.control_file import ControlFile
 from stepscope.runtime.control.entry_points.decoding import decode_json
-from stepscope.runtime.control.entry_points.environment import EnvironmentOptions, ScheduleOptions
+from stepscope.runtime.control.entry_points.environment import EnvironmentOptions
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.settings.checked import Checked
 from tests.support.messages import refused
@@ -58,7 +58,6 @@ def keywords(kind: type[Checked], **changed: Any) -> dict[str, Any]:
         sc.FlightRecorder: {"steps": 3},
         sc.control.WindowRequest: {"steps": 3},
         CollectorSettings: {"directory": Path("streams")},
-        ScheduleOptions: {"active": 3},
     }
     return {**needed.get(kind, {}), **changed}
 
