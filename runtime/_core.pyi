@@ -357,6 +357,13 @@ def with_programs_mask(function: Callable[..., _T], /, *args: Any, **kwargs: Any
 def runs_programs_code() -> bool:
     """Whether this thread is one of ours inside of `with_programs_mask`."""
 
+def start_thread(function: Callable[..., object], args: tuple[object, ...], /) -> int:
+    """As `_thread.start_new_thread`, but as a thread that Python has not started: so also where it starts none any more.
+
+    Raises:
+        RuntimeError: if the system cannot start one.
+    """
+
 def die_of_signal(number: int, /) -> None:
     """Has the system do what it does without a handler; it returns if that spares the process."""
 

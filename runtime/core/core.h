@@ -404,6 +404,7 @@ PyObject *search_py_readings_at(PyObject *module, PyObject *args);
 PyObject *search_py_count_until(PyObject *module, PyObject *args);
 
 /* native_thread.c */
+PyObject *native_thread_py_start(PyObject *self, PyObject *args);
 PyObject *native_thread_py_called_by(PyObject *self, PyObject *part);
 PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents);
 

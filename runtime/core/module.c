@@ -84,6 +84,7 @@ static PyMethodDef methods[] = {
     {"set_standard_modules", sampling_py_set_standard, METH_O, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
     {"set_at_risk", control_py_set_at_risk, METH_O, NULL},
+    {"start_thread", native_thread_py_start, METH_VARARGS, NULL},
     {"called_by", native_thread_py_called_by, METH_O, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"take_refused", control_py_read_refused, METH_O, NULL},

@@ -18,7 +18,7 @@ from stepscope.runtime.lifecycle.closing import wait_for_late_closings
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit, call_before_close
 from stepscope.runtime.recording.recorder import close_recorder
 from stepscope.runtime.threads import signals
-from stepscope.runtime.threads.background_call import call_before_threads_end, start
+from stepscope.runtime.threads.background_call import call_before_threads_end, start, start_also_at_exit
 from stepscope.runtime.threads.native_threads import Event, Thread, get_ident
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def _close_what_is_open() -> None:
     if _last is not None:
         _last.join()
     if _open:
+        start_also_at_exit()
         _close_all()
 
 

@@ -11,10 +11,15 @@ from types import FrameType
 from typing import Any, Generic, Self, TypeVar
 
 from stepscope.runtime import _core
-from stepscope.runtime.threads.native_threads import Lock, Thread, get_ident, on_main_thread, start_new_thread
+from stepscope.runtime.threads import native_threads
+from stepscope.runtime.threads.greenlets import threads_replaced_by
+from stepscope.runtime.threads.native_threads import Lock, Thread, get_ident, on_main_thread
 from stepscope.runtime.threads.one_shot import OneShot
 
 T = TypeVar("T")
+
+_start: Callable[[Callable[..., object], tuple[object, ...]], int] = native_threads.start_new_thread
+
 
 BEGIN_SECONDS = 5.0
 """How long a `BackgroundCall` waits for its thread to begin. A thread that finds no memory for its first call never begins."""
@@ -60,13 +65,30 @@ def start_unnamed(function: Callable[..., object], *args: object) -> None:
     Raises:
         RuntimeError: if the system refuses a further thread.
     """
-    _core.without_signals(start_new_thread, function, args)
+    _core.without_signals(_start, function, args)
+
+
+def start_also_at_exit() -> None:
+    """Makes it possible to start threads after the main thread has ended. Call it before work at the exit that needs threads.
+
+    Only CPython 3.12.0 and 3.12.1 need it: they start none then (gh-113964).
+    """
+    global _start
+    if sys.version_info[:3] in ((3, 12, 0), (3, 12, 1)):
+        # Threads of the runtime, and those of libraries that exporters use.
+        _start = _core.start_thread
+        native_threads.set_thread_start(_start, everywhere=not threads_replaced_by())
 
 
 def call_before_threads_end(function: Callable[[], object]) -> None:
     """Registers a function to call when the main thread has ended, before CPython waits for other threads and pools end. It can
     start threads. The last one registered is called first. If Python has no such hook, it is called at the interpreter's exit."""
-    getattr(threading, "_register_atexit", atexit.register)(function)
+
+    def call() -> None:
+        start_also_at_exit()
+        function()
+
+    getattr(threading, "_register_atexit", atexit.register)(call)
 
 
 def frames() -> dict[int, FrameType]:

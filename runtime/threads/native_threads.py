@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "Condition",
@@ -85,6 +85,7 @@ else:
             thread_start(self)
 
         originals["Thread"].start = start
+        originals["Thread"].originals = originals
         return originals["Condition"], originals["Event"], originals["Thread"]
 
     Condition, Event, Thread = _copies()
@@ -104,6 +105,13 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def set_thread_start(function: Any, everywhere: bool) -> None:
+    """Replaces the function by which `Thread.start` starts threads; with `everywhere` also for `threading.Thread`."""
+    names: tuple[Any, ...] = (vars(Thread)["originals"], *([vars(threading)] if everywhere else ()))
+    for each in names:
+        each["_start_new_thread"] = function
 
 
 def is_mine(lock: object) -> bool:
