@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import re
 import sys
 import weakref
@@ -44,14 +45,24 @@ def running() -> tuple[str, int, None] | None:
     return name, id(current), None
 
 
+def threads_replaced_by() -> str:
+    """Returns the library that has replaced the standard library's threads by greenlets (monkey patching); empty if none."""
+    return _library(_thread.start_new_thread)
+
+
 def refusal() -> str:
     """Returns why a profiler cannot start if a library had replaced the threads before stepscope was imported, so that the runtime
     has no native ones, and what to do; empty if none had."""
-    library = str(getattr(native_threads.start_new_thread, "__module__", "")).partition(".")[0]
-    if library not in WITHOUT_THREADS:
+    library = _library(native_threads.start_new_thread)
+    if not library:
         return ""
     return (
         f"{library} has replaced the threads of the standard library by greenlets before stepscope was imported, and a profiler "
         f"would block the program in them. Call {WITHOUT_THREADS[library]}; or import stepscope first; or start the profiler in "
         "a parent process without greenlets, and call stepscope.join() in this one"
     )
+
+
+def _library(start_new_thread: object) -> str:
+    library = str(getattr(start_new_thread, "__module__", "")).partition(".")[0]
+    return library if library in WITHOUT_THREADS else ""
