@@ -7,22 +7,17 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import socket
-from collections.abc import Mapping
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from stepscope.cli.common.messages import message
-from stepscope.cli.common.values import size
-from stepscope.cli.network import descriptors, nats_options
+from stepscope.cli.common.values import option_text, size
+from stepscope.cli.network import nats_options
 from stepscope.runtime.errors import StepscopeError
-from stepscope.runtime.settings.validation import find_invalid_value
-
-if TYPE_CHECKING:
-    from stepscope.runtime.settings.checked import Checked
 
 DESCRIPTION = """\
 Receives what the ranks of a job send (each rank is one process), stores a journal for each, and shows all of them in the
@@ -214,13 +209,12 @@ def collect(given: argparse.Namespace) -> int:
         upload_seconds=given.upload_every,
     )
     parser: argparse.ArgumentParser = given.parser
-    _check(parser, CollectorSettings, values)
     try:
         settings = CollectorSettings(**values)
     except ValueError as error:
-        parser.error(str(error))
+        parser.error(option_text(error, "CollectorSettings", _OPTIONS))
     try:
-        allowed = settings.within(descriptors.allow_all())
+        allowed = settings.within(_allow_open_files())
         if allowed != settings:
             message(
                 f"stepscope: for the open files that this process may have there can be {allowed.max_streams} streams and "
@@ -260,15 +254,12 @@ def _token_of_environment() -> str:
     return (token or "").strip()
 
 
-def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping[str, object]) -> None:
-    """Ends with wrong usage, naming the option, if a value is none that the settings take."""
-    for field in msgspec.structs.fields(kind):
-        if field.name not in values:
-            continue
-        option = _OPTIONS.get(field.name) or f"--{field.name.replace('_', '-')}"
-        invalid = find_invalid_value(values[field.name], field.type, option)
-        if invalid is not None:
-            parser.error(invalid.text)
+def _allow_open_files() -> int:
+    """Lets this process have as many open files as the system lets it, where shells often allow 1,024; how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _exporter(url: str, token: Path | None) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
-from typing import NoReturn
 
-from stepscope.cli.common.values import size
+from stepscope.cli.common.values import option_text, size
 from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM
 
@@ -70,7 +68,7 @@ def access(given: argparse.Namespace) -> NatsAccess:
             insecure=given.nats_insecure,
         )
     except ValueError as error:
-        _refuse(given.parser, error)
+        given.parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))
 
 
 def limits(given: argparse.Namespace) -> NatsLimits:
@@ -78,11 +76,4 @@ def limits(given: argparse.Namespace) -> NatsLimits:
     try:
         return NatsLimits(max_bytes=given.nats_max_bytes, max_age=given.nats_max_age, discard=given.nats_discard)
     except ValueError as error:
-        _refuse(given.parser, error)
-
-
-def _refuse(parser: argparse.ArgumentParser, error: ValueError) -> NoReturn:
-    """Ends with wrong usage; the error's settings by the names of the options."""
-    parser.error(
-        re.sub(r"Nats(?:Access|Limits)\.(\w+)", lambda found: f"--nats-{found[1].replace('_', '-')}", str(error))
-    )
+        given.parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))
