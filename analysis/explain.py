@@ -171,7 +171,6 @@ ECHOES = {
     "input-bound-pipeline": ("slow-steps",),
     "slow-item": ("input-bound-workers", "slow-steps", "periodic-stall"),
     "garbage-collection": ("slow-steps", "periodic-stall", "python-between-operators"),
-    "not-finite": (),
 }
 """By finding, those that it explains: they are other views of the same cause, and are left out."""
 

@@ -127,20 +127,7 @@ def arm(given: argparse.Namespace) -> int:
         if command == "arm":
             if given.steps is given.stop is given.seconds is None:
                 raise ValueError("say how long the window is to be: --steps N, --stop N or --seconds S")
-            request = WindowRequest(
-                start_step=given.start,
-                steps=given.steps,
-                stop_step=given.stop,
-                seconds=given.seconds,
-                ranks=ranks,
-                run_id=given.run_id,
-                warmup=given.warmup,
-                granularity=given.granularity,
-                past="clip" if given.clip else "refuse",
-                overlap="queue" if given.queue else "refuse",
-                stage=given.stage,
-                detail=detail_from(given.detail),
-            )
+            request = WindowRequest(**_window(given), ranks=ranks, detail=detail_from(given.detail))
         elif command == "list":
             return _list(given)
         elif command == "extend" and (given.steps is None) == (given.seconds is None):
@@ -150,6 +137,22 @@ def arm(given: argparse.Namespace) -> int:
     if given.pid is not None:
         return _ask_process(given, command, request)
     return _ask_collector(given, command)
+
+
+def _window(given: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a window that a process and a collector call alike."""
+    return {
+        "start_step": given.start,
+        "steps": given.steps,
+        "stop_step": given.stop,
+        "seconds": given.seconds,
+        "run_id": given.run_id,
+        "warmup": given.warmup,
+        "granularity": given.granularity,
+        "past": "clip" if given.clip else "refuse",
+        "overlap": "queue" if given.queue else "refuse",
+        "stage": given.stage,
+    }
 
 
 def _command(given: argparse.Namespace) -> Any:
@@ -227,18 +230,9 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
         "name": given.name,
         "job": given.job,
         "patience": min(given.timeout, 60.0),
-        "steps": given.steps,
-        "stop_step": given.stop,
-        "seconds": given.seconds,
         "ranks": given.ranks,
-        "run_id": given.run_id,
-        "start_step": given.start,
-        "warmup": given.warmup,
-        "granularity": given.granularity,
-        "past": "clip" if given.clip else "refuse",
-        "overlap": "queue" if given.queue else "refuse",
-        "stage": given.stage,
         "detail": given.detail,
+        **_window(given),
     }
     result = send_order(given, order)
     if given.json:

@@ -69,7 +69,7 @@ def add(commands: Any) -> None:
         "-o",
         "--out",
         "--dir",
-        dest="dir",
+        dest="directory",
         type=Path,
         required=True,
         metavar="DIR",
@@ -144,6 +144,7 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--disk",
+        dest="disk_bytes",
         metavar="SIZE",
         type=size,
         default=0,
@@ -162,6 +163,7 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--upload-every",
+        dest="upload_seconds",
         metavar="SECONDS",
         type=float,
         default=30.0,
@@ -179,35 +181,13 @@ def collect(given: argparse.Namespace) -> int:
         from stepscope.collector.settings import CollectorSettings
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    values: dict[str, Any] = dict(
-        directory=given.dir,
-        host=given.host,
-        port=given.port,
-        token="" if any(_token_files(given).values()) else _token_of_environment(),
-        **_token_files(given),
-        certificate=given.certificate,
-        key=given.key,
-        client_ca=given.client_ca,
-        allowed_hosts=tuple(given.allowed_hosts),
-        insecure=given.insecure,
-        nats=tuple(given.nats),
-        nats_team=given.nats_team,
-        nats_access=nats_options.access(given),
-        nats_limits=nats_options.limits(given),
-        disk_bytes=given.disk,
-        keep_newest=given.keep_newest,
-        keep_slowest=given.keep_slowest,
-        fsync=given.fsync,
-        max_streams=given.max_streams,
-        max_readers=given.max_readers,
-        max_kept_streams=given.max_kept_streams,
-        max_message=given.max_message,
-        max_intake=given.max_intake,
-        max_bytes=given.max_bytes,
-        max_stream_bytes=given.max_stream_bytes,
-        upload=given.upload,
-        upload_seconds=given.upload_every,
-    )
+    values: dict[str, Any] = {
+        name: getattr(given, name) for name in CollectorSettings.__struct_fields__ if hasattr(given, name)
+    }
+    has_file = any(values[name] for name in values if name.endswith("token_file"))
+    values |= {name: tuple(values[name]) for name in ("nats", "allowed_hosts")}
+    values |= {"nats_access": nats_options.access(given), "nats_limits": nats_options.limits(given)}
+    values |= {"token": "" if has_file else _token_of_environment()}
     parser: argparse.ArgumentParser = given.parser
     try:
         settings = CollectorSettings(**values)
@@ -237,11 +217,6 @@ def collect(given: argparse.Namespace) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(collector.run(listening))
     return 0
-
-
-def _token_files(given: argparse.Namespace) -> dict[str, Path | None]:
-    names = ("token_file", "ingest_token_file", "read_token_file", "control_token_file")
-    return {name: getattr(given, name) for name in names}
 
 
 def _token_of_environment() -> str:

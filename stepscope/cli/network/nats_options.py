@@ -57,16 +57,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def access(given: argparse.Namespace) -> NatsAccess:
     """The credentials and trusted authorities; ends with wrong usage if options contradict each other."""
     try:
-        return NatsAccess(
-            credentials=given.nats_credentials,
-            token_file=given.nats_token_file,
-            user=given.nats_user,
-            password_file=given.nats_password_file,
-            ca=given.nats_ca,
-            certificate=given.nats_certificate,
-            key=given.nats_key,
-            insecure=given.nats_insecure,
-        )
+        return NatsAccess(**{name: getattr(given, f"nats_{name}") for name in NatsAccess.__struct_fields__})
     except ValueError as error:
         given.parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))
 
@@ -74,6 +65,6 @@ def access(given: argparse.Namespace) -> NatsAccess:
 def limits(given: argparse.Namespace) -> NatsLimits:
     """The limits of JetStream; ends with wrong usage if one is not valid."""
     try:
-        return NatsLimits(max_bytes=given.nats_max_bytes, max_age=given.nats_max_age, discard=given.nats_discard)
+        return NatsLimits(**{name: getattr(given, f"nats_{name}") for name in NatsLimits.__struct_fields__})
     except ValueError as error:
         given.parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))

@@ -38,27 +38,14 @@ def show_short(answer: Answer, console: Console, notes: Sequence[tuple[str, str]
     trust = answer.trust + (f" All of it: {more}" if more else "")
     last = [*(Line(Text(text), 2, label) for label, text in notes), Line(Text(trust), 2, "Trust", "dim")]
     rank = shown_rank(answer)
-    for rows in (MOST_ROWS, MOST_ROWS - 1):
-        table = list(_table(answer, rank, rows))
-        room = MOST_LINES - 1 - sum(len(wrapped(line, console)) for line in [*table, *last])
-        first, whole = _fitting(answer, console, room)
-        if whole:
-            break
-    console.print()
-    for text in first:
+    rest = [text for line in [*_table(answer, rank), *last] for text in wrapped(line, console)]
+    for text in [Text(), *_fitting(answer, console, MOST_LINES - 1 - len(rest)), *rest]:
         console.print(text, soft_wrap=True)
-    for line in [*table, *last]:
-        for text in wrapped(line, console):
-            console.print(text, soft_wrap=True)
 
 
-def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], bool]:
-    """As much of the first finding as fits, and whether all of it does.
-
-    Evidence without a place is left out first, from the third sentence on, then the gain.
-    """
+def _fitting(answer: Answer, console: Console, room: int) -> list[Text]:
+    """As much of the first finding as fits. Evidence without a place is left out first, from the third sentence on, then the gain."""
     found: Finding | None = answer.findings[0] if answer.findings and not answer.refused else None
-    whole = True
     while True:
         said = list(verdict(answer)) if found is None else list(finding_lines(found, first=True))
         if len(answer.findings) > 1:
@@ -67,7 +54,6 @@ def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], b
         texts = [text for line in said for text in wrapped(line, console)]
         if len(texts) <= room or found is None:
             break
-        whole = False
         placeless = [each for each in found.evidence[2 if found.gain else 1 :] if not PLACE.search(each)]
         if placeless:
             kept = tuple(each for each in found.evidence if each != placeless[-1])
@@ -78,13 +64,13 @@ def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], b
             found = msgspec.structs.replace(found, evidence=found.evidence[:-1])
         else:
             break
-    return texts[: max(room, 1)], whole
+    return texts[: max(room, 1)]
 
 
-def _table(answer: Answer, rank: RankAnswer | None, rows: int) -> Iterator[Line]:
+def _table(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
     """Where the time goes, in few lines: the parts of a step, or tasks."""
     if rank is None:
         yield from without_steps(answer)
         return
     yield Line(Text(facts_of_steps(answer, rank), "dim"))
-    yield from parts(rank.shares, rows)
+    yield from parts(rank.shares, MOST_ROWS)

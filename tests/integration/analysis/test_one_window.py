@@ -115,14 +115,14 @@ def test_a_trace_that_stepscope_wrote_is_not_read(run: Path) -> None:
     """Its run is, and the error says from where."""
     assert stepscope("convert", run, run / "trace.json", cwd=run).returncode == 0
     done = stepscope("explain", run / "trace.json", cwd=run)
-    assert done.returncode == 1 and f"is read from {run}" in done.stderr
+    assert done.returncode == 1 and f"name the directory of its run: {run}" in done.stderr
 
 
 def test_a_trace_that_lies_elsewhere_is_named_for_what_it_is(run: Path, tmp_path: Path) -> None:
     """One of stepscope's, away from its run; and `convert` takes no trace, and names the run beside it."""
     assert stepscope("convert", run, tmp_path / "trace.json", cwd=run).returncode == 0
     done = stepscope("explain", tmp_path / "trace.json", cwd=tmp_path)
-    assert done.returncode == 1 and "is a Chrome trace in array form, as stepscope writes them" in done.stderr
+    assert done.returncode == 1 and "if stepscope wrote it, name the directory of its run" in done.stderr
     (run / "trace.json").write_bytes((tmp_path / "trace.json").read_bytes())
     done = stepscope("convert", "trace.json", "other.json", cwd=run)
     assert done.returncode == 1 and "is a trace, and not a journal" in done.stderr
