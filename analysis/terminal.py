@@ -1,10 +1,11 @@
-"""The answer on one screen."""
+"""The answer on one screen, or in few lines for the end of a run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import StringIO
+from itertools import chain
 from shutil import get_terminal_size
 
 import msgspec
@@ -42,6 +43,10 @@ MOST_OPERATORS = 12
 OPERATOR_COLUMNS = 22
 """For an operator's name: their table fits a terminal of 80."""
 MOST_PARTS = 12
+MOST_LINES = 15
+"""Lines of the short answer."""
+MOST_ROWS = 4
+"""Parts of a step in it."""
 MOST_SHARDING = 240
 """Columns of the line on sharding."""
 _NARROWEST = 20
@@ -68,6 +73,43 @@ def show(answer: Answer, console: Console) -> None:
     for line in lines(answer):
         for text in wrapped(line, console):
             console.print(text, soft_wrap=True)
+
+
+def show_short(answer: Answer, console: Console, notes: Sequence[tuple[str, str]] = (), more: str = "") -> None:
+    """Writes the verdict, its evidence, where the time goes, and trust, in few lines.
+
+    Args:
+        answer: of the run.
+        console: where to write.
+        notes: what else the end has to say, such as where files are: a label, and the text.
+        more: the command that shows the rest.
+    """
+    trust = answer.trust + (f" All of it: {more}" if more else "")
+    last = [*(Line(Text(text), 2, label) for label, text in notes), Line(Text(trust), 2, "Trust", "dim")]
+    rank = shown_rank(answer)
+    table = without_steps(answer)
+    if rank is not None:
+        table = chain([Line(Text(facts_of_steps(answer, rank), "dim"))], parts(rank.shares, MOST_ROWS))
+    rest = [text for line in [*table, *last] for text in wrapped(line, console)]
+    for text in [Text(), *_fitting(answer, console, MOST_LINES - 1 - len(rest)), *rest]:
+        console.print(text, soft_wrap=True)
+
+
+def _fitting(answer: Answer, console: Console, room: int) -> list[Text]:
+    """As much of the first finding as fits. Sentences of evidence are left out first, those without a place before others."""
+    found: Finding | None = answer.findings[0] if answer.findings and not answer.refused else None
+    while True:
+        said = list(verdict(answer)) if found is None else list(finding_lines(found, first=True))
+        if len(answer.findings) > 1:
+            others = "; ".join(finding.title.partition(":")[0].rstrip(".") for finding in answer.findings[1:])
+            said.append(Line(Text(others), 2, "Also", "dim"))
+        texts = [text for line in said for text in wrapped(line, console)]
+        if len(texts) <= room or found is None or len(found.evidence) < 2:
+            return texts[: max(room, 1)]
+        placeless = [each for each in found.evidence[1:] if not PLACE.search(each)]
+        left_out = (placeless or found.evidence)[-1]
+        evidence = tuple(each for each in found.evidence if each != left_out)
+        found = msgspec.structs.replace(found, evidence=evidence)
 
 
 def text_of(answer: Answer) -> str:

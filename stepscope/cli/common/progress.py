@@ -1,4 +1,4 @@
-"""A bar on the terminal while a command works for longer than a second."""
+"""A line on the terminal while a command works for longer than a second."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Event, Thread
 
 DELAY = 1.0
-"""Seconds before the bar appears."""
+"""Seconds before the line appears."""
 
 INTERVAL = 0.1
 """Seconds between two drawings of it."""
 
 WIDTH = 48
-"""Columns of the text: with bar and time the line fits into 80."""
+"""Columns of the text."""
 
 
 class Progress:
-    """Shows that the work of a `with` block goes on, and for how long, once it has taken a second; removes the bar at its end.
+    """Shows that the work of a `with` block goes on, and for how long, once it has taken a second; removes the line at its end.
 
-    Nothing is shown, and no thread started, where standard error is no terminal. A terminal that goes away ends the bar only.
+    Nothing is shown, and no thread started, where standard error is no terminal. A terminal that goes away ends the line only.
 
     Args:
         text: the work, in words.
@@ -62,32 +62,12 @@ class Progress:
         began = time.monotonic()
         if self._done.wait(DELAY):
             return
-        # Here, because it takes 0.1 s; and drawn by this thread, because one of rich's may be a greenlet under gevent.
-        from rich import progress
-        from rich.console import Console
-
-        class NoCursorChange(Console):
-            """Leaves the cursor as it is: a signal that ends the process would leave it hidden."""
-
-            def show_cursor(self, show: bool = True) -> bool:
-                return False
-
-        bars = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(20),
-            progress.TimeElapsedColumn(),
-            console=NoCursorChange(file=self._stream),
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        task = bars.add_task(self._shown(), total=None)
-        bars.tasks[0].start_time = began
-        with contextlib.suppress(OSError, ValueError), bars:
+        with contextlib.suppress(OSError, ValueError):
             while not self._done.wait(INTERVAL):
-                bars.update(task, description=self._shown(), refresh=True)
+                self._write(f"{shorten(printable(self._text), WIDTH)}  {time.monotonic() - began:.0f} s")
+            self._write("")
         discard_unwritten(self._stream)
 
-    def _shown(self) -> str:
-        return shorten(printable(self._text), WIDTH)
+    def _write(self, text: str) -> None:
+        """Replaces the line by this text."""
+        print(f"\r{text}\x1b[K", end="", file=self._stream, flush=True)

@@ -130,7 +130,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     def _shown(self, answer: Answer, notes: Sequence[tuple[str, str]]) -> str:
         from rich.console import Console
 
-        from stepscope.cli.programs.short_answer import show_short
+        from stepscope.analysis.terminal import show_short
 
         text = StringIO()
         console = Console(file=text, force_terminal=self.colour, highlight=False, width=self.width)

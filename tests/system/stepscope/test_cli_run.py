@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.recording import load
+from stepscope.analysis.terminal import MOST_LINES
 from stepscope.backends.torch.arm import VARIABLE
 from stepscope.cli.programs.optimizer_steps import OptimizerSteps
-from stepscope.cli.programs.short_answer import MOST_LINES
 from stepscope.runtime.events import strings
 from tests.support.basics import require
 from tests.support.collectors import collecting, journals, spans
