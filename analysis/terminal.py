@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from io import StringIO
-from itertools import chain
 from shutil import get_terminal_size
 
 import msgspec
@@ -87,29 +86,56 @@ def show_short(answer: Answer, console: Console, notes: Sequence[tuple[str, str]
     trust = answer.trust + (f" All of it: {more}" if more else "")
     last = [*(Line(Text(text), 2, label) for label, text in notes), Line(Text(trust), 2, "Trust", "dim")]
     rank = shown_rank(answer)
-    table = without_steps(answer)
-    if rank is not None:
-        table = chain([Line(Text(facts_of_steps(answer, rank), "dim"))], parts(rank.shares, MOST_ROWS))
-    rest = [text for line in [*table, *last] for text in wrapped(line, console)]
-    for text in [Text(), *_fitting(answer, console, MOST_LINES - 1 - len(rest)), *rest]:
+    for rows in (MOST_ROWS, MOST_ROWS - 1):
+        table = list(_table(answer, rank, rows))
+        room = MOST_LINES - 1 - sum(len(wrapped(line, console)) for line in [*table, *last])
+        first, whole = _fitting(answer, console, room)
+        if whole:
+            break
+    console.print()
+    for text in first:
         console.print(text, soft_wrap=True)
+    for line in [*table, *last]:
+        for text in wrapped(line, console):
+            console.print(text, soft_wrap=True)
 
 
-def _fitting(answer: Answer, console: Console, room: int) -> list[Text]:
-    """As much of the first finding as fits. Sentences of evidence are left out first, those without a place before others."""
+def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], bool]:
+    """As much of the first finding as fits, and whether all of it does.
+
+    Evidence without a place is left out first, from the third sentence on, then the gain.
+    """
     found: Finding | None = answer.findings[0] if answer.findings and not answer.refused else None
+    whole = True
     while True:
         said = list(verdict(answer)) if found is None else list(finding_lines(found, first=True))
         if len(answer.findings) > 1:
             others = "; ".join(finding.title.partition(":")[0].rstrip(".") for finding in answer.findings[1:])
             said.append(Line(Text(others), 2, "Also", "dim"))
         texts = [text for line in said for text in wrapped(line, console)]
-        if len(texts) <= room or found is None or len(found.evidence) < 2:
-            return texts[: max(room, 1)]
-        placeless = [each for each in found.evidence[1:] if not PLACE.search(each)]
-        left_out = (placeless or found.evidence)[-1]
-        evidence = tuple(each for each in found.evidence if each != left_out)
-        found = msgspec.structs.replace(found, evidence=evidence)
+        if len(texts) <= room or found is None:
+            break
+        whole = False
+        placeless = [each for each in found.evidence[2 if found.gain else 1 :] if not PLACE.search(each)]
+        if placeless:
+            evidence = tuple(each for each in found.evidence if each != placeless[-1])
+            found = msgspec.structs.replace(found, evidence=evidence)
+        elif found.gain:
+            found = msgspec.structs.replace(found, gain="")
+        elif len(found.evidence) > 1:
+            found = msgspec.structs.replace(found, evidence=found.evidence[:-1])
+        else:
+            break
+    return texts[: max(room, 1)], whole
+
+
+def _table(answer: Answer, rank: RankAnswer | None, rows: int) -> Iterator[Line]:
+    """Where the time goes, in few lines: the parts of a step, or tasks."""
+    if rank is None:
+        yield from without_steps(answer)
+        return
+    yield Line(Text(facts_of_steps(answer, rank), "dim"))
+    yield from parts(rank.shares, rows)
 
 
 def text_of(answer: Answer) -> str:

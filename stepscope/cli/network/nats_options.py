@@ -56,15 +56,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def access(given: argparse.Namespace) -> NatsAccess:
     """The credentials and trusted authorities; ends with wrong usage if options contradict each other."""
+    parser: argparse.ArgumentParser = given.parser
     try:
         return NatsAccess(**{name: getattr(given, f"nats_{name}") for name in NatsAccess.__struct_fields__})
     except ValueError as error:
-        given.parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))
+        parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))
 
 
 def limits(given: argparse.Namespace) -> NatsLimits:
     """The limits of JetStream; ends with wrong usage if one is not valid."""
+    parser: argparse.ArgumentParser = given.parser
     try:
         return NatsLimits(**{name: getattr(given, f"nats_{name}") for name in NatsLimits.__struct_fields__})
     except ValueError as error:
-        given.parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))
+        parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))

@@ -62,7 +62,7 @@ def test_files_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert shown_file("/data/images/set.py") == "images/set.py"
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [30, 80, 200])
 def test_the_end_of_a_run_fits(width: int) -> None:
     """Verdict, what to try, the largest parts, files and trust remain, whatever the finding says; nothing is wider."""
     rank = RankAnswer(rank=None, name="p", statistics=STATISTICS, shares=PARTS)
