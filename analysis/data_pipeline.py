@@ -263,22 +263,25 @@ def _more(pipeline: DataPipeline, operator: PipelineOperator, machine_use: float
     return f"{more}{f', {also}' if also else ''}{f': {why}' if why else ''}"
 
 
-class _Operator(msgspec.Struct, frozen=True):
-    """An operator in a recorded description."""
-
-    id: int
-    type: str
-    workers: int
-    children: tuple[int, ...]
-    capacity: int
-
-
 class _Description(msgspec.Struct, frozen=True):
     """A recorded description of a pipeline, see `stepscope.backends.pipeline_events`."""
 
     source: Literal["MindSpore"]
     interval_ms: float
-    operators: tuple[_Operator, ...]
+    operators: tuple[PipelineOperator, ...]
+    """Without samples."""
+
+
+class _Loader:
+    """A DataLoader, and what was recorded of it."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self.queue: list[int] = []
+        """How many batches were ready at each fetch."""
+        self.fetches: list[list[int]] = []
+        """Begin and duration of each fetch of a worker, in ns."""
+        self.waited_ms: list[float] = []
 
 
 class PipelineBuilder:
@@ -290,11 +293,8 @@ class PipelineBuilder:
     def __init__(self) -> None:
         self._described: _Description | None = None
         self._series: defaultdict[str, list[float]] = defaultdict(list)
-        self.loaders: list[dict[str, Any]] = []
-        """Facts of each DataLoader that the program iterated over, the latest last."""
-        self._queues: list[list[int]] = []
-        self._fetches: list[list[list[int]]] = []
-        self._waits: list[list[float]] = []
+        self._loaders: list[_Loader] = []
+        """Those that the program iterated over, the latest last."""
         self._pipeline, self._loader = strings.category(CATEGORY), strings.category("loader")
 
     def update(self, batch: EventBatch) -> None:
@@ -304,11 +304,11 @@ class PipelineBuilder:
             self._add(_in_order(events[events["category"] == self._pipeline]), batch)
         if self._loader:
             self._add_of_loaders(_in_order(events[events["category"] == self._loader]), batch)
-        if self.loaders:
+        if self._loaders:
             spans = events[events["kind"] == int(Kind.SPAN)]
             names = np.unique(spans["name"]).tolist()
             waiting = [name for name in names if strings.text(name).startswith(TORCH_WAITS)]
-            _keep(self._waits[-1], spans["dur"][np.isin(spans["name"], waiting)] / 1e6)
+            _keep(self._loaders[-1].waited_ms, spans["dur"][np.isin(spans["name"], waiting)] / 1e6)
 
     def _add(self, events: Block, batch: EventBatch) -> None:
         named = (events["kind"] == int(Kind.INSTANT)) & (events["name"] == strings.intern(PIPELINE))
@@ -325,34 +325,32 @@ class PipelineBuilder:
             some = events[first:last]
             if len(some) and int(some["kind"][0]) == Kind.INSTANT:
                 self._begin(arguments(batch, some[0]))
-            if self.loaders:
-                _keep(self._queues[-1], _counts(some["value"][some["kind"] == int(Kind.COUNTER)]))
+            if self._loaders:
+                _keep(self._loaders[-1].queue, _counts(some["value"][some["kind"] == int(Kind.COUNTER)]))
                 fetches: Any = some[some["kind"] == int(Kind.SPAN)]
-                _keep(self._fetches[-1], np.stack((fetches["ts"], fetches["dur"]), axis=1))
+                _keep(self._loaders[-1].fetches, np.stack((fetches["ts"], fetches["dur"]), axis=1))
 
     def _begin(self, facts: dict[str, Any]) -> None:
         """A loader is iterated over: the same one again in each epoch."""
-        if facts in self.loaders:
-            at = self.loaders.index(facts)
-            self.loaders.append(self.loaders.pop(at))
-            self._queues.append(self._queues.pop(at))
-            self._fetches.append(self._fetches.pop(at))
-            self._waits.append(self._waits.pop(at))
-        else:
-            self.loaders.append(facts)
-            self._queues.append([])
-            self._fetches.append([])
-            self._waits.append([])
+        known = next((loader for loader in self._loaders if loader.facts == facts), None)
+        if known is not None:
+            self._loaders.remove(known)
+        self._loaders.append(known or _Loader(facts))
+
+    @property
+    def loaders(self) -> list[dict[str, Any]]:
+        """Facts of each DataLoader that the program iterated over, the latest last."""
+        return [loader.facts for loader in self._loaders]
 
     @property
     def ready_batches(self) -> list[int]:
         """Of all DataLoaders, how many batches were ready at each fetch."""
-        return [length for queue in self._queues for length in queue]
+        return [length for loader in self._loaders for length in loader.queue]
 
     def pipelines(self) -> tuple[DataPipeline, ...]:
         """The pipelines that were found: MindSpore's, then those of DataLoaders."""
-        loaders = map(_of_loader, self.loaders, self._queues, self._fetches, self._waits)
-        return (*([] if self._described is None else [self._of_mindspore(self._described)]), *loaders)
+        described = [] if self._described is None else [self._of_mindspore(self._described)]
+        return (*described, *map(_of_loader, self._loaders))
 
     def _of_mindspore(self, described: _Description) -> DataPipeline:
         parents = {child: each.id for each in described.operators for child in each.children}
@@ -360,15 +358,11 @@ class PipelineBuilder:
             source=described.source,
             interval_ms=described.interval_ms,
             operators=tuple(
-                PipelineOperator(
-                    id=each.id,
-                    type=each.type,
-                    workers=each.workers,
-                    children=each.children,
+                msgspec.structs.replace(
+                    each,
                     parent=parents.get(each.id, -1),
-                    capacity=each.capacity,
-                    lengths=tuple(_counts(np.array(self._series[f"{label(each.type, each.id)} queue"])).tolist()),
-                    processor=tuple(self._series[f"{label(each.type, each.id)} processor"]),
+                    lengths=tuple(_counts(np.array(self._series[f"{each.label} queue"])).tolist()),
+                    processor=tuple(self._series[f"{each.label} processor"]),
                 )
                 for each in sorted(described.operators, key=lambda each: each.id)
             ),
@@ -377,15 +371,16 @@ class PipelineBuilder:
         )
 
 
-def _of_loader(facts: dict[str, Any], queue: list[int], fetches: list[list[int]], waits: list[float]) -> DataPipeline:
+def _of_loader(recorded: _Loader) -> DataPipeline:
     """A DataLoader and, if it has any, its workers. Their use of processors is taken from how long they make batches."""
+    facts, fetches, waits = recorded.facts, recorded.fetches, tuple(recorded.waited_ms)
     workers, prefetch = (_whole(facts.get(name)) for name in ("workers", "prefetch"))
     begin = min((ts for ts, _ in fetches), default=0)
     whole = max((ts + dur for ts, dur in fetches), default=0) - begin
     busy = sum(dur for _, dur in fetches)
     loader = PipelineOperator(id=0, type="DataLoader", workers=1, children=(1,) if workers else ())
     if not workers:
-        return DataPipeline(source=TORCH, operators=(loader,), waited_ms=tuple(waits))
+        return DataPipeline(source=TORCH, operators=(loader,), waited_ms=waits)
     name = str(facts.get("dataset", "")).removeprefix("__main__.") or "workers"
     made = PipelineOperator(
         id=1,
@@ -393,10 +388,10 @@ def _of_loader(facts: dict[str, Any], queue: list[int], fetches: list[list[int]]
         workers=workers,
         parent=0,
         capacity=workers * (prefetch or 2),
-        lengths=tuple(queue),
+        lengths=tuple(recorded.queue),
         processor=(100 * busy / whole,) if whole > 0 else (),
     )
-    return DataPipeline(source=TORCH, operators=(loader, made), waited_ms=tuple(waits))
+    return DataPipeline(source=TORCH, operators=(loader, made), waited_ms=waits)
 
 
 def _in_order(events: Block) -> Block:

@@ -21,7 +21,7 @@ from stepscope.analysis.parallel_layout import layout_of
 from stepscope.analysis.processors import machine_use
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
-from stepscope.analysis.rules import RULES
+from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
 from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_SAMPLES, FEWEST_STEPS, FINDING
 from stepscope.runtime.display.text_table import human_count, human_time, printable, shorten
 from stepscope.runtime.windows.step_facts import Phase
@@ -109,8 +109,8 @@ def findings_of(job: Job, steps: int) -> tuple[Finding, ...]:
         job: its processes.
         steps: the most that one of them has. With fewer than `FEWEST_STEPS`, rules that judge steps are left out.
     """
-    rules = [rule for rule in RULES if steps >= FEWEST_STEPS or not rule.of_steps]
-    return without_echoes(sorted((found for rule in rules for found in rule.check(job)), key=_order))
+    rules = (*(RULES_OF_STEPS if steps >= FEWEST_STEPS else ()), *RULES_OF_TASKS)
+    return without_echoes(sorted((found for check in rules for found in check(job)), key=_order))
 
 
 def _of_devices(ranks: tuple[RankAnswer, ...]) -> str:
@@ -171,7 +171,6 @@ ECHOES = {
     "input-bound-pipeline": ("slow-steps",),
     "slow-item": ("input-bound-workers", "slow-steps", "periodic-stall"),
     "garbage-collection": ("slow-steps", "periodic-stall", "python-between-operators"),
-    "not-finite": (),
 }
 """By finding, those that it explains: they are other views of the same cause, and are left out."""
 

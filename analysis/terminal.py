@@ -1,9 +1,9 @@
-"""The answer on one screen."""
+"""The answer on one screen, or in few lines for the end of a run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from shutil import get_terminal_size
 
@@ -42,6 +42,10 @@ MOST_OPERATORS = 12
 OPERATOR_COLUMNS = 22
 """For an operator's name: their table fits a terminal of 80."""
 MOST_PARTS = 12
+MOST_LINES = 15
+"""Lines of the short answer."""
+MOST_ROWS = 4
+"""Parts of a step in it."""
 MOST_SHARDING = 240
 """Columns of the line on sharding."""
 _NARROWEST = 20
@@ -68,6 +72,70 @@ def show(answer: Answer, console: Console) -> None:
     for line in lines(answer):
         for text in wrapped(line, console):
             console.print(text, soft_wrap=True)
+
+
+def show_short(answer: Answer, console: Console, notes: Sequence[tuple[str, str]] = (), more: str = "") -> None:
+    """Writes the verdict, its evidence, where the time goes, and trust, in few lines.
+
+    Args:
+        answer: of the run.
+        console: where to write.
+        notes: what else the end has to say, such as where files are: a label, and the text.
+        more: the command that shows the rest.
+    """
+    trust = answer.trust + (f" All of it: {more}" if more else "")
+    last = [*(Line(Text(text), 2, label) for label, text in notes), Line(Text(trust), 2, "Trust", "dim")]
+    rank = shown_rank(answer)
+    for rows in (MOST_ROWS, MOST_ROWS - 1):
+        table = list(_table(answer, rank, rows))
+        room = MOST_LINES - 1 - sum(len(wrapped(line, console)) for line in [*table, *last])
+        first, whole = _fitting(answer, console, room)
+        if whole:
+            break
+    console.print()
+    for text in first:
+        console.print(text, soft_wrap=True)
+    for line in [*table, *last]:
+        for text in wrapped(line, console):
+            console.print(text, soft_wrap=True)
+
+
+def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], bool]:
+    """As much of the first finding as fits, and whether all of it does.
+
+    Evidence without a place is left out first, from the third sentence on, then the gain.
+    """
+    found: Finding | None = answer.findings[0] if answer.findings and not answer.refused else None
+    whole = True
+    while True:
+        said = list(verdict(answer)) if found is None else list(finding_lines(found, first=True))
+        if len(answer.findings) > 1:
+            others = "; ".join(finding.title.partition(":")[0].rstrip(".") for finding in answer.findings[1:])
+            said.append(Line(Text(others), 2, "Also", "dim"))
+        texts = [text for line in said for text in wrapped(line, console)]
+        if len(texts) <= room or found is None:
+            break
+        whole = False
+        placeless = [each for each in found.evidence[2 if found.gain else 1 :] if not PLACE.search(each)]
+        if placeless:
+            evidence = tuple(each for each in found.evidence if each != placeless[-1])
+            found = msgspec.structs.replace(found, evidence=evidence)
+        elif found.gain:
+            found = msgspec.structs.replace(found, gain="")
+        elif len(found.evidence) > 1:
+            found = msgspec.structs.replace(found, evidence=found.evidence[:-1])
+        else:
+            break
+    return texts[: max(room, 1)], whole
+
+
+def _table(answer: Answer, rank: RankAnswer | None, rows: int) -> Iterator[Line]:
+    """Where the time goes, in few lines: the parts of a step, or tasks."""
+    if rank is None:
+        yield from without_steps(answer)
+        return
+    yield Line(Text(facts_of_steps(answer, rank), "dim"))
+    yield from parts(rank.shares, rows)
 
 
 def text_of(answer: Answer) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import re
 import struct
 import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -54,20 +52,8 @@ def is_trace(path: Path) -> bool:
         return False
     if path.name.lower().endswith(ENDINGS):
         return True
-    return _starts_with(path, b"{", b"\x1f\x8b")
-
-
-def _starts_with(path: Path, *beginnings: bytes) -> bool:
     with path.open("rb") as file:
-        return file.read(64).lstrip().startswith(beginnings)
-
-
-def _is_array_of_events(path: Path) -> bool:
-    opening = gzip.open if _starts_with(path, b"\x1f\x8b") else open
-    with contextlib.suppress(OSError, EOFError, zlib.error), opening(path, "rb") as file:
-        start = file.read(4096).lstrip()
-        return start.startswith(b"[") and b'"ph"' in start
-    return False
+        return file.read(64).lstrip().startswith((b"{", b"\x1f\x8b"))
 
 
 def trace_of(path: Path) -> TraceRank:
@@ -80,14 +66,8 @@ def trace_of(path: Path) -> TraceRank:
     try:
         return TraceRank([_opened(path)])
     except FormatError as error:
-        if any(path.parent.glob(f"{JOURNAL}*")):
-            raise FormatError(f"{error}; the run that was recorded beside it is read from {path.parent}") from error
-        if _is_array_of_events(path):
-            raise FormatError(
-                f"{path} is a Chrome trace in array form, as stepscope writes them, and not one of torch.profiler: name the "
-                "directory of the run that wrote it"
-            ) from error
-        raise
+        where = f": {path.parent}" if any(path.parent.glob(f"{JOURNAL}*")) else ""
+        raise FormatError(f"{error}; if stepscope wrote it, name the directory of its run{where}") from error
 
 
 def traces_below(directory: Path) -> tuple[list[TraceRank], list[str]]:

@@ -136,14 +136,9 @@ def trace(
         )
     switch_argument("start", start)
     control = Control.of(control)
-    if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
-        raise TypeError(f"rank must be a whole number from 0, {got(rank)}")
-    if (
-        isinstance(world_size, bool)
-        or not isinstance(world_size, int | None)
-        or (world_size is not None and world_size < 1)
-    ):
-        raise TypeError(f"world_size must be a whole number from 1, {got(world_size)}")
+    for argument, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise TypeError(f"{argument} must be a whole number from {least}, {got(value)}")
     if world_size is not None and world_size > MAX_RANKS:
         raise ValueError(f"world_size must be {MAX_RANKS:,} at most, got {world_size:,}")
     if rank is not None and rank >= MAX_RANKS:

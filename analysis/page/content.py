@@ -6,7 +6,7 @@ import itertools
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from stepscope.analysis.thresholds import SLOW_STEP
 from stepscope.backends.parallel_layout import DECLARED
 from stepscope.runtime.display.text_table import human_count, human_number, human_time, percents, printable
 from stepscope.runtime.windows.open_window import RECORDER, STEPS
-from stepscope.runtime.windows.step_facts import Facts, Phase
+from stepscope.runtime.windows.step_facts import Facts
 from stepscope.runtime.windows.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
 from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS, StepStatistics
 
@@ -45,19 +45,6 @@ MOST_METADATA = 100
 MOST_NOTES = 50
 MOST_WINDOWS = 8
 """Windows whose steps are named."""
-_READINGS: dict[str, Callable[[RankSummary], object]] = {
-    "steps": lambda rank: bool(np.isfinite(rank.facts["cpu_ns"]).any()),
-    "stacks": lambda rank: rank.samples,
-    "collections": lambda rank: rank.collections,
-    "loader": lambda rank: rank.loaders,
-    "checkpoints": lambda rank: rank.calls[Phase.CHECKPOINT],
-    "logging": lambda rank: rank.calls[Phase.LOGGING],
-    "writes": lambda rank: rank.calls[Phase.FORCED_WRITE],
-    "tasks": lambda rank: rank.tasks,
-    "threads": lambda rank: rank.thread_cpu,
-}
-"""Signals, each with what a `RankSummary` has of it."""
-
 _NAMES_OF_COLOURS: dict[str, tuple[str, ...]] = {
     "collection": ("garbage collection",),
     "communication": ("communication", "communicating", "calling collectives"),
@@ -202,7 +189,7 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
             if count
         ),
         notes=tuple(itertools.islice(_notes(recording), MOST_NOTES)),
-        facts=tuple(_facts(recording, summaries)),
+        facts=tuple(_facts(recording)),
     )
 
 
@@ -419,7 +406,7 @@ def _notes(recording: Recording) -> Iterable[str]:
             yield shortened(f"{label_of(rank)}, window {number}: {text}", MOST_TEXT)
 
 
-def _facts(recording: Recording, summaries: Sequence[RankSummary]) -> Iterable[tuple[str, str]]:
+def _facts(recording: Recording) -> Iterable[tuple[str, str]]:
     yield "path", str(recording.path)
     several = len(recording.ranks) > 1
     for rank in recording.ranks[:MOST_PROCESSES]:
@@ -429,7 +416,7 @@ def _facts(recording: Recording, summaries: Sequence[RankSummary]) -> Iterable[t
         recorded = f"{human_count(len(rank.windows), 'window')}, {human_time(max(spent, 0))} recorded"
         source = f"a trace of torch.profiler; {recorded}" if rank.foreign else f"{recorded}; {rank.ending}"
         yield name, f"{rank.name}, pid {rank.pid} on {rank.host or 'an unknown host'}; {source}"
-    yield from ((name, ", ".join(texts)) for name, texts in _settings(recording, summaries).items() if texts)
+    yield from ((name, ", ".join(texts)) for name, texts in _settings(recording).items() if texts)
     shown: dict[str, Any] = {}
     for rank in recording.ranks:
         for key, value in rank.metadata.items():
@@ -440,17 +427,15 @@ def _facts(recording: Recording, summaries: Sequence[RankSummary]) -> Iterable[t
         yield shortened(key, 100), shortened(_value(key, value), MOST_TEXT)
 
 
-def _settings(recording: Recording, summaries: Sequence[RankSummary]) -> dict[str, Sequence[str]]:
+def _settings(recording: Recording) -> dict[str, Sequence[str]]:
     """Sentences: the recorded windows, and their outputs."""
     windows = [window for rank in recording.ranks for window in rank.windows.values()]
     of_one = [window.steps for rank in recording.ranks[:1] for window in rank.windows.values() if window.steps]
     steps = [" to ".join(str(step.number) for step in (each[:1] + each[1:][-1:])) for each in of_one[:MOST_WINDOWS]]
-    signals = [name for name, recorded in _READINGS.items() if any(map(recorded, summaries))]
     return {
         "steps recorded": steps + (["…"] if len(of_one) > MOST_WINDOWS else []),
         "backends": sorted({name for window in windows for name in window.ledger.sources} - {RECORDER, STEPS}),
         "exporters": sorted({name for window in windows for name in window.ledger.outputs}),
-        "signals with readings": signals,
     }
 
 

@@ -1,8 +1,14 @@
-"""Rules, one in each file, which has the name of its rule. A rule sees summaries, and returns findings; it shows nothing."""
+"""Rules, one in each file, which has the name of its rule. A rule sees summaries, and returns findings; it shows nothing.
+
+docs/rules.md says of each what it needs, finds, and from when on.
+"""
 
 from __future__ import annotations
 
-from stepscope.analysis.job import Rule
+from collections.abc import Callable
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job
 from stepscope.analysis.rules import (
     communication_exposed,
     copies_exposed,
@@ -29,29 +35,30 @@ from stepscope.analysis.rules import (
     value_read_back,
 )
 
-RULES: tuple[Rule, ...] = (
-    input_bound.RULE,
-    data_pipeline.RULE,
-    slow_item.RULE,
-    slow_rank.RULE,
-    uneven_work.RULE,
-    periodic_stall.RULE,
-    slow_steps.RULE,
-    memory_grows.RULE,
-    garbage_collection.RULE,
-    tiny_operators.RULE,
-    value_read_back.RULE,
-    processors_contended.RULE,
-    interpreter_lock.RULE,
-    slow_backward_hook.RULE,
-    forced_writes.RULE,
-    python_between_operators.RULE,
-    not_finite.RULE,
-    device_idle.RULE,
-    communication_exposed.RULE,
-    copies_exposed.RULE,
-    loop_blocked.RULE,
-    tasks_never_end.RULE,
-    queue_grows.RULE,
+Rule = Callable[[Job], list[Finding]]
+
+RULES_OF_STEPS: tuple[Rule, ...] = (
+    input_bound.check,
+    data_pipeline.check,
+    slow_item.check,
+    slow_rank.check,
+    uneven_work.check,
+    periodic_stall.check,
+    slow_steps.check,
+    memory_grows.check,
+    garbage_collection.check,
+    tiny_operators.check,
+    value_read_back.check,
+    processors_contended.check,
+    interpreter_lock.check,
+    slow_backward_hook.check,
+    forced_writes.check,
+    python_between_operators.check,
+    not_finite.check,
+    device_idle.check,
+    communication_exposed.check,
+    copies_exposed.check,
 )
-"""All of them."""
+"""Those that judge steps. They are checked only if there are `FEWEST_STEPS` or more."""
+
+RULES_OF_TASKS: tuple[Rule, ...] = (loop_blocked.check, tasks_never_end.check, queue_grows.check)

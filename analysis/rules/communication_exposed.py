@@ -7,7 +7,7 @@ import numpy as np
 from stepscope.analysis.device_times import device_times
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Device
@@ -38,13 +38,3 @@ def check(job: Job) -> list[Finding]:
             steps=steps_with_most(use.steps, use.device[:, Device.COMMUNICATION]),
         )
     ]
-
-
-RULE = Rule(
-    id="communication-exposed",
-    needs="kernels of devices (kineto mode)",
-    finds="collectives with no other kernel beside them",
-    threshold=f"{FINDING:.0%} of the step on the median rank",
-    wrong_if="the step is as long without the collectives",
-    check=check,
-)

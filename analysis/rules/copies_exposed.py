@@ -7,7 +7,7 @@ import numpy as np
 from stepscope.analysis.device_times import DeviceTimes, device_times
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.windows.step_facts import Device
@@ -47,13 +47,3 @@ def check(job: Job) -> list[Finding]:
 
 def _share(use: DeviceTimes) -> float:
     return float(np.median(use.device[:, Device.COPY] / use.took))
-
-
-RULE = Rule(
-    id="copies-exposed",
-    needs="kernels and copies of devices (kineto mode)",
-    finds="copies between host and device that nothing is computed beside",
-    threshold=f"{FINDING:.0%} of the step on the median rank",
-    wrong_if="the step is as long without the copies, or with data that is on the device already",
-    check=check,
-)

@@ -7,7 +7,7 @@ import numpy as np
 from stepscope.analysis.data_pipeline import MINDSPORE, TORCH_WAITS, advice_on, all_busy, bottleneck_of
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.processors import machine_use
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.thresholds import FINDING, MAJORITY, USUAL_STEPS
@@ -75,13 +75,3 @@ def check(job: Job) -> list[Finding]:
             steps=steps_with_most(rank.judged_steps, data),
         )
     ]
-
-
-RULE = Rule(
-    id="data-pipeline",
-    needs="the waiting for batches of another loader than torch's; what was sampled of MindSpore's pipeline says why",
-    finds="a data set of MindSpore, or a loader of the program's own, that the training waits for; of MindSpore's, the operator that is too slow",
-    threshold=f"{FINDING:.0%} of the step, by the mean of the shortest {USUAL_STEPS:.0%} of the steps",
-    wrong_if="a step takes as long with one batch that is used again and again",
-    check=check,
-)

@@ -9,7 +9,7 @@ from stepscope.analysis.device_times import device_times
 from stepscope.analysis.devices import NAMES, Activity, meanwhile_of
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import DeviceAnswer, Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.processors import machine_use
 from stepscope.analysis.thresholds import DEVICE_IDLE, FINDING, OPTIMIZER_LAUNCHES
 from stepscope.runtime.display.text_table import human_time
@@ -83,13 +83,3 @@ def _one_cause(device: DeviceAnswer | None) -> bool:
         return False
     first = device.meanwhile[0]
     return first.name in ACTIONS and first.ns >= FINDING * device.total_ns
-
-
-RULE = Rule(
-    id="device-idle",
-    needs="kernels of devices (kineto mode)",
-    finds="devices on which nothing runs, and what the host does meanwhile",
-    threshold=f"{DEVICE_IDLE:.0%} of the step on the median rank; {FINDING:.0%} in which the host does one thing, such as calls of the device's runtime",
-    wrong_if="the device's own counters say that it is busy",
-    check=check,
-)

@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.evidence import longest, place_of_calls, places, steps_with_most
 from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime.display.text_table import human_time
@@ -55,13 +55,3 @@ def written_bytes(rank: RankSummary) -> float:
     """Bytes that a step writes, at the median; 0 if that was not read."""
     written = rank.judged_steps["written_bytes"]
     return float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
-
-
-RULE = Rule(
-    id="forced-writes",
-    needs="calls of `os.fsync` (signal `writes`)",
-    finds="a loop that waits until what it writes is on the disk",
-    threshold=f"{FINDING:.0%} of the step, by the median",
-    wrong_if="the step is as long without the forced writes",
-    check=check,
-)

@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.evidence import intervals, longest, places, samples_at, steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import durations, hottest, samples_in
 from stepscope.analysis.thresholds import COLLECTIONS_REQUESTED, FINDING
 from stepscope.runtime.display.text_table import human_count, human_time
@@ -48,13 +48,3 @@ def check(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
-
-
-RULE = Rule(
-    id="garbage-collection",
-    needs="collections (gc.callbacks)",
-    finds="collections that the program asks for in its loop, and automatic ones over many objects",
-    threshold=f"{FINDING:.0%} of the time of all steps",
-    wrong_if="gc.disable() changes nothing",
-    check=check,
-)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stepscope.analysis.data_pipeline import all_busy
 from stepscope.analysis.evidence import longest, places, steps_with_most
 from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.processors import children_run, demand, machine_use
 from stepscope.analysis.rank_summary import RankSummary, durations, hottest
 from stepscope.analysis.rules.data_pipeline import CHEAPER, is_other_loader, waits
@@ -165,13 +165,3 @@ def _handed_over(rank: RankSummary, data: NDArray[np.int64], cost: float, whole:
         steps=steps_with_most(rank.judged_steps, data),
         events=longest(rank, rank.fetches, "fetch"),
     )
-
-
-RULE = Rule(
-    id="input-bound",
-    needs="torch's operators; the loader's facts and stack samples say why",
-    finds="a DataLoader that the training waits for: on its own process, with workers that are too slow or batches that take long to hand over, or with a slow collate_fn",
-    threshold=f"{FINDING:.0%} of the step, by the mean of the shortest {USUAL_STEPS:.0%} of the steps; {HANDOVER:.0%} for handing over",
-    wrong_if="a step takes as long with one batch that is used again and again",
-    check=check,
-)

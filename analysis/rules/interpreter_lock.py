@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import durations
 from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, OTHER_THREAD
 from stepscope.runtime.display.text_table import human_time
@@ -61,14 +61,3 @@ def check(job: Job) -> list[Finding]:
             ),
         )
     ]
-
-
-RULE = Rule(
-    id="interpreter-lock",
-    needs="stack samples with other threads, processor time at each step",
-    finds="a thread of the program that runs Python beside the training",
-    threshold=f"another thread runs Python in {OTHER_THREAD:.0%} of the samples, and the thread that steps does not run for "
-    f"{FINDING:.0%} of the time",
-    wrong_if="steps are as long without that thread",
-    check=check,
-)

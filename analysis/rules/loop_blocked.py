@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.analysis.event_loop import Loop, loops_of
 from stepscope.analysis.evidence import MOST_EVENTS, places, samples_at
 from stepscope.analysis.findings import EventReference, Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame, samples_in
 from stepscope.analysis.thresholds import BLOCKED_NS, BRIEFLY_BLOCKED_NS, LOOP_BLOCKED, LOOP_OFTEN_BLOCKED
 from stepscope.runtime.display.code_places import in_library
@@ -87,15 +87,3 @@ def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, block
         ),
         places=places(place),
     )
-
-
-RULE = Rule(
-    id="loop-blocked",
-    needs="tasks and long callbacks of asyncio (`stepscope run`); stack samples say where",
-    finds="a function that runs on the event loop for long, or often",
-    threshold=f"{LOOP_BLOCKED:.0%} of the run in stretches of {BLOCKED_NS // 1_000_000} ms or longer, or {LOOP_OFTEN_BLOCKED:.0%} in "
-    f"stretches of {BRIEFLY_BLOCKED_NS // 1_000_000} ms or longer",
-    wrong_if="others are answered as late with that function on a thread",
-    check=check,
-    of_steps=False,
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER_100_STEPS, LATE_GROWTH, RECORDED_BYTES
 
 
@@ -47,14 +47,3 @@ def check(job: Job) -> list[Finding]:
             )
         )
     return found[:1]
-
-
-RULE = Rule(
-    id="memory-grows",
-    needs="resident memory at each step",
-    finds="memory that the loop keeps",
-    threshold=f"{GROWTH_PER_100_STEPS:.0%} of the memory in 100 steps and {GROWTH_BYTES >> 20} MiB in the run, in each third of it, and "
-    f"{LATE_GROWTH:.0%} of that in the last, and more than {RECORDED_BYTES} bytes for each recorded event",
-    wrong_if="it is level in a run that is ten times as long",
-    check=check,
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analysis.findings import EventReference, Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 
 LEARNT_FROM = ("loss", "grad", "norm", "weight", "param")
 """Parts of names of counters without which nothing is learnt."""
@@ -36,13 +36,3 @@ def check(job: Job) -> list[Finding]:
                 )
             )
     return found[:1]
-
-
-RULE = Rule(
-    id="not-finite",
-    needs="a counter of the loss or of another value; `stepscope run` looks at a parameter on the CPU",
-    finds="the first step with a value that is NaN or infinite",
-    threshold="one such value, and more of them than finite ones after it",
-    wrong_if="the value is finite again in later steps",
-    check=check,
-)

@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.processors import busy_threads, demand, others_use
 from stepscope.analysis.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import OTHERS_USE, OVERSUBSCRIBED, OVERSUBSCRIBED_WITH_OTHERS, RUN_QUEUE
@@ -74,14 +74,3 @@ def _shared(rank: RankSummary, cost: float, own: float, processors: float) -> Fi
         gain=f"up to {cost:.0%} of each step",
         certainty="likely",
     )
-
-
-RULE = Rule(
-    id="processors-contended",
-    needs="waiting for processors at each step and of all threads each second (schedstat)",
-    finds="more threads, or child processes, than processors; other programs that use them (`machine-shared`)",
-    threshold=f"{RUN_QUEUE:.0%} of the step; the job would use {OVERSUBSCRIBED} times the processors that there are, or "
-    f"{OVERSUBSCRIBED_WITH_OTHERS} times beside other programs",
-    wrong_if="steps are as long with fewer of them",
-    check=check,
-)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from stepscope.analysis.evidence import places, steps_with_most
 from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.operators import operators_a_step
 from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest
 from stepscope.analysis.rules.forced_writes import forced_writes, written_bytes
@@ -118,14 +118,3 @@ def _running(rank: RankSummary, uncovered: np.ndarray) -> float:
     queued = np.nan_to_num(rank.judged_steps["run_queue_ns"])  # ready to run
     covered = durations(rank.judged_steps) - uncovered
     return float(np.clip(np.nanmedian((cpu + queued - covered) / np.maximum(uncovered, 1)), 0.0, 1.0))
-
-
-RULE = Rule(
-    id="python-between-operators",
-    needs="torch's operators; stack samples and processor time say where and why",
-    finds="Python of the program that runs, waits (`program-waits`) or writes (`forced-writes`) between operators",
-    threshold=f"{FINDING:.0%} of the step, with a function that has {UNCOVERED_PLACE:.0%} of the samples of the program's own code; "
-    f"{NO_PLACE:.0%} without",
-    wrong_if="the step is as long without the function that is named",
-    check=check,
-)

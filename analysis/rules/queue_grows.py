@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.analysis.event_loop import length_of
 from stepscope.analysis.evidence import places
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import parse_frame
 from stepscope.analysis.thresholds import FEWEST_READINGS, MAJORITY, QUEUE_FULL, QUEUE_GROWTH
 
@@ -49,14 +49,3 @@ def check(job: Job) -> list[Finding]:
                 )
             ]
     return []
-
-
-RULE = Rule(
-    id="queue-grows",
-    needs="lengths of queues of asyncio (`stepscope run`)",
-    finds="producers that are quicker than consumers",
-    threshold=f"{QUEUE_GROWTH} items from the first to the last third of the run, with more in each third",
-    wrong_if="it is level in a longer run",
-    check=check,
-    of_steps=False,
-)

@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import hottest
 from stepscope.analysis.sampled_stacks import in_backward_hook
 from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING
@@ -42,13 +42,3 @@ def check(job: Job) -> list[Finding]:
             places=(place,),
         )
     ]
-
-
-RULE = Rule(
-    id="slow-backward-hook",
-    needs="stack samples",
-    finds="hooks of tensors and modules, and custom backward functions, that take long",
-    threshold=f"{FINDING:.0%} of the samples in steps, {FEWEST_SAMPLES} or more",
-    wrong_if="backward takes as long without the hook",
-    check=check,
-)

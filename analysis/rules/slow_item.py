@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.analysis.evidence import places, steps_with_most
 from stepscope.analysis.findings import EventReference, Finding, Place
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.processors import children_run
 from stepscope.analysis.rank_summary import durations
 from stepscope.analysis.rules.input_bound import item_of
@@ -73,14 +73,3 @@ def check(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
-
-
-RULE = Rule(
-    id="slow-item",
-    needs="batches of a DataLoader's workers (signal `loader`)",
-    finds="items of a data set that take several times as long as others",
-    threshold=f"{FINDING:.0%} of the time of all steps is waiting for data; {FEWEST_SLOW_ITEMS} batches with an item of {SLOW_ITEM:g} times the usual "
-    f"and of more than {MAJORITY:.0%} of the batch, which take {MAJORITY:.0%} of that time, and without which the workers would keep up",
-    wrong_if="the training waits as long with these items left out",
-    check=check,
-)

@@ -6,11 +6,11 @@ import numpy as np
 
 from stepscope.analysis.evidence import MOST_STEPS, places
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.rank_comparison import compare_ranks
 from stepscope.analysis.rank_summary import durations, hottest
 from stepscope.analysis.sampled_stacks import only_in
-from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_DISTINCT, RANK_LAST, RANK_LONGER, RANK_WAIT
+from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_DISTINCT, RANK_LONGER
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_parts import is_uncovered, parts_of
 
@@ -99,14 +99,3 @@ def _without_collectives(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
-
-
-RULE = Rule(
-    id="slow-rank",
-    needs="two ranks or more of one job, with steps of the same numbers; their collectives say who waits",
-    finds="a rank that the others wait for, and in which phase it is slower",
-    threshold=f"the others wait {RANK_WAIT:.0%} of the step, and it is the last in {RANK_LAST:.0%} of the steps; without collectives, "
-    f"its steps take {RANK_LONGER:g} times as long",
-    wrong_if="the same rank is fast with the collectives left out, or another rank is slow when hosts are swapped",
-    check=check,
-)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.single_slow_steps import slow_steps_of
-from stepscope.analysis.thresholds import COVERED, SLOW_STEP, SLOW_STEPS_COST
 from stepscope.runtime.display.text_table import human_count
 
 
@@ -17,14 +16,3 @@ def check(job: Job) -> list[Finding]:
     action = "move what these steps do out of the loop, or do it less often"
     title = f"{human_count(len(slow.numbers), 'slow step')} cost {slow.cost:.0%} of the time: {slow.each} each."
     return [slow.finding("slow-steps", title, action)]
-
-
-RULE = Rule(
-    id="slow-steps",
-    needs="steps; stack samples say where",
-    finds="single slow steps, and what they do that others do not",
-    threshold=f"steps of {SLOW_STEP:g} times the median or longer, which cost {SLOW_STEPS_COST:.0%} of the time, with a place that other "
-    f"steps hardly are in, or a phase that covers {COVERED:.0%} of the extra time",
-    wrong_if="the steps are as slow with what they do beside training left out",
-    check=check,
-)

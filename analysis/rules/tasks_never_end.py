@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.analysis.event_loop import length_of
 from stepscope.analysis.evidence import longest
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.thresholds import AT_THE_END, FEWEST_OPEN_TASKS, MAJORITY
 
 
@@ -46,14 +46,3 @@ def check(job: Job) -> list[Finding]:
             )
         )
     return found[:1]
-
-
-RULE = Rule(
-    id="tasks-never-end",
-    needs="tasks of asyncio",
-    finds="tasks that are begun all through the run and do not end",
-    threshold=f"{FEWEST_OPEN_TASKS} tasks of one name, {MAJORITY:.0%} or more of those that were begun",
-    wrong_if="their number is level in a run that is ten times as long",
-    check=check,
-    of_steps=False,
-)

@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.evidence import places, samples_at, steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.operators import gaps_ns, hottest_of_operators
 from stepscope.analysis.rank_summary import durations
 from stepscope.analysis.thresholds import FINDING, MANY_OPERATORS, TINY_OPERATOR_NS
@@ -44,13 +44,3 @@ def check(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
-
-
-RULE = Rule(
-    id="tiny-operators",
-    needs="torch's operators; stack samples say where",
-    finds="a loop over elements that launches operators for each",
-    threshold=f"{MANY_OPERATORS:,} operators in a step, {TINY_OPERATOR_NS // 1000} us or less each on average",
-    wrong_if="the step is as long with the loop replaced by one operator",
-    check=check,
-)

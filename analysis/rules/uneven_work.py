@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from stepscope.analysis.evidence import MOST_STEPS
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.rank_comparison import compare_ranks
-from stepscope.analysis.thresholds import RANK_LAST, UNEVEN_WORK
+from stepscope.analysis.thresholds import UNEVEN_WORK
 from stepscope.runtime.display.text_table import human_time
 
 
@@ -37,13 +37,3 @@ def check(job: Job) -> list[Finding]:
             steps=tuple(compared.steps[at] for at in longest),
         )
     ]
-
-
-RULE = Rule(
-    id="uneven-work",
-    needs="two ranks or more of one job, with steps of the same numbers and their collectives",
-    finds="work that is uneven within steps, without a slow rank",
-    threshold=f"ranks wait {UNEVEN_WORK:.0%} of the step, and none is the last in {RANK_LAST:.0%} of the steps",
-    wrong_if="ranks wait as long with the same batch on all of them",
-    check=check,
-)

@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.evidence import places, samples_at
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.job import Job
 from stepscope.analysis.operators import gaps_ns, hottest_of_operators
 from stepscope.analysis.rank_summary import durations
 from stepscope.analysis.thresholds import FINDING, READ_BACKS
@@ -43,13 +43,3 @@ def check(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
-
-
-RULE = Rule(
-    id="value-read-back",
-    needs="torch's operators; stack samples say where",
-    finds="a loop over elements that reads a value for each, and `.item()` in the loop",
-    threshold=f"{READ_BACKS} values in a step, which with the gaps between operators take {FINDING:.0%} of it",
-    wrong_if="the step is as long with the values read once, after the loop",
-    check=check,
-)

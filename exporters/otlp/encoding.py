@@ -332,7 +332,7 @@ class SpanEncoder:
             for begin, name in flows:
                 if begin is not None:
                     _link(span, begin, "stepscope.flow", strings.text(name))
-            yield span, 1 + len(own) + len(flows) + chosen.marks[index]
+            yield span, 1 + len(own) + len(flows)
 
     def _assign_ids(self, buffer: WindowBuffer) -> dict[int, SentSpan]:
         chosen, window, ids = self._chosen, self._window, self._origin.ids
@@ -595,7 +595,7 @@ class Conversion:
             rows, buffer, self._filter, self._limits, lambda span: (buffer.index, span) in sent, final=final
         )
         buffer.put_back(rows, chosen.orphans)
-        buffer.loose_marks += chosen.loose_marks
+        buffer.marks += chosen.marks
         encoder = SpanEncoder(self._origin, rows, buffer, chosen)
         for reason, count in (chosen.dropped + encoder.dropped).items():
             self._outcomes.drop(buffer.index, reason, count)
@@ -627,7 +627,7 @@ class Conversion:
         place = SentSpan(ids.trace, ids.window(window))
         own = self._own_span("window", f"window {window}", start, end, place, about)
         own.parent_span_id = ids.span
-        spans: list[tuple[Part, int]] = [(own, buffer.loose_marks)]
+        spans: list[tuple[Part, int]] = [(own, buffer.marks)]
         for step, extent in sorted(buffer.unsent_steps.items()):
             root = SentSpan(ids.step_trace(window, step), ids.step(window, step))
             span = self._own_span("step", f"ProfilerStep#{step}", *steps.get(step, extent), root, {})

@@ -158,8 +158,8 @@ class WindowBuffer:
         """Steps whose own span was sent."""
         self.unsent_steps: dict[int, tuple[int, int]] = {}
         """Begin and end in ns of the spans that were sent of steps whose own span was not."""
-        self.loose_marks = 0
-        """Step marks that count with the window's span, as the span of their step is not sent."""
+        self.marks = 0
+        """Step marks so far."""
         self.first, self.last = FOREVER, 0
         """Begin and end of the events, in ns."""
 
@@ -295,12 +295,8 @@ class Selection:
         """Indices of what becomes points of metrics, in the order of time."""
         self.flows = np.flatnonzero(self._of(*FLOWS))
         """Indices of what may become links."""
-        marks = np.flatnonzero(self._of(Kind.STEP))
-        roots = self._root_of(marks)
-        self.marks: Counter[int] = Counter(roots[roots != NONE].tolist())
-        """How many step marks count with each step's span, by its index."""
-        self.loose_marks = int((roots == NONE).sum())
-        """Marks of steps whose span is not sent, such as the one at a loop's end that begins no further step."""
+        self.marks = int(self._of(Kind.STEP).sum())
+        """How many step marks there are: they count with the window's span."""
         sent = np.flatnonzero(self._sent)
         self.spans = sent[np.lexsort((events["ts"][sent], self.trace_step[sent]))]
         """Indices of what is sent as spans, trace by trace in the order of time."""
@@ -402,38 +398,33 @@ class Selection:
 def parents(events: Block, spans: Mask) -> Indices:
     """Returns the index of each event's parent among the spans, `NONE` or `UNKNOWN`.
 
-    The parts of a span that was cut have one id. The parent is the part that began last before the event, else the first
-    after it.
+    The parts of a span that was cut have one id. The parent is the part that began last before the event. As none begins later than its
+    child, and of two that begin at once the one with the smaller id is the parent, there are no circles, whatever the ids are.
     """
     found: Indices = np.full(len(events), NONE, np.int64)
     rows, children = np.flatnonzero(spans & (events["id"] != 0)), np.flatnonzero(events["parent"] != 0)
     if not len(children):
         return found
-    # Sorts spans by their id and children by their parent's id, so that the parent stands beside its children.
+    # Sorts spans by their id and children by their parent's id, so that the parent stands before its children.
     ids = np.concatenate([events["id"][rows], events["parent"][children]])
     times = np.concatenate([events["ts"][rows], events["ts"][children]])
     is_child = np.arange(len(ids)) >= len(rows)
     order = np.lexsort((is_child, times, ids))
     ids, is_span = ids[order], ~is_child[order]
-    places = np.arange(len(order))
-    before = np.maximum.accumulate(np.where(is_span, places, NONE))
-    after = np.minimum.accumulate(np.where(is_span, places, len(order))[::-1])[::-1]
-    after = np.where(after == len(order), NONE, after)
-    fits_before = (before >= 0) & (ids[before] == ids)
-    fits_after = (after >= 0) & (ids[after] == ids)
-    place = np.where(fits_before, before, np.where(fits_after, after, NONE))[~is_span]
+    before = np.maximum.accumulate(np.where(is_span, np.arange(len(order)), NONE))
+    fits = (before >= 0) & (ids[before] == ids)
+    place = np.where(fits, before, NONE)[~is_span]
     child = children[order[~is_span] - len(rows)]
     parent: Indices = np.full(len(child), UNKNOWN, np.int64)
     parent[place >= 0] = rows[order[place[place >= 0]]]
-    found[child] = np.where(parent == child, NONE, parent)
+    at = np.maximum(parent, 0)
+    at_once = (parent >= 0) & spans[child] & (events["ts"][at] == events["ts"][child])
+    found[child] = np.where(at_once & (events["id"][at] >= events["id"][child]), NONE, parent)
     return found
 
 
 def nearest(parent: Indices, sent: Mask, asking: Mask) -> Indices:
-    """Returns the index of the nearest ancestor that is sent, for the events in `asking`, else `NONE` or `UNKNOWN`.
-
-    The result has no circles, whatever the parents are: an event that would be its own ancestor gets `NONE`.
-    """
+    """Returns the index of the nearest ancestor that is sent, for the events in `asking`, else `NONE` or `UNKNOWN`."""
     ancestor = parent.copy()
     ancestor[~asking] = NONE
     open_ = np.flatnonzero(ancestor >= 0)
@@ -444,18 +435,4 @@ def nearest(parent: Indices, sent: Mask, asking: Mask) -> Indices:
         ancestor[open_] = parent[ancestor[open_]]
         open_ = open_[ancestor[open_] >= 0]
     ancestor[open_] = NONE
-    ancestor[_in_circles(np.where(sent, ancestor, NONE))] = NONE
     return ancestor
-
-
-def _in_circles(parent: Indices) -> Mask:
-    """Those from which the way up never ends. Each round doubles the generations that `far` is away."""
-    far = parent
-    for _ in range(len(parent).bit_length()):
-        on = far >= 0
-        if not on.any():
-            break
-        further: Any = far.copy()
-        further[on] = far[far[on]]
-        far = further
-    return far >= 0

@@ -1,10 +1,10 @@
-"""Values of options: sizes, seconds, names."""
+"""Values of options: sizes, seconds, names; and settings that are called by the names of their options."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stepscope.runtime.settings.validation import did_you_mean
 
@@ -65,3 +65,20 @@ def one_of(kind: str, names: Sequence[str]) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def option_text(error: ValueError, kinds: str, options: Mapping[str, str] | None = None, prefix: str = "") -> str:
+    """The text of an error of settings, with the names of options in place of those of fields.
+
+    Args:
+        error: that the settings raised.
+        kinds: names of their types, separated by `|`.
+        options: by the name of a field, an option that is called otherwise.
+        prefix: of the options.
+    """
+    named = options or {}
+
+    def option(field: re.Match[str]) -> str:
+        return named.get(field[1]) or f"--{prefix}{field[1].replace('_', '-')}"
+
+    return re.sub(rf"\b(?:{kinds})\.(\w+)", option, str(error))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stepscope.cli.common.messages import add_json, print_json
-from stepscope.cli.common.values import seconds
+from stepscope.cli.common.values import option_text, seconds
 from stepscope.cli.network import client_tls
 from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
 from stepscope.runtime.display.text_table import human_count
@@ -44,24 +44,23 @@ exit codes: 0 every process does as asked, 1 some or all do not, 2 wrong usage
 """
 
 
-_WHERE = ("pid", "url")
-_GOES_WITH = (
-    (("start", "stop", "warmup", "granularity", "clip", "queue", "stage", "detail"), ("arm",), _WHERE, "a window"),
-    (("steps", "seconds"), ("arm", "extend"), _WHERE, "a window or --extend"),
-    (("run_id",), ("arm", "abort"), _WHERE, "a window or --abort"),
-    (("ranks",), ("arm",), ("pid",), "a window, or with --url"),
-    (("extend", "abort", "status"), ("extend", "abort", "status"), _WHERE, "--pid or --url"),
-    (
-        ("token_file", "ca", "certificate", "key", "insecure", "name", "job"),
-        ("arm", "extend", "abort", "status"),
-        ("url",),
-        "--url",
-    ),
+_OF_WINDOW = (
+    "start",
+    "stop",
+    "warmup",
+    "granularity",
+    "clip",
+    "queue",
+    "stage",
+    "detail",
+    "steps",
+    "seconds",
+    "run_id",
 )
-"""Options, the commands and the addressees that they mean something to, and that in words."""
-
-_FIELD = re.compile(r"WindowRequest\.(\w+)")
-_NAMES = {"start_step": "start", "stop_step": "stop"}
+_MEANT: Mapping[str, tuple[str, ...]] = {"arm": _OF_WINDOW, "extend": ("steps", "seconds"), "abort": ("run_id",)}
+"""Options of a window that mean something, by command."""
+_OF_COLLECTOR = ("token_file", "ca", "certificate", "key", "insecure", "name", "job")
+_NAMES = {"start_step": "--start", "stop_step": "--stop"}
 """Of fields whose option is called otherwise."""
 
 
@@ -124,37 +123,36 @@ def arm(given: argparse.Namespace) -> int:
     try:
         ranks = ranks_from(given.ranks)
         command, request = _command(given), None
-        _refuse_ignored(parser, given, command)
+        _refuse_ignored(given, command)
         if command == "arm":
             if given.steps is given.stop is given.seconds is None:
                 raise ValueError("say how long the window is to be: --steps N, --stop N or --seconds S")
-            request = WindowRequest(
-                start_step=given.start,
-                steps=given.steps,
-                stop_step=given.stop,
-                seconds=given.seconds,
-                ranks=ranks,
-                run_id=given.run_id,
-                warmup=given.warmup,
-                granularity=given.granularity,
-                past="clip" if given.clip else "refuse",
-                overlap="queue" if given.queue else "refuse",
-                stage=given.stage,
-                detail=detail_from(given.detail),
-            )
+            request = WindowRequest(**_window(given), ranks=ranks, detail=detail_from(given.detail))
         elif command == "list":
             return _list(given)
         elif command == "extend" and (given.steps is None) == (given.seconds is None):
             raise ValueError("--extend takes --steps or --seconds: how much longer the window is to be")
     except ValueError as error:
-        parser.error(_FIELD.sub(_option, str(error)))
+        parser.error(option_text(error, "WindowRequest", _NAMES))
     if given.pid is not None:
         return _ask_process(given, command, request)
     return _ask_collector(given, command)
 
 
-def _option(field: re.Match[str]) -> str:
-    return f"--{_NAMES.get(field[1], field[1].replace('_', '-'))}"
+def _window(given: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a window that a process and a collector call alike."""
+    return {
+        "start_step": given.start,
+        "steps": given.steps,
+        "stop_step": given.stop,
+        "seconds": given.seconds,
+        "run_id": given.run_id,
+        "warmup": given.warmup,
+        "granularity": given.granularity,
+        "past": "clip" if given.clip else "refuse",
+        "overlap": "queue" if given.queue else "refuse",
+        "stage": given.stage,
+    }
 
 
 def _command(given: argparse.Namespace) -> Any:
@@ -167,20 +165,20 @@ def _start(text: str) -> Any:
     raise argparse.ArgumentTypeError(f"{text!r} is no step: write next, or a number from 0")
 
 
-def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace, command: str) -> None:
-    """Refuses options that would mean nothing as wrong usage.
+def _refuse_ignored(given: argparse.Namespace, command: str) -> None:
+    """Refuses options that would mean nothing.
 
     Raises:
-        ValueError: naming it, and what it goes with.
+        ValueError: naming one.
     """
-    for names, commands, of, goes in _GOES_WITH:
-        for name in names:
-            if getattr(given, name) == parser.get_default(name):
-                continue
-            if name == "ranks" and given.url is not None:
-                continue
-            if command not in commands or all(getattr(given, each) is None for each in of):
-                raise ValueError(f"--{name.replace('_', '-')} goes with {goes}")
+    ignored = [name for name in _OF_WINDOW if name not in _MEANT.get(command, ())]
+    if given.url is None:
+        ignored += _OF_COLLECTOR if command == "arm" else (*_OF_COLLECTOR, "ranks")
+    if command == "list":
+        ignored += ("extend", "abort", "status")
+    for name in ignored:
+        if getattr(given, name) != given.parser.get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} means nothing here: see --help")
 
 
 def _list(given: argparse.Namespace) -> int:
@@ -232,18 +230,9 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
         "name": given.name,
         "job": given.job,
         "patience": min(given.timeout, 60.0),
-        "steps": given.steps,
-        "stop_step": given.stop,
-        "seconds": given.seconds,
         "ranks": given.ranks,
-        "run_id": given.run_id,
-        "start_step": given.start,
-        "warmup": given.warmup,
-        "granularity": given.granularity,
-        "past": "clip" if given.clip else "refuse",
-        "overlap": "queue" if given.queue else "refuse",
-        "stage": given.stage,
         "detail": given.detail,
+        **_window(given),
     }
     result = send_order(given, order)
     if given.json:

@@ -7,22 +7,17 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import socket
-from collections.abc import Mapping
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from stepscope.cli.common.messages import message
-from stepscope.cli.common.values import size
-from stepscope.cli.network import descriptors, nats_options
+from stepscope.cli.common.values import option_text, size
+from stepscope.cli.network import nats_options
 from stepscope.runtime.errors import StepscopeError
-from stepscope.runtime.settings.validation import find_invalid_value
-
-if TYPE_CHECKING:
-    from stepscope.runtime.settings.checked import Checked
 
 DESCRIPTION = """\
 Receives what the ranks of a job send (each rank is one process), stores a journal for each, and shows all of them in the
@@ -74,7 +69,7 @@ def add(commands: Any) -> None:
         "-o",
         "--out",
         "--dir",
-        dest="dir",
+        dest="directory",
         type=Path,
         required=True,
         metavar="DIR",
@@ -149,6 +144,7 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--disk",
+        dest="disk_bytes",
         metavar="SIZE",
         type=size,
         default=0,
@@ -167,6 +163,7 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--upload-every",
+        dest="upload_seconds",
         metavar="SECONDS",
         type=float,
         default=30.0,
@@ -184,43 +181,20 @@ def collect(given: argparse.Namespace) -> int:
         from stepscope.collector.settings import CollectorSettings
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    values: dict[str, Any] = dict(
-        directory=given.dir,
-        host=given.host,
-        port=given.port,
-        token="" if any(_token_files(given).values()) else _token_of_environment(),
-        **_token_files(given),
-        certificate=given.certificate,
-        key=given.key,
-        client_ca=given.client_ca,
-        allowed_hosts=tuple(given.allowed_hosts),
-        insecure=given.insecure,
-        nats=tuple(given.nats),
-        nats_team=given.nats_team,
-        nats_access=nats_options.access(given),
-        nats_limits=nats_options.limits(given),
-        disk_bytes=given.disk,
-        keep_newest=given.keep_newest,
-        keep_slowest=given.keep_slowest,
-        fsync=given.fsync,
-        max_streams=given.max_streams,
-        max_readers=given.max_readers,
-        max_kept_streams=given.max_kept_streams,
-        max_message=given.max_message,
-        max_intake=given.max_intake,
-        max_bytes=given.max_bytes,
-        max_stream_bytes=given.max_stream_bytes,
-        upload=given.upload,
-        upload_seconds=given.upload_every,
-    )
+    values: dict[str, Any] = {
+        name: getattr(given, name) for name in CollectorSettings.__struct_fields__ if hasattr(given, name)
+    }
+    has_file = any(values[name] for name in values if name.endswith("token_file"))
+    values |= {name: tuple(values[name]) for name in ("nats", "allowed_hosts")}
+    values |= {"nats_access": nats_options.access(given), "nats_limits": nats_options.limits(given)}
+    values |= {"token": "" if has_file else _token_of_environment()}
     parser: argparse.ArgumentParser = given.parser
-    _check(parser, CollectorSettings, values)
     try:
         settings = CollectorSettings(**values)
     except ValueError as error:
-        parser.error(str(error))
+        parser.error(option_text(error, "CollectorSettings", _OPTIONS))
     try:
-        allowed = settings.within(descriptors.allow_all())
+        allowed = settings.within(_allow_open_files())
         if allowed != settings:
             message(
                 f"stepscope: for the open files that this process may have there can be {allowed.max_streams} streams and "
@@ -245,11 +219,6 @@ def collect(given: argparse.Namespace) -> int:
     return 0
 
 
-def _token_files(given: argparse.Namespace) -> dict[str, Path | None]:
-    names = ("token_file", "ingest_token_file", "read_token_file", "control_token_file")
-    return {name: getattr(given, name) for name in names}
-
-
 def _token_of_environment() -> str:
     """The token, or nothing. A variable without one in it is refused: the collector would be open without anybody knowing."""
     from stepscope.exporters.stream.address import TOKEN_VARIABLE
@@ -260,15 +229,12 @@ def _token_of_environment() -> str:
     return (token or "").strip()
 
 
-def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping[str, object]) -> None:
-    """Ends with wrong usage, naming the option, if a value is none that the settings take."""
-    for field in msgspec.structs.fields(kind):
-        if field.name not in values:
-            continue
-        option = _OPTIONS.get(field.name) or f"--{field.name.replace('_', '-')}"
-        invalid = find_invalid_value(values[field.name], field.type, option)
-        if invalid is not None:
-            parser.error(invalid.text)
+def _allow_open_files() -> int:
+    """Lets this process have as many open files as the system lets it, where shells often allow 1,024; how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _exporter(url: str, token: Path | None) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
-from typing import NoReturn
 
-from stepscope.cli.common.values import size
+from stepscope.cli.common.values import option_text, size
 from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM
 
@@ -58,31 +56,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def access(given: argparse.Namespace) -> NatsAccess:
     """The credentials and trusted authorities; ends with wrong usage if options contradict each other."""
+    parser: argparse.ArgumentParser = given.parser
     try:
-        return NatsAccess(
-            credentials=given.nats_credentials,
-            token_file=given.nats_token_file,
-            user=given.nats_user,
-            password_file=given.nats_password_file,
-            ca=given.nats_ca,
-            certificate=given.nats_certificate,
-            key=given.nats_key,
-            insecure=given.nats_insecure,
-        )
+        return NatsAccess(**{name: getattr(given, f"nats_{name}") for name in NatsAccess.__struct_fields__})
     except ValueError as error:
-        _refuse(given.parser, error)
+        parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))
 
 
 def limits(given: argparse.Namespace) -> NatsLimits:
     """The limits of JetStream; ends with wrong usage if one is not valid."""
+    parser: argparse.ArgumentParser = given.parser
     try:
-        return NatsLimits(max_bytes=given.nats_max_bytes, max_age=given.nats_max_age, discard=given.nats_discard)
+        return NatsLimits(**{name: getattr(given, f"nats_{name}") for name in NatsLimits.__struct_fields__})
     except ValueError as error:
-        _refuse(given.parser, error)
-
-
-def _refuse(parser: argparse.ArgumentParser, error: ValueError) -> NoReturn:
-    """Ends with wrong usage; the error's settings by the names of the options."""
-    parser.error(
-        re.sub(r"Nats(?:Access|Limits)\.(\w+)", lambda found: f"--nats-{found[1].replace('_', '-')}", str(error))
-    )
+        parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))

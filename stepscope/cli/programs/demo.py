@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.util
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.backends.torch.backend import Mode, TorchBackend
+from stepscope.backends.torch.backend import TorchBackend
 from stepscope.build import trace
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import add_json, message, print_json
@@ -35,18 +34,14 @@ slow: its data loading is, on purpose. It takes some seconds.
 EPILOG = """\
 examples:
   stepscope demo
-  stepscope demo --mode both --report --out runs/look
-  stepscope demo --json | jq '.answers[].verdict'
+  stepscope demo --out runs/look
+  stepscope demo --json | jq .answer.verdict
 
-DIR then has tensorboard/, with a run for each mode, and a directory with journal and trace.json for each mode.
+DIR then has journal, trace.json and tensorboard/.
 
 exit codes: 0 trained, 1 failed, or the network recognised fewer than nine tenths of the digits, 2 wrong usage
 """
 
-MODES: dict[str, tuple[Mode, str]] = {
-    "stream": ("stream", "operators arrive live, and a window's end does not stop training"),
-    "kineto": ("kineto", "torch's own profiler, with shapes and memory"),
-}
 SCHEDULE = schedule(skip_first=5, wait=2, warmup=1, active=40, repeat=2)
 EXPECTED = 0.9
 """Accuracy below which something is wrong."""
@@ -67,15 +62,8 @@ def add(commands: Any) -> None:
         type=Path,
         help="a new or empty directory (default: a new one in stepscope_runs/demo)",
     )
-    parser.add_argument("--epochs", metavar="N", type=int, default=4, help="epochs in each mode (default: 4)")
-    parser.add_argument(
-        "--mode",
-        choices=("both", *MODES),
-        default="stream",
-        help="how operators are recorded: both means in turn (default: stream)",
-    )
-    parser.add_argument("--report", action="store_true", help="print also the table of spans and the trust report")
-    add_json(parser, "the accuracy, and the answer on each mode,")
+    parser.add_argument("--epochs", metavar="N", type=int, default=4, help="epochs (default: 4)")
+    add_json(parser, "the accuracy, and the answer,")
     parser.set_defaults(function=demo, command="demo", parser=parser)
 
 
@@ -92,24 +80,19 @@ def demo(arguments: argparse.Namespace) -> int:
     if missing:
         raise StepscopeError(f"{' and '.join(missing)} cannot be imported; install them: pip install 'stepscope[demo]'")
     directory = _directory(arguments.out)
-    # Kineto reports each start and stop of itself on standard error otherwise.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     say = message if arguments.json else _say
     training: Training = _program("digits").Training()
     epochs: int = arguments.epochs
     say(f"A convolutional network learns {len(training.loader.dataset):,} handwritten digits.")  # type: ignore[arg-type]
-    modes = list(MODES) if arguments.mode == "both" else [arguments.mode]
-    profilers = [_train(training, mode, epochs, directory, say, report=arguments.report) for mode in modes]
+    profiler = _train(training, epochs, directory, say)
     accuracy = training.accuracy()
     say(f"\nThe network recognises {accuracy:.1%} of {len(training.tested)} digits that it has not seen.\n")
-    _tell_files(directory, profilers[0], say)
+    _tell_files(profiler, say)
     if arguments.json:
-        answers = [Ending(path=str(profiler.output.path)).answer()[0] for profiler in profilers]
-        print_json({"accuracy": accuracy, "answers": answers})
+        print_json({"accuracy": accuracy, "answer": Ending(path=str(profiler.output.path)).answer()[0]})
     else:
-        _tell_answer(profilers[0])
-    for profiler in profilers:
-        profiler.raise_errors()
+        _tell_answer(profiler)
+    profiler.raise_errors()
     return 0 if accuracy > EXPECTED else 1
 
 
@@ -147,23 +130,16 @@ def _directory(chosen: Path | None) -> Path:
     return directory
 
 
-def _train(
-    training: Training, name: str, epochs: int, directory: Path, say: Callable[[str], None], *, report: bool
-) -> Profiler:
+def _train(training: Training, epochs: int, directory: Path, say: Callable[[str], None]) -> Profiler:
     """Trains some epochs under a profiler."""
-    mode, what = MODES[name]
-    details = mode == "kineto"
     total = epochs * training.steps
-    say(f"\n{name} mode: {what}\n{SCHEDULE.plan(total)}")
+    say(f"\n{SCHEDULE.plan(total)}")
     profiler = trace(
         schedule=SCHEDULE,
-        backends=[TorchBackend(mode, record_shapes=details, profile_memory=details)],
-        exporters=[
-            tensorboard_trace_handler(directory / "tensorboard" / name),
-            ChromeTraceExporter(directory / name / "trace.json"),
-        ],
-        name=f"demo, {name}",
-        output_dir=directory / name,
+        backends=[TorchBackend("stream")],
+        exporters=[tensorboard_trace_handler(directory / "tensorboard"), ChromeTraceExporter(directory / "trace.json")],
+        name="demo",
+        output_dir=directory,
         metadata={"network": str(training.network), "epochs": epochs},
         options=Options(signals=SIGNALS),
     )
@@ -173,16 +149,14 @@ def _train(
             loss = iteration.loss
             progress.show(f"epoch {iteration.epoch + 1}/{epochs}, step {done}/{total}, loss {loss:.3f}")
     message(f"{epochs} epochs, {total} steps, loss {loss:.3f}, accuracy {training.accuracy():.1%}")
-    if report:
-        say(f"\n{profiler.summary(top=12)}\n{profiler.report()}")
     return profiler
 
 
-def _tell_files(directory: Path, profiler: Profiler, say: Callable[[str], None]) -> None:
+def _tell_files(profiler: Profiler, say: Callable[[str], None]) -> None:
     """Says what opens the result."""
     run = profiler.output.path
-    say(f"The result is in {opening.shown(directory)}. To see it:")
-    say(f"  TensorBoard  {opening.tensorboard(directory / 'tensorboard')}")
+    say(f"The result is in {opening.shown(run)}. To see it:")
+    say(f"  TensorBoard  {opening.tensorboard(run / 'tensorboard')}")
     say(f"  Perfetto     {opening.perfetto(run / 'trace.json')}")
     say(f"  other forms  {opening.convert(run, 'trace.json.gz')}")
 

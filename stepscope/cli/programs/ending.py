@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from stepscope.cli.common import opening
-from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import notes_in
-from stepscope.runtime.session.system import is_running
 
 if TYPE_CHECKING:
     from stepscope.analysis.findings import Answer
@@ -36,9 +34,7 @@ RANKS_WAIT_S = 5.0
 """How long rank 0 waits for the other ranks' journals to end."""
 SIGNAL_WAIT_S = 8.0
 """How long a program that a signal ends waits for the answer. Who sent the signal kills it after 10 seconds or more."""
-_POLL_S = 0.05
-_SAME_JOB_NS = 600_000_000_000
-"""Runs of one job begin within this time of one another; older ones are of an earlier job that wrote to the same place."""
+_POLL_S = 0.1
 FAILED = "The program failed before its first step."
 _WIDTH = 120
 """Columns where there is no terminal."""
@@ -134,7 +130,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     def _shown(self, answer: Answer, notes: Sequence[tuple[str, str]]) -> str:
         from rich.console import Console
 
-        from stepscope.cli.programs.short_answer import show_short
+        from stepscope.analysis.terminal import show_short
 
         text = StringIO()
         console = Console(file=text, force_terminal=self.colour, highlight=False, width=self.width)
@@ -145,19 +141,18 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         """Waits a short time for the other ranks on this machine. Returns a note on those that have not ended or are not there."""
         if not self.ranks:
             return []
+        from stepscope.analysis.run_choice import launches_in
+
         place, until = Path(self.path), time.monotonic() + RANKS_WAIT_S
-        states: dict[int, str] = {}
         while True:
-            began = _began_ns(place / "rank0")
-            for rank in range(self.ranks):
-                if states.get(rank) != "ended":
-                    states[rank] = state_of(place, rank, began)
-            local = [states[rank] for rank in range(self.local_ranks)]
-            if all(state == "ended" for state in local) or time.monotonic() > until:
+            # What an earlier job left in the same place is of another launch.
+            there = {rank for launch in launches_in(place)[-1:] for rank in launch.ranks}
+            running = [rank for rank in there if any(note.running for _, note in notes_in(place / f"rank{rank}", []))]
+            waiting = [rank for rank in range(self.local_ranks) if rank not in there or rank in running]
+            if not waiting or time.monotonic() > until:
                 break
             time.sleep(_POLL_S)
-        absent = [rank for rank, state in states.items() if state == ""]
-        running = [rank for rank, state in states.items() if state == "runs"]
+        absent = [rank for rank in range(self.ranks) if rank not in there]
         said: list[str] = []
         if absent:
             said.append(
@@ -166,33 +161,6 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         if running:
             said.append(f"{_ranks(running)}: not ended {RANKS_WAIT_S:.0f} s after this one, judged as far as recorded")
         return [("Missing", "; ".join(said))] if said else []
-
-
-def state_of(place: Path, rank: int, began_ns: int) -> str:
-    """Whether a rank of the job that writes to this directory `ended` or `runs`; empty if nothing of it is there.
-
-    Args:
-        place: the directory of all ranks.
-        rank: its number.
-        began_ns: when another rank of the job began, in Unix time: what began at another time is of another job.
-    """
-    run = place / f"rank{rank}"
-    try:
-        notes = notes_in(run, [])
-    except OSError:  # there is none, or it goes away while we look
-        return ""
-    if any(is_running(note.pid, note.start_time) for _, note in notes):
-        return "runs"
-    return "ended" if abs(_began_ns(run) - began_ns) < _SAME_JOB_NS else ""
-
-
-def _began_ns(run: Path) -> int:
-    """When the newest run of a directory began, in Unix time; 0 if there is none."""
-    try:
-        record = Journals.of(run).found[0][1]
-    except (OSError, IndexError):
-        return 0
-    return 0 if record is None else record.created_ns
 
 
 def _ranks(numbers: Sequence[int]) -> str:

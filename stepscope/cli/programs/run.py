@@ -10,7 +10,7 @@ from typing import Any
 from stepscope.cli.common.messages import message
 from stepscope.cli.programs import run_options, script
 from stepscope.cli.programs.child_processes import command_for_ranks
-from stepscope.cli.programs.traced_program import TracedProgram, own_options
+from stepscope.cli.programs.traced_program import TracedProgram
 from stepscope.compat.mindspore.environment import EnvProfiler
 from stepscope.runtime.lifecycle.shutdown_hooks import after_signal
 
@@ -75,14 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
     program, *rest = words[1:] if words[0] == "--" and len(words) > 1 else words
     parser: argparse.ArgumentParser = arguments.parser
     if why := script.why_missing(program, module=arguments.module):
-        ranks = command_for_ranks(own_options(arguments), program, rest)
+        ranks = command_for_ranks(program)
         parser.error(f"{why}; to trace what a launcher starts: {ranks}" if ranks else why)
     if arguments.out is not None and arguments.out.is_file():
         parser.error(f"--out {arguments.out} is a file; name a directory")
     traced = TracedProgram.of(arguments, program, rest)
-    if traced.ranks:
+    if ranks := command_for_ranks(program):
         message(
-            f"stepscope run: {program} starts other processes, which this trace will not have; to trace each:\n  {traced.ranks}"
+            f"stepscope run: {program} starts other processes, which this trace will not have; to trace each: {ranks}"
         )
     owner, output = os.getpid(), sys.stdout
     if not arguments.quiet:

@@ -55,19 +55,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     ):
         which.add_argument(f"--{name}", metavar="N", type=int, help=what)
     which.add_argument("--skip-first-wait", action="store_true", help="leave out the wait of the first cycle")
-    which.add_argument(
+    way = which.add_mutually_exclusive_group()
+    way.add_argument(
         "--keep-last",
         metavar="N",
         type=int,
         help="record all steps, and save the last N when a step is slow or hangs, a counter is not finite, memory runs "
         "short, or the program fails",
     )
-    which.add_argument(
+    way.add_argument(
         "--control",
         action="store_true",
         help="let `stepscope arm` ask for windows; without --active nothing else is recorded",
     )
-    which.add_argument(
+    way.add_argument(
         "--duration",
         metavar="SECONDS",
         type=seconds,
@@ -122,10 +123,6 @@ def schedule_of(arguments: argparse.Namespace) -> Schedule | None:
     parser: argparse.ArgumentParser = arguments.parser
     if arguments.keep_last is not None and arguments.keep_last < 1:
         parser.error(f"--keep-last must be 1 or more, got {arguments.keep_last}")
-    if arguments.keep_last is not None and arguments.control:
-        parser.error("--keep-last saves when something happens: --control has nothing to ask for")
-    if arguments.duration is not None and (arguments.keep_last is not None or arguments.control):
-        parser.error("--duration ends what is recorded all the time: it goes with neither --keep-last nor --control")
     given = {name: getattr(arguments, name) for name in _STEPS if getattr(arguments, name) is not None}
     if not given and not arguments.skip_first_wait:
         return None

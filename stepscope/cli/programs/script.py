@@ -106,7 +106,8 @@ def _run_path(program: str) -> None:
     if pkgutil.get_importer(program) is not None:
         runpy.run_path(program, run_name="__main__")
         return
-    path = _absolute(program)
+    # As the interpreter makes it absolute: `.`, `..` and links stay. Source: `_Py_abspath` in CPython.
+    path = program if os.path.isabs(program) else os.path.join(os.getcwd(), program)
     with io.open_code(path) as file:
         source = file.read()
     if source.startswith(importlib.util.MAGIC_NUMBER):
@@ -120,13 +121,6 @@ def _run_path(program: str) -> None:
             names[name] = value
     sys.modules["__main__"] = main
     exec(compile(source, path, "exec", dont_inherit=True), names)
-
-
-def _absolute(program: str) -> str:
-    """The path as the interpreter makes it absolute: `.`, `..` and links stay. Source: `_Py_abspath` in CPython."""
-    if os.path.isabs(program):
-        return program
-    return os.path.join(os.getcwd(), program)
 
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:

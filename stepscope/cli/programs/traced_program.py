@@ -23,7 +23,7 @@ from stepscope.build import trace
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import discard_unwritten, message, print_json
 from stepscope.cli.common.progress import Progress
-from stepscope.cli.programs.child_processes import ChildProcesses, command_for_ranks
+from stepscope.cli.programs.child_processes import ChildProcesses
 from stepscope.cli.programs.ending import Ending
 from stepscope.cli.programs.ending import width as ending_width
 from stepscope.cli.programs.optimizer_steps import OptimizerSteps
@@ -75,21 +75,6 @@ def call_on_main_thread(function: Callable[[], None]) -> None:
     ctypes.pythonapi.Py_AddPendingCall(call, None)
 
 
-class UntilNextStep:
-    """A schedule that ends the open window with the next step, and records no other.
-
-    Args:
-        profiler: whose schedule it becomes.
-    """
-
-    def __init__(self, profiler: Profiler) -> None:
-        self._profiler = profiler
-
-    def __call__(self, step: int) -> ProfilerAction:
-        is_open = self._profiler.current_action is ProfilerAction.RECORD
-        return ProfilerAction.RECORD_AND_SAVE if is_open else ProfilerAction.NONE
-
-
 class TracedProgram(msgspec.Struct, frozen=True):
     """The profiler of `stepscope run`, and what belongs to it."""
 
@@ -99,8 +84,6 @@ class TracedProgram(msgspec.Struct, frozen=True):
     files: dict[str, Path]
     """The files that are written, by exporter."""
     children: ChildProcesses
-    ranks: str
-    """The command that traces the ranks, if the program is a launcher."""
     over: Event
     """Set when the program has ended."""
 
@@ -134,12 +117,11 @@ class TracedProgram(msgspec.Struct, frozen=True):
             control=control_of(arguments),
         )
         torch_loader.LOADER.workers_join = True
-        children = ChildProcesses(options)
+        children = ChildProcesses()
         watch = TorchImport(steps.attach)
         if by_optimizer:
             watch.watch()
-        ranks = command_for_ranks(options, program, rest)
-        return cls(profiler, steps, watch, files, children, ranks, Event())
+        return cls(profiler, steps, watch, files, children, Event())
 
     def start(self, arguments: argparse.Namespace) -> None:
         """Begins to record."""
@@ -150,12 +132,17 @@ class TracedProgram(msgspec.Struct, frozen=True):
             wait = Thread(target=self._end_after, args=(arguments.duration,), name="stepscope duration", daemon=True)
             start(wait)
 
+    def _until_next_step(self, step: int) -> ProfilerAction:
+        """A schedule that ends the open window with the next step, and records no other."""
+        is_open = self.profiler.current_action is ProfilerAction.RECORD
+        return ProfilerAction.RECORD_AND_SAVE if is_open else ProfilerAction.NONE
+
     def _end_after(self, seconds: float) -> None:
         if self.over.wait(seconds):
             return
         steps = self.profiler.statistics().steps
         if steps:
-            self.profiler.replace_schedule(UntilNextStep(self.profiler))
+            self.profiler.replace_schedule(self._until_next_step)
         else:  # no step may ever come
             self.watch.forget()
             self.steps.detach()
@@ -211,11 +198,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
             discard_unwritten(output)
 
     def tell_traces(self) -> None:
-        """Prints where the traces are, whether a launcher was traced instead of what it started, and no more."""
+        """Prints where the traces are, and no more."""
         if self.speaks:
-            _print_lines(
-                [("See it", how) for how in self._opening()] + (self._untraced() if self.children.ranks else [])
-            )
+            _print_lines([("See it", how) for how in self._opening()])
 
     def _ending(self, notes: tuple[tuple[str, str], ...] = (), failed: str = "") -> Ending:
         """The last lines, with the paths of the files."""
@@ -262,10 +247,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         count = self.children.count - joined
         if statistics.steps or count <= 0:
             return []
-        ranks = self.ranks or self.children.ranks
-        how = f"to trace each: {ranks}" if ranks else _HOW_TO_TRACE_CHILDREN
         ran = f"{human_count(count, 'process', 'es')} that the program started ran, and this trace does not have them"
-        return [("Children", f"{ran}; {how}")]
+        return [("Children", f"{ran}; {_HOW_TO_TRACE_CHILDREN}")]
 
     def tell_of_signal(self, name: str) -> None:
         """Says that a signal ends the program, where the files are, and what is slow; `end` has been called by nobody."""

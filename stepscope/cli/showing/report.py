@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.made_directory import made_directory
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.showing.explain import add_peak
 
@@ -66,8 +65,7 @@ def report(arguments: argparse.Namespace) -> int:
         arguments.parser.error(f"{opening.shown(target)} is there already, and is no page: give -o another name")
     with Progress(f"reading {opening.shown(arguments.path)}"):
         page = report_html(arguments.path, arguments.window, peak_flops=arguments.peak_flops)
-    with made_directory(target.absolute().parent):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page, encoding="utf-8")
     print(f"{opening.shown(target)} written ({len(page.encode()) >> 10:,} KiB): open it in a browser")
     return 0

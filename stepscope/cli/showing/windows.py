@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
-import sys
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from stepscope.cli.common.messages import add_json, print_json
-from stepscope.runtime.display.text_table import Column, columns, printable, text_table
+from stepscope.runtime.display.text_table import Column, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END
 from stepscope.runtime.session.note import notes_in
@@ -42,9 +40,6 @@ exit codes: 0 listed, 1 failed, 2 wrong usage
 HEAD = ("window", "begins", "lasts", "steps", "events", "dropped", "state")
 LEFT = ("process", "begins", "state")
 """Columns that are aligned left."""
-
-_TIME_OF_DAY = slice(11, 19)
-"""Of a local time, without milliseconds."""
 
 State = Literal["", "incomplete", "still open", "no end"]
 
@@ -100,7 +95,7 @@ def windows(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(lines)
         return 0
-    print(_text(lines, several=len(recording.ranks) > 1))
+    print(_table(lines, several=len(recording.ranks) > 1))
     starts_up = any(begins_with_startup(rank.metadata) for rank in recording.ranks)
     if starts_up and any(line.first_step == 0 for line in lines):
         print("Step 0 is startup: it ends with the optimizer's first step, and is not judged or counted as a step.")
@@ -160,18 +155,9 @@ def _line(rank: Rank, window: Window, counted: int) -> Line:
     )
 
 
-def _text(lines: list[Line], *, several: bool) -> str:
-    """The list as a table; on a terminal that is too narrow for it, the windows begin at a time of day."""
+def _table(lines: list[Line], *, several: bool) -> str:
     if not lines:
         return "There is no window."
-    text = _table(lines, several=several)
-    if sys.stdout.isatty() and max(map(columns, text.splitlines())) > shutil.get_terminal_size().columns:
-        short = [msgspec.structs.replace(line, begins=line.begins[_TIME_OF_DAY]) for line in lines]
-        return _table(short, several=several)
-    return text
-
-
-def _table(lines: list[Line], *, several: bool) -> str:
     rows: list[tuple[str, ...]] = []
     for line in lines:
         process = (printable(line.process),) if several else ()

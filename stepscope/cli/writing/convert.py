@@ -11,7 +11,6 @@ import anyio
 import msgspec
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.made_directory import made_directory
 from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.writing import formats
@@ -19,10 +18,8 @@ from stepscope.cli.writing.traces import is_trace
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
-from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.formats import writing
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.flight.saved import window_name
 from stepscope.runtime.journal import segments
@@ -131,8 +128,8 @@ def write(journal: Path, target: Path, format: str | None = None, window: int | 
         FormatError: if it is not a journal, or has no such window (`NoWindowError`).
     """
     directory = absolute(target).parent
-    with made_directory(directory), writing(target, format) as exporter, Progress("converting") as progress:
-        replayed = anyio.run(_replay, journal, _Counting(exporter, progress), directory, window)
+    with Progress("converting"), writing(target, format) as exporter:
+        replayed = anyio.run(_replay, journal, exporter, directory, window)
     written: Path = getattr(exporter, "path", target)
     message(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
     if not replayed.events:
@@ -140,7 +137,7 @@ def write(journal: Path, target: Path, format: str | None = None, window: int | 
     return replayed, written
 
 
-async def _replay(source: Path, exporter: _Counting, directory: Path, window: int | None) -> Replayed:
+async def _replay(source: Path, exporter: Exporter, directory: Path, window: int | None) -> Replayed:
     with JournalReader(source) as reader:
         replayed = await replay_into(reader, exporter, run_of(reader, directory), window)
     if window is not None and not replayed.windows:
@@ -196,26 +193,3 @@ def _damage(replayed: Replayed) -> str:
         for name, count in found.items()
         if count
     )
-
-
-class _Counting:
-    """An exporter that says how much went through it to another."""
-
-    def __init__(self, exporter: Exporter, progress: Progress) -> None:
-        self.name = exporter.name
-        self._exporter, self._progress = exporter, progress
-        self._events = 0
-
-    async def open(self, run: Run) -> None:
-        await self._exporter.open(run)
-
-    async def export(self, batch: EventBatch) -> None:
-        await self._exporter.export(batch)
-        self._events += len(batch)
-        self._progress.show(f"converting: {human_count(self._events, 'event')}")
-
-    async def close_window(self, window: Window) -> None:
-        await self._exporter.close_window(window)
-
-    async def aclose(self) -> None:
-        await self._exporter.aclose()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from stepscope.cli.common.made_directory import made_directory
 from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.writing import formats
@@ -22,7 +21,6 @@ from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import INCOMPLETE, StepscopeError
 from stepscope.runtime.export.formats import staged
 from stepscope.runtime.files.encoding import json_bytes
-from stepscope.runtime.files.paths import absolute
 
 if TYPE_CHECKING:
     from stepscope.collector.merge.plan import Selection
@@ -137,9 +135,7 @@ def write(
         OSError: if a stream cannot be read, or the output not written.
     """
     outputs = _outputs()
-    into = absolute(target)
-    made = made_directory(into if format in outputs.DIRECTORIES else into.parent)
-    with made, Progress("merging") as progress:
+    with Progress("merging") as progress:
 
         def show(events: int) -> None:
             progress.show(f"merging: {events:,} events")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import msgspec
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.made_directory import made_directory
 from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.writing.traces import is_trace, refuse_trace, rewrite_traces
@@ -121,10 +119,7 @@ def _how_to_see(recovered: Recovery, written: list[Path]) -> str:
 def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:
     """Recovers one run; `None`, and a line that says why, if that fails and others are left."""
     try:
-        made = (
-            made_directory(arguments.out.absolute().parent) if arguments.out is not None else contextlib.nullcontext()
-        )
-        with made, Progress(f"recovering {opening.shown(named)}"):
+        with Progress(f"recovering {opening.shown(named)}"):
             return recover(named, arguments.out, force=arguments.force, remove_session=removing)
     except ProfilerStateError as error:
         raise ProfilerStateError(f"{error} (--force --out FILE)") from error

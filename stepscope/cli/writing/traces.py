@@ -11,10 +11,9 @@ from typing import NoReturn
 from stepscope.cli.common import opening
 from stepscope.exporters.rewriting import rewrite_trace
 from stepscope.exporters.rotation import PART
-from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
+from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.recovery.recover import Recovery
-from stepscope.runtime.session.directory import PREFIX, places, runs_of
-from stepscope.runtime.session.note import SessionNote, notes_in, read_note
+from stepscope.runtime.session.note import notes_in
 from stepscope.runtime.session.trace_note import TraceNote
 
 _ENDINGS = (".json", ".pftrace")
@@ -84,29 +83,11 @@ def refuse_trace(path: Path) -> NoReturn:
     """Says what to do with a trace that was named alone.
 
     Raises:
-        ProfilerStateError: if its run goes on.
-        FormatError: otherwise.
+        FormatError: always.
     """
-    found = _run_of(path)
-    if found is not None and found[1].running:
-        raise ProfilerStateError(f"process {found[1].pid} still writes {path}")
-    said = (
+    place = path.absolute().parent
+    run = shlex.quote(opening.shown(place)) if notes_in(place, []) else "RUN"
+    raise FormatError(
         f"{path} is a trace, and a run is recovered from its directory. However it was cut, Perfetto opens it as it is if it is "
-        "a .pftrace or Chrome JSON in array form. "
+        f"a .pftrace or Chrome JSON in array form. To recover its run and write it anew: stepscope recover {run}"
     )
-    if found is not None:
-        run = shlex.quote(opening.shown(found[0].parent))
-        raise FormatError(f"{said}To recover its run and write it anew: stepscope recover {run}")
-    raise FormatError(f"{said}To write it anew from a journal: stepscope convert RUN {shlex.quote(path.name)}")
-
-
-def _run_of(path: Path) -> tuple[Path, SessionNote] | None:
-    """The note of the run that wrote a file, where it is beside the file or its session in the usual place."""
-    name = os.path.abspath(path)
-    notes = notes_in(path.absolute().parent, [])
-    for session in (session for place in places(None) for session in Path(place).glob(f"{PREFIX}*")):
-        try:
-            notes += [(run, note) for run in runs_of(session) if (note := read_note(run, [])) is not None]
-        except (OSError, ValueError):
-            continue  # another user's, or removed meanwhile
-    return next(((run, note) for run, note in notes if name in note.outputs), None)

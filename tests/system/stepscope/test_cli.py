@@ -132,11 +132,9 @@ def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixt
         (("conver", "a", "b"), "did you mean 'convert'?"),
         (
             ("run", "--epochs", "3", "p.py"),
-            "stepscope run: error: run has no option --epochs; options of the program go after",
+            "stepscope run: error: unrecognized arguments: --epochs; options of the program go after",
         ),
-        (("run", "--actve", "3", "p.py"), "stepscope run: error: run has no option --actve; did you mean --active?"),
         (("convert", "a", "b.json", "c"), "stepscope convert: error: unrecognized arguments: c"),
-        (("convert", "a", "b.json", "--windw", "1"), "did you mean --window?"),
         (("convert", "a", "b", "--format", "chrom"), "did you mean 'chrome'?"),
         (("merge", "a", "--out", "b", "--format", "ht"), "did you mean 'hta'?"),
         (("run", "--active", "0", "p.py"), "--active must be"),
@@ -242,8 +240,8 @@ def test_convert_writes_any_format(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "named").read_bytes() == (tmp_path / "out.json").read_bytes()
 
 
-def test_an_output_has_its_directory_made_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By all commands alike, for a path may be mistyped; of a directory that is there nothing is said."""
+def test_an_output_has_its_directory_made(tmp_path: Path) -> None:
+    """By all commands alike."""
     journal = record(tmp_path / "run")
     cut = tmp_path / "cut"
     cut.write_bytes(journal.read_bytes()[:-10])
@@ -253,13 +251,8 @@ def test_an_output_has_its_directory_made_and_that_is_said(tmp_path: Path, capsy
         (("merge", journal, "--format", "hta", "--out"), "d"),
         (("recover", cut, "--out"), "e/journal"),
     ):
-        path = tmp_path / out
-        for is_new in (True, False):
-            assert main([*map(str, command), str(path)]) == 0
-            made = path if command[-2] == "hta" else path.parent
-            assert (f"made the directory {made}\n" in capsys.readouterr().err) is is_new, (command, is_new)
-            if command[0] == "recover":
-                path.unlink()
+        assert main([*map(str, command), str(tmp_path / out)]) == 0
+        assert (tmp_path / out).exists()
 
 
 def test_convert_one_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -450,13 +443,13 @@ def refused_delivery(run: Path, port: int) -> list[object]:
 
 
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
-    """A command that works for long draws a bar, and has removed it when it says how it ended."""
+    """A command that works for long says so, and has removed the line when it says how it ended."""
     record(tmp_path / "run")
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = refused_delivery(Path("run"), server.getsockname()[1])
         lines = on_terminal(*command, width=120, cwd=tmp_path, stream="stderr", status=1)
-    bars, erased, after = "\n".join(lines).rpartition("\x1b[2K")
-    assert "delivering run/journal" in bars and "0:00:0" in bars
+    shown, erased, after = "\n".join(lines).rpartition("\x1b[K")
+    assert "delivering run/journal  2 s" in shown
     assert erased and "does not take the journal" in after and "delivering" not in after
 
 
@@ -470,7 +463,7 @@ def test_no_progress_in_a_pipe(tmp_path: Path) -> None:
 
 
 def test_progress_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bar has the latest text; at the end the terminal is as it was."""
+    """The line has the latest text; at the end the terminal is as it was."""
     main, secondary = pty.openpty()
     monkeypatch.setenv("TERM", "xterm-256color")
     output = b""
@@ -485,4 +478,4 @@ def test_progress_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         with contextlib.suppress(OSError):  # nobody has the terminal open any more
             while piece := terminal.read(4096):
                 output += piece
-    assert "━".encode() in output and output.endswith(b"\x1b[2K") and b"\x1b[?25l" not in output
+    assert output.endswith(b"\r\x1b[K") and b"\x1b[?25l" not in output

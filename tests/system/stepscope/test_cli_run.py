@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.recording import load
+from stepscope.analysis.terminal import MOST_LINES
 from stepscope.backends.torch.arm import VARIABLE
 from stepscope.cli.programs.optimizer_steps import OptimizerSteps
-from stepscope.cli.programs.short_answer import MOST_LINES
 from stepscope.runtime.events import strings
 from tests.support.basics import require
 from tests.support.collectors import collecting, journals, spans
@@ -645,7 +645,7 @@ def test_options_that_exclude_each_other(options: tuple[str, ...], tmp_path: Pat
     (tmp_path / "p.py").touch()
     done = stepscope("run", *options, "p.py", cwd=tmp_path)
     assert done.returncode == 2
-    said(done.stderr.splitlines()[-1], "--keep-last", "--control")
+    said(done.stderr.splitlines()[-1], "--control")
 
 
 async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:

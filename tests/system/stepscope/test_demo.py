@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,7 +37,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     require("torch")
     require("sklearn")
     place = tmp_path_factory.mktemp("demo")
-    done = stepscope("demo", "--mode", "both", "--report", cwd=place, env={"COLUMNS": "80", SIGNALS_VARIABLE: "all"})
+    done = stepscope("demo", cwd=place, env={"COLUMNS": "80", SIGNALS_VARIABLE: "all"})
     assert done.returncode == 0, done.stderr
     (directory,) = (place / "stepscope_runs" / "demo").iterdir()
     return Demo(directory, done)
@@ -52,22 +51,16 @@ def test_it_learns(demo: Demo) -> None:
 
 
 def test_it_says_what_it_did(demo: Demo) -> None:
-    """Plan, table and trust report for each mode; progress on standard error; nothing was dropped."""
-    said = demo.done.stdout
-    for mode in ("stream", "kineto"):
-        assert f"Trust report of demo, {mode}" in said
-        assert f"backend   torch ({mode})" in said
-    assert said.count(f"-------W{'R' * 39}S--W{'R' * 39}S---") == 2
-    assert said.count("aten::convolution_backward") == 2
-    assert said.count("dropped   nothing") == 2
-    assert demo.done.stderr.count("4 epochs, 180 steps, loss 0.") == 2
+    """The plan on standard output, progress on standard error."""
+    assert f"-------W{'R' * 39}S--W{'R' * 39}S---" in demo.done.stdout
+    assert "4 epochs, 180 steps, loss 0." in demo.done.stderr
     assert "USDT" not in demo.done.stderr
 
 
 def test_the_readme_names_the_place_of_the_fault(demo: Demo) -> None:
     """As the answer does in a checkout, where `make demo` runs. The line is that of most samples."""
     (place,) = re.findall(r"Digits\.__getitem__ \(\S+\.py:", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert place in stepscope("explain", demo.directory / "stream", cwd=ROOT).stdout
+    assert place in stepscope("explain", demo.directory, cwd=ROOT).stdout
 
 
 def test_it_says_what_opens_the_result(demo: Demo) -> None:
@@ -76,7 +69,7 @@ def test_it_says_what_opens_the_result(demo: Demo) -> None:
     (line,) = re.findall(r"^  TensorBoard  (.*)$", demo.done.stdout, re.MULTILINE)
     *command, flag, logdir = shlex.split(line)
     assert flag == "--logdir"
-    assert sorted(path.name for path in (place / logdir).iterdir()) == ["kineto", "stream"]
+    assert any((place / logdir).iterdir())
     assert subprocess.run([*command, "--version"], cwd=place, capture_output=True, timeout=100).returncode == 0
     (dragged,) = re.findall(r"view (\S+), or drag it into \S+$", demo.done.stdout, re.MULTILINE)
     assert (place / dragged).stat().st_size > 100_000
@@ -105,9 +98,9 @@ def test_the_answer_is_json(tmp_path: Path) -> None:
     require("sklearn")
     done = stepscope("demo", "--json", "--epochs", "1", cwd=tmp_path)
     result = json.loads(done.stdout)
-    (answer,) = result["answers"]
+    answer = result["answer"]
     assert 0 < result["accuracy"] < 0.9 and done.returncode == 1, done.stderr
-    assert Path(answer["path"]).name == "stream" and answer["verdict"]
+    assert answer["verdict"]
 
 
 def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
@@ -119,10 +112,9 @@ def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
     assert sorted(demo.directory.rglob("*")) == before
 
 
-@pytest.mark.parametrize("mode", ["stream", "kineto"])
-def test_the_journal_is_whole(demo: Demo, mode: str) -> None:
+def test_the_journal_is_whole(demo: Demo) -> None:
     """Two complete windows of forty steps, every produced event in them."""
-    with JournalReader(demo.directory / mode / "journal") as reader:
+    with JournalReader(demo.directory / "journal") as reader:
         windows = [item for item in reader if isinstance(item, Window)]
         assert reader.end is not None and not reader.damage
     assert [step.number for window in windows for step in window.steps] == RECORDED
@@ -130,13 +122,11 @@ def test_the_journal_is_whole(demo: Demo, mode: str) -> None:
     assert windows[0].metadata["epochs"] == 4
 
 
-@pytest.mark.parametrize("mode", ["stream", "kineto"])
-def test_tensorboard_loads_it(demo: Demo, mode: str) -> None:
-    """The plugin's own loader finds steps, operators and data loading; with kineto memory as well."""
-    run = load_run(demo.directory / "tensorboard" / mode)
+def test_tensorboard_loads_it(demo: Demo) -> None:
+    """The plugin's own loader finds steps, operators and data loading."""
+    run = load_run(demo.directory / "tensorboard")
     views = [view.display_name for view in run.views]
     assert views[:3] == ["Overview", "Operator", "Trace"]
-    assert ("Memory" in views) == (mode == "kineto")
     shown: list[int] = []
     for profile in run.profiles.values():
         shown += [int(row[0]) for row in profile.overview["steps"]["rows"]]
@@ -146,8 +136,7 @@ def test_tensorboard_loads_it(demo: Demo, mode: str) -> None:
     assert sorted(shown) == RECORDED
 
 
-@pytest.mark.parametrize("mode", ["stream", "kineto"])
-def test_perfetto_loads_it(demo: Demo, mode: str) -> None:
+def test_perfetto_loads_it(demo: Demo) -> None:
     """Perfetto reads everything, with the optimizer's steps inside ours, and backward operators linked to forward ones."""
     nested = """
     select count(*) as n from slice c join slice p on c.parent_id = p.id
@@ -155,7 +144,7 @@ def test_perfetto_loads_it(demo: Demo, mode: str) -> None:
     linked = """
     select forward.name, backward.name as node, count(*) as n from flow
     join slice forward on slice_out = forward.id join slice backward on slice_in = backward.id group by 1, 2"""
-    problems, steps, links = query(demo.directory / mode / "trace.json", PROBLEMS, nested, linked)
+    problems, steps, links = query(demo.directory / "trace.json", PROBLEMS, nested, linked)
     assert problems == []
     assert steps == [{"n": 80}]
     found = {(row["name"], row["node"]): row["n"] for row in links}
@@ -164,13 +153,11 @@ def test_perfetto_loads_it(demo: Demo, mode: str) -> None:
 
 
 def test_tensorboard_shows_it(demo: Demo) -> None:
-    """The page renders: the overview with its steps, then the operators, then memory."""
+    """The page renders: the overview with its steps, then the operators."""
     with open_tensorboard(demo.directory / "tensorboard") as page:
         page.get_by_text("Step Time Breakdown").wait_for()
         switch_view(page, "Overview", "Operator")
         page.get_by_text("aten::mkldnn_convolution").first.wait_for()
-        switch_view(page, "Operator", "Memory")
-        page.get_by_text("Memory View").first.wait_for()
 
 
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
@@ -191,5 +178,3 @@ def test_without_torch_it_says_so(tmp_path: Path) -> None:
 def test_the_command_line_is_checked(tmp_path: Path) -> None:
     """Less than an epoch cannot be trained."""
     assert stepscope("demo", "--epochs", 0, cwd=tmp_path).returncode == 2
-    wrong: Any = stepscope("demo", "--mode", "fast", cwd=tmp_path)
-    assert (wrong.returncode, "invalid choice: 'fast'" in wrong.stderr) == (2, True)

@@ -320,9 +320,8 @@ def test_where_it_is_written(tmp_path: Path, loop: Path) -> None:
     """A page replaces a page, and nothing else; directories are made; without `-o` it is `report.html`."""
     run = loop.parent / "run"
     target = tmp_path / "new" / "page.html"
-    reported_at = stepscope("report", run, "-o", target, cwd=tmp_path)
-    assert reported_at.returncode == 0 and "made the directory" in reported_at.stderr
-    assert stepscope("report", run, "-o", target, cwd=tmp_path).returncode == 0
+    for _ in range(2):
+        assert stepscope("report", run, "-o", target, cwd=tmp_path).returncode == 0
     assert stepscope("report", run, cwd=tmp_path).returncode == 0
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     before = (run / "journal").read_bytes()

@@ -147,7 +147,6 @@ def test_the_run_and_the_process_that_is_shown(run: Path) -> None:
     summary.samples = [sample("")]
     facts = dict(content_of(recording, [summary], explain(recording)).facts)
     assert facts["steps recorded"] == "0 to 39" and facts["exporters"] == "journal" and "backends" not in facts
-    assert "stacks" in facts["signals with readings"]
     ranks = [sc.load(run).ranks[0] for _ in range(3)]
     for number, rank in enumerate(ranks):
         rank.rank = number

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, TaskTimes
-from stepscope.analysis.terminal import short_places, show
+from stepscope.analysis.terminal import MOST_LINES, short_places, show, show_short
 from stepscope.cli.programs.ending import Ending
-from stepscope.cli.programs.short_answer import MOST_LINES, show_short
 from stepscope.runtime.files.paths import shown_file
 from stepscope.runtime.windows.step_statistics import StepStatistics as Statistics
 

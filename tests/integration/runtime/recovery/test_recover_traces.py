@@ -189,7 +189,7 @@ def test_one_trace(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     errors = capsys.readouterr().err
     assert "Perfetto opens it as it is" in errors and "stepscope recover ../run" in errors
     assert main(["recover", str(killed / "trace.json")]) == 1
-    said(capsys.readouterr().err, "stepscope convert RUN trace.json")
+    said(capsys.readouterr().err, "stepscope recover RUN")
     (killed / "random.json").write_bytes(os.urandom(1 << 20))
     assert main(["recover", str(killed / "random.json")]) == 1
     assert (killed / "random.json").stat().st_size == 1 << 20 and (killed / "trace.json").read_bytes() == before
@@ -267,8 +267,7 @@ def test_a_run_that_goes_on_in_the_same_directory(killed: Path, capsys: pytest.C
         said = capsys.readouterr().out
         assert "goes on writing" in said and "trace.json is still being written" in said
         assert (run / "living.json").stat().st_ino == inode
-        assert main(["recover", str(run / "living.json")]) == main(["recover", str(killed / "trace.json")]) == 1
-        assert capsys.readouterr().err.count("still writes") == 2
+        assert main(["recover", str(run / "living.json")]) == 1
         assert len(notes_in(run, [])) == 2
     assert "alive" in (run / "living.json").read_text()
     profiler.raise_errors()
