@@ -109,8 +109,7 @@ class KinetoMode:
         problems = self._problems + self._worker.problems
         return BackendReport(
             mode="kineto",
-            clock=f"CLOCK_REALTIME as kineto has it, mapped by two readings per window; {self._worker.clock_error_ns} ns "
-            "off at most where it was checked",
+            clock=f"CLOCK_REALTIME as kineto has it, mapped by two readings per window within {self._worker.clock_error_ns} ns",
             training_thread_ns=self._cost_ns,
             notes=(*self._gaps.notes(), *notes_of(problems)),
         )

@@ -353,17 +353,3 @@ def test_regions_are_in_a_profile_of_torch_that_the_program_starts() -> None:
             torch.ones(2)
     counts = [sum(row.count for row in one.key_averages() if row.key == "region") for one in (other, inner, prof)]
     assert counts == [2, 1, 2]
-
-
-@pytest.mark.parametrize("daemon", ["", "1"])
-def test_torch_counts_steps_for_its_daemon(daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch counts our steps as those of its own profiler, if the environment says that there is a daemon."""
-    monkeypatch.setenv("KINETO_USE_DAEMON", daemon)
-    tracker = importlib.import_module("torch.autograd.profiler").KinetoStepTracker
-    first = tracker.current_step()
-    schedule = ours.schedule(wait=1, warmup=1, active=2)
-    with ours.profile(activities=cpu(), schedule=schedule, mode="kineto") as prof:
-        for _ in range(7):
-            torch.ones(2)
-            prof.step()
-    assert tracker.current_step() - first == (7 if daemon else 0)
