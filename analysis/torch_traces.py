@@ -18,8 +18,8 @@ import numpy as np
 from stepscope.analysis.allocations import CAPACITY
 from stepscope.analysis.recording import Rank
 from stepscope.backends.torch.kineto.blocks import KinetoConverter, nest
-from stepscope.backends.torch.kineto.file import KinetoEvent
-from stepscope.backends.torch.kineto.saved import SavedTrace, SavedTracks
+from stepscope.backends.torch.kineto.file import KinetoEvent, KinetoFile
+from stepscope.backends.torch.kineto.tracks import SavedTracks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockMapping
 from stepscope.runtime.events.nesting import cut_frames
@@ -73,7 +73,7 @@ def trace_of(path: Path) -> TraceRank:
 def traces_below(directory: Path) -> tuple[list[TraceRank], list[str]]:
     """The traces in a directory and below, by rank; and which files cannot be used, and why."""
     notes: list[str] = []
-    groups: dict[tuple[int | None, str], list[SavedTrace]] = {}
+    groups: dict[tuple[int | None, str], list[KinetoFile]] = {}
     for path in _files(directory):
         try:
             trace = _opened(path)
@@ -105,8 +105,8 @@ def _files(directory: Path) -> Iterator[Path]:
                 yield path
 
 
-def _opened(path: Path) -> SavedTrace:
-    trace = SavedTrace(path)
+def _opened(path: Path) -> KinetoFile:
+    trace = KinetoFile(path)
     trace.read_head()
     if not trace.head.keys() & _HEAD and not path.name.lower().endswith(OF_TORCH):
         with contextlib.closing(cast("Generator[list[KinetoEvent]]", trace.slices())) as slices:
@@ -116,12 +116,12 @@ def _opened(path: Path) -> SavedTrace:
     return trace
 
 
-def _cycle_of(trace: SavedTrace) -> tuple[int, str]:
+def _cycle_of(trace: KinetoFile) -> tuple[int, str]:
     cycle = _CYCLE.match(trace.path.name)
     return int(cycle["time"]) if cycle else 0, trace.path.name
 
 
-def _rank_of(trace: SavedTrace) -> int | None:
+def _rank_of(trace: KinetoFile) -> int | None:
     info = trace.head.get("distributedInfo")
     number = cast("dict[str, Any]", info).get("rank") if isinstance(info, dict) else None
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 31:
@@ -130,7 +130,7 @@ def _rank_of(trace: SavedTrace) -> int | None:
     return int(found[1]) if found else None
 
 
-def _capacity_of(trace: SavedTrace) -> dict[str, int]:
+def _capacity_of(trace: KinetoFile) -> dict[str, int]:
     """Bytes of memory of each device, as the trace names them."""
     found: dict[str, int] = {}
     devices = trace.head.get("deviceProperties")
@@ -147,7 +147,7 @@ class TraceRank(Rank):
 
     foreign = True
 
-    def __init__(self, traces: list[SavedTrace]) -> None:
+    def __init__(self, traces: list[KinetoFile]) -> None:
         """Args: those of the process, in the order of their times, with their heads read."""
         first = traces[0]
         self._traces = traces
@@ -218,7 +218,7 @@ class TraceRank(Rank):
                 yield EventBatch(source=SOURCE, window=number, events=whole[at : at + size], args=room.read(length))
                 at += size
 
-    def _note(self, number: int, trace: SavedTrace, whole: Block, steps: list[Step], lost: int) -> None:
+    def _note(self, number: int, trace: KinetoFile, whole: Block, steps: list[Step], lost: int) -> None:
         """Keeps what reading the events has shown."""
         start = int(whole["ts"].min()) if len(whole) else 0
         end = int((whole["ts"] + whole["dur"]).max()) if len(whole) else 0

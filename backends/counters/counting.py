@@ -32,6 +32,7 @@ class CountingBackend(SamplingBackend):
     Args:
         name: of this source.
         interval: seconds between two samples.
+        always: whether windows have samples that were not asked for with them.
 
     Raises:
         ValueError: if the interval is not above 0.
@@ -42,8 +43,8 @@ class CountingBackend(SamplingBackend):
     what: ClassVar[str] = "counters"
     """Which part of a window its samples are."""
 
-    def __init__(self, name: str, interval: float) -> None:
-        super().__init__(name, interval)
+    def __init__(self, name: str, interval: float, *, always: bool = True) -> None:
+        super().__init__(name, interval, always=always)
         self._since = 0
         self._totals: dict[str, float] = {}
         self._rated = False

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.backends.counters.sampling import SamplingBackend
-from stepscope.runtime.events import strings, tracks
-from stepscope.runtime.events.record import Block, Kind, empty_block
+from stepscope.backends.counters.counting import CountingBackend, Reading
 from stepscope.runtime.session.system import groups, number
 
 COUNTER = "process allocated"
 """Name of the counter, in bytes, of category `memory`."""
 
 
-class ProcessMemoryBackend(SamplingBackend):
+class ProcessMemoryBackend(CountingBackend):
     """Records `process allocated`, in bytes, of category `memory`.
 
     Args:
@@ -29,19 +28,15 @@ class ProcessMemoryBackend(SamplingBackend):
         ValueError: if the interval is not above 0.
     """
 
+    category = "memory"
     what = "memory"
 
     def __init__(self, interval: float = 0.02, *, always: bool = True, name: str = "process memory") -> None:
         super().__init__(name, interval, always=always)
         self._page = resource.getpagesize()
 
-    def _sample(self, now: int) -> tuple[Block | None, bytes]:
-        event = empty_block(1)
-        event["ts"], event["kind"] = now, int(Kind.COUNTER)
-        event["name"], event["category"] = strings.intern(COUNTER), strings.category("memory")
-        event["track"] = tracks.process()
-        event["value"] = resident_bytes(self._page)
-        return event, b""
+    def _read(self) -> Iterator[Reading]:
+        yield Reading(COUNTER, resident_bytes(self._page))
 
 
 def resident_bytes(page: int) -> int:

@@ -22,7 +22,7 @@ SHAPES = "Input Dims"
 """Argument of an operator that has the shapes of its inputs, as torch names it."""
 
 SLACK_NS = 60_000_000_000
-"""How far outside of the recording stamps may lie for a clock to be taken for theirs."""
+"""How far outside of the recording stamps may lie."""
 
 _ids = count(5 << 60)
 
@@ -34,17 +34,15 @@ class Converted(msgspec.Struct, frozen=True):
     args: bytes
     unreadable: int
     """Runs of operators that could not be read."""
-    clock: str
-    """Which clock the stamps are of, in words; empty without any."""
     error_ns: int = 0
+    """How far the times may be off."""
 
 
 class MindSporeTracks:
-    """Rows for operators. MindSpore 2.10 does not say which thread ran one: those that overlap get rows of their own."""
+    """Rows for operators. MindSpore does not say which thread ran one: those that overlap get rows of their own."""
 
     def __init__(self) -> None:
         self._lanes: list[int] = []
-        self._threads: dict[int, int] = {}
 
     def lane(self, number: int) -> int:
         """The track of a row, 0 for the first."""
@@ -53,21 +51,6 @@ class MindSporeTracks:
             tid = (1 << 25) + len(self._lanes)  # no thread of the system has such a number
             self._lanes.append(tracks.new(TrackKind.THREAD, os.getpid(), tid, name, tracks.process()))
         return self._lanes[number]
-
-    def thread(self, tid: int) -> int:
-        """The track of a thread: the recorder's, if it knows it."""
-        if tid not in self._threads:
-            ids = [
-                track.id
-                for track in tracks.living(1)
-                if track.kind is TrackKind.THREAD and (track.pid, track.tid) == (os.getpid(), tid)
-            ]
-            self._threads[tid] = (
-                ids[-1]
-                if ids
-                else tracks.new(TrackKind.THREAD, os.getpid(), tid, f"MindSpore thread {tid}", tracks.process())
-            )
-        return self._threads[tid]
 
 
 def convert(
@@ -83,23 +66,22 @@ def convert(
 
     Raises:
         OSError: if a file cannot be read.
-        ValueError: if the stamps are of no clock that is known.
+        ValueError: if the stamps are not of the time of the recording.
     """
     operators = list(read_runs(directory))
     memory = list(read_memory(directory))
     stamps = [run[0] for operator in operators for run in operator.runs] or [row[0] for row in memory[-1:]]
     unreadable = sum(operator.unreadable for operator in operators)
     if not stamps:
-        return Converted(empty_block(), b"", unreadable, "")
-    mapping, clock = find_clock(sorted(stamps)[len(stamps) // 2], anchors)
+        return Converted(empty_block(), b"", unreadable)
+    mapping = map_clock(sorted(stamps)[len(stamps) // 2], anchors)
     shaped = _shapes(operators, read_shapes(directory)) if shapes else {}
     runs, heap = empty_block(sum(len(operator.runs) for operator in operators)), bytearray()
     places: dict[str, tuple[int, int]] = {}
-    threads: list[int] = []
     at = 0
     for index, operator in enumerate(operators):
         name = strings.intern(operator.name)
-        for number, (begin, duration, thread) in enumerate(operator.runs):
+        for number, (begin, duration) in enumerate(operator.runs):
             row = runs[at]
             row["ts"], row["dur"], row["name"], row["id"] = mapping.to_ours(begin), duration, name, next(_ids)
             shape = shaped.get((index, number))
@@ -109,13 +91,12 @@ def convert(
                     places[shape] = len(heap), len(encoded)
                     heap += encoded
                 row["args_at"], row["args_len"] = places[shape]
-            threads.append(thread)
             at += 1
     runs["kind"], runs["category"] = int(Kind.SPAN), strings.category("cpu_op")
-    runs = _place(runs, threads, rows)
+    runs = _place(runs, rows)
     nest(runs)
     counters = _memory((row for row in memory if mapping.to_ours(row[0]) >= anchors[0].monotonic_ns), mapping)
-    return Converted(join_blocks([runs, counters]), bytes(heap), unreadable, clock, mapping.error_ns)
+    return Converted(join_blocks([runs, counters]), bytes(heap), unreadable, mapping.error_ns)
 
 
 def _shapes(operators: list[OperatorRuns], launched: dict[str, list[str]]) -> dict[tuple[int, int], str]:
@@ -139,39 +120,27 @@ def _shapes(operators: list[OperatorRuns], launched: dict[str, list[str]]) -> di
     return found
 
 
-def find_clock(stamp: int, anchors: tuple[ClockAnchor, ClockAnchor]) -> tuple[ClockMapping, str]:
-    """Which clock a stamp is of, and how it maps to ours: versions of MindSpore use different ones.
+def map_clock(stamp: int, anchors: tuple[ClockAnchor, ClockAnchor]) -> ClockMapping:
+    """How MindSpore's clock, which is the wall clock, maps to ours.
 
     Raises:
-        ValueError: if it lies in the recording by none of them.
+        ValueError: if a stamp is not of the time of the recording.
     """
     first, last = anchors
-    if first.wall_ns - SLACK_NS <= stamp <= last.wall_ns + SLACK_NS:
-        apart = abs((last.wall_ns - first.wall_ns) - (last.monotonic_ns - first.monotonic_ns))
-        # The rate is 1 but for what somebody did to the wall clock meanwhile; fitted to a short time it would be noise.
-        mapping = ClockMapping(first.wall_ns, first.monotonic_ns, 1.0, apart + max(first.error_ns, last.error_ns))
-        return mapping, "CLOCK_REALTIME, mapped by two readings per recording"
-    if first.monotonic_ns - SLACK_NS <= stamp <= last.monotonic_ns + SLACK_NS:
-        return ClockMapping(first.monotonic_ns, first.monotonic_ns), "CLOCK_MONOTONIC"
-    raise ValueError(f"a stamp of MindSpore, {stamp}, lies in the recording by no clock that is known")
+    if not first.wall_ns - SLACK_NS <= stamp <= last.wall_ns + SLACK_NS:
+        raise ValueError(f"a stamp of MindSpore, {stamp}, does not lie in the recording by the wall clock")
+    apart = abs((last.wall_ns - first.wall_ns) - (last.monotonic_ns - first.monotonic_ns))
+    # The rate is 1 but for what somebody did to the wall clock meanwhile; fitted to a short time it would be noise.
+    return ClockMapping(first.wall_ns, first.monotonic_ns, 1.0, apart + max(first.error_ns, last.error_ns))
 
 
-def _place(runs: Block, threads: list[int], rows: MindSporeTracks) -> Block:
-    """Gives every run a row: that of its thread, or the first lane on which it nests. Returns them in order of time."""
-    if not len(runs):
-        return runs
-    order = np.lexsort((-runs["dur"], runs["ts"]))
-    runs = runs[order]
+def _place(runs: Block, rows: MindSporeTracks) -> Block:
+    """Gives every run the first lane on which it nests. Returns them in order of time."""
+    runs = runs[np.lexsort((-runs["dur"], runs["ts"]))]
     lanes: list[list[int]] = []
-    places: list[int] = order.tolist()
-    for index, was in enumerate(places):
-        if threads[was]:
-            runs["track"][index] = rows.thread(threads[was])
-            continue
-        begin = int(runs["ts"][index])
-        end = begin + int(runs["dur"][index])
-        number = _lane(lanes, begin, end)
-        lanes[number].append(end)
+    for index, (begin, duration) in enumerate(zip(runs["ts"].tolist(), runs["dur"].tolist(), strict=True)):
+        number = _lane(lanes, begin, begin + duration)
+        lanes[number].append(begin + duration)
         runs["track"][index] = rows.lane(number)
     return runs
 

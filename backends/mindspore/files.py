@@ -1,7 +1,7 @@
 """The files that MindSpore's profiler of the CPU writes when it stops.
 
-Formats as written by MindSpore 2.0 to 2.10: `cpu_op_execute_timestamp_<n>.txt` has a line for each operator, its name,
-its side and its runs as `begin,duration,thread`, in ns, ms and a number that is mostly 0; `cpu_framework_<n>.txt` has
+Formats as written by MindSpore 2.10: `cpu_op_execute_timestamp_<n>.txt` has a line for each operator, its name, its side and its
+runs as `begin,duration,0`, in ns and ms; `cpu_framework_<n>.txt` has
 kind, name, graph and inputs of each operator that was compiled; `cpu_ms_memory_record_<n>.csv` or `.txt` the pool.
 """
 
@@ -21,8 +21,8 @@ class OperatorRuns(msgspec.Struct, frozen=True):
 
     name: str
     """With its scope."""
-    runs: tuple[tuple[int, int, int], ...]
-    """Begin in ns of MindSpore's clock, duration in ns, number of the thread or 0."""
+    runs: tuple[tuple[int, int], ...]
+    """Begin in ns of MindSpore's clock, and duration in ns."""
     unreadable: int = 0
     """Runs that could not be read."""
 
@@ -42,12 +42,12 @@ def read_runs(directory: Path) -> Iterator[OperatorRuns]:
 
 def _runs_of(line: str) -> OperatorRuns:
     name, _, rest = ["", "", *line.rstrip("\n").rsplit(";", 2)][-3:]  # a name may have a `;` in it
-    runs: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int]] = []
     unreadable = 0
     for text in rest.split():
         try:
-            begin, duration, *thread = text.split(",")
-            run = int(begin), round(float(duration) * 1e6), int(thread[0]) if thread else 0
+            begin, duration, *_ = text.split(",")
+            run = int(begin), round(float(duration) * 1e6)
         except ValueError:
             unreadable += 1
             continue

@@ -43,8 +43,6 @@ class DeviceStatistics(msgspec.Struct, frozen=True):
     """Events in buffers that the device lost, reported to `Sink.dropped`."""
     refused: int = 0
     """Events that the sink had no room for; the sink counts those itself."""
-    moved: int = 0
-    """Kernels that the clock mapping put before a watermark, by less than its error, and that were moved to it."""
 
 
 class _Recording(msgspec.Struct):
@@ -202,8 +200,6 @@ class SimulatedDevice:
         notes = ["a simulated device: nothing of this was measured"]
         if counts.lost:
             notes.append(f"{counts.lost} of {counts.produced} events were lost by the device, in whole buffers")
-        if counts.moved:
-            notes.append(f"{counts.moved} kernels were moved to a watermark, by less than the error of the clock")
         mapped = self._device_clock.describe() if self._device_clock else "not read yet"
         return BackendReport(mode="simulated", clock=mapped, notes=tuple(notes))
 
@@ -299,20 +295,17 @@ class SimulatedDevice:
         if chance(self._seed, buffer.stream, buffer.recording.base + buffer.first, buffer.side + 2) < self._drop:
             self._lose(sink, buffer)
             return
-        stretch, moved = self._workload.stretch(*buffer.slots), 0
+        stretch = self._workload.stretch(*buffer.slots)
         if not len(stretch):
             return
         if buffer.side == 0:
             block = self._workload.host_block(stretch)
         else:
             started = device_clock.to_ours(device_clock.stamp(stretch.started))
-            before = started < self._stated
-            moved = int(before.sum())
-            started[before] = self._stated
             stamped = device_clock.stamp(stretch.started + stretch.ran) - device_clock.stamp(stretch.started)
             block = self._workload.device_block(stretch, started, device_clock.durations_to_ours(stamped))
         accepted = sink.deliver(block)
-        self._count(delivered=accepted, refused=len(block) - accepted, moved=moved)
+        self._count(delivered=accepted, refused=len(block) - accepted)
 
     def _lose(self, sink: Sink, buffer: _Buffer) -> None:
         recording = buffer.recording
@@ -321,14 +314,13 @@ class SimulatedDevice:
             sink.dropped(lost, "source", self._workload.slot_start(recording.origin, buffer.first))
             self._count(lost=lost)
 
-    def _count(self, delivered: int = 0, lost: int = 0, refused: int = 0, moved: int = 0) -> None:
+    def _count(self, delivered: int = 0, lost: int = 0, refused: int = 0) -> None:
         old = self._counts
         self._counts = DeviceStatistics(
             old.produced + delivered + lost + refused,
             old.delivered + delivered,
             old.lost + lost,
             old.refused + refused,
-            old.moved + moved,
         )
 
     def _state_watermark(self, sink: Sink, device_clock: DeviceClock, now: int) -> None:

@@ -17,7 +17,6 @@ from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSetting
 from stepscope.compat.torch.activities import choose
 from stepscope.compat.torch.results import View
 from stepscope.compat.torch.windows.cycle import TorchFlags
-from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
 from stepscope.runtime.schedule.schedule import schedule
 from stepscope.runtime.settings.arguments import got
@@ -58,7 +57,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self._settings()
-        self._backends(None)
+        self._backends()
 
     # `Accelerator` looks up by the exact class what a handler is for, so a subclass has to pass for its base. Copies are
     # made by hand then, for pickle would take the wrong class.
@@ -74,9 +73,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         """The context manager that Accelerate enters."""
         ready = self.on_trace_ready
         callback = None if ready is None or isinstance(ready, Exporter) else ready
-        results = LatestResults() if all(getattr(self, need) for need in NEEDS) else None
-        backends = partial(self._backends, results)
-        self.last = AccelerateRun(self._settings(), backends, _called(callback), self._torch_flags(), results)
+        self.last = AccelerateRun(self._settings(), self._backends, _called(callback), self._torch_flags())
         return self.last
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,10 +123,9 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
             use_device=None if device is None else device.lower(),
         )
 
-    def _backends(self, results: LatestResults | None) -> Sequence[Backend]:
+    def _backends(self) -> Sequence[Backend]:
         return (
             TorchBackend(
-                keeper=results,
                 record_shapes=self.record_shapes,
                 profile_memory=self.profile_memory,
                 with_stack=self.with_stack,

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import schedule
 
-
-class EpochState(Protocol):
-    """The part of Composer's `State` that a schedule reads."""
-
-    @property
-    def timestamp(self) -> Any:
-        """Has `batch_in_epoch`, a number from 0."""
-        ...
-
-    @property
-    def dataloader_len(self) -> Any:
-        """Batches of an epoch; `None` if nobody knows."""
-        ...
-
-    @property
-    def profiler(self) -> Any:
-        """Has `resumption_batch_idx`, the batch of its epoch at which the training was resumed; or `None`."""
-        ...
-
-
 BatchSchedule = Callable[[Any], object]
-"""From the state at the begin of a batch to an action, ours or Composer's."""
+"""From Composer's state at the begin of a batch to an action, ours or Composer's."""
 
 
 def cyclic_schedule(
     skip_first: int = 0, wait: int = 0, warmup: int = 1, active: int = 4, repeat: int = 1
-) -> Callable[[EpochState], ProfilerAction]:
+) -> Callable[[Any], ProfilerAction]:
     """A schedule that begins anew in every epoch, with the arguments of `composer.profiler.cyclic_schedule`.
 
     The last batch of an epoch ends the window, however long it is. In the epoch in which a training is resumed, the
@@ -55,7 +35,7 @@ def cyclic_schedule(
     if isinstance(skip_first, bool) or not isinstance(skip_first, int) or skip_first < 0:
         schedule(wait=0, warmup=0, active=1, skip_first=skip_first)  # says what is wrong with it
 
-    def action(state: EpochState) -> ProfilerAction:
+    def action(state: Any) -> ProfilerAction:
         batch = int(state.timestamp.batch_in_epoch)
         resumed = 0 if state.profiler is None else int(state.profiler.resumption_batch_idx)
         position = batch - skip_first - resumed

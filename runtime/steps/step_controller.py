@@ -225,8 +225,11 @@ class StepController(_core.StepCounter):
         try:
             self._begin_change()
             if paused:
+                at = (
+                    clock.now()
+                )  # before what is entered from here on, which counts as entered when recording was switched off
                 self._want(False)
-                self._send_pause(clock.now())
+                self._send_pause(at)
             else:
                 if self._pause_sent and self.pipeline is not None:
                     self.pipeline.inbox.put(Resumed(clock.now()), later=True)

@@ -17,9 +17,6 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.clock import ClockMapping
 from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Kind
 
-MARKER = "stepscope.clock"
-"""Name of the operators that are there to compare clocks."""
-
 _FLOWS = {"s": Kind.FLOW_START, "t": Kind.FLOW_STEP, "f": Kind.FLOW_END}
 _STEPS = ("user_annotation", "gpu_user_annotation")
 
@@ -57,8 +54,6 @@ class KinetoConverter:
         self._flops = flops
         self._left_out = left_out
         self._trace = next(_traces) << 32
-        self.markers: list[int] = []
-        """When, by our clock, the operators named `MARKER` began."""
         self.unknown = 0
         """Events of a kind that is not known."""
 
@@ -80,9 +75,6 @@ class KinetoConverter:
         kind, value, number = Kind.SPAN, 0.0, 0
         args = arguments(event)
         if event.ph == "X":
-            if event.name == MARKER:
-                self.markers.append(self._clock.to_ours(self._base_ns + round(event.ts * 1000)))
-                return
             if event.name.startswith("ProfilerStep#") and event.cat in _STEPS:
                 return  # our own steps are marked by the runtime
             if self._left_out and (event.tid, event.cat) in self._left_out:

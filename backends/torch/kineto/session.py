@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.torch.importing import private
-from stepscope.backends.torch.kineto.blocks import MARKER
 from stepscope.backends.torch.kineto.result import SharedResult
 from stepscope.backends.torch.kineto.slot import OPERATOR_RUNS, PROGRAM, slot
 from stepscope.backends.torch.kineto.worker import FinishedTrace
@@ -62,7 +61,6 @@ class KinetoSession:
         """Wall time right before and after the recording began."""
         self._excluded: frozenset[tuple[int, str]] = frozenset()
         self._anchor: ClockAnchor | None = None
-        self._brackets: list[tuple[int, int]] = []
         self.records_device = False
         """Whether an accelerator is recorded now, on whatever thread."""
         self.all_threads = False
@@ -305,8 +303,6 @@ class KinetoSession:
             + [(thread, category) for thread in live for category in ("cpu_op", "user_annotation")]
         )
         self.records_device = profile.use_device is not None
-        self._brackets = []
-        self._mark()
         self._anchor = ClockAnchor.read()
         return ""
 
@@ -321,10 +317,7 @@ class KinetoSession:
         """Ends the recording, and gives everybody what it holds."""
         assert self._anchor is not None
         since = self._anchor.monotonic_ns
-        if not self._robbed:
-            self._mark()
         anchors = self._anchor, ClockAnchor.read()
-        brackets = tuple(self._brackets)
         robbed, device = self._robbed, self.records_device
         result, problem = self._end()
         shared = SharedResult(result, len(self._members))
@@ -335,7 +328,7 @@ class KinetoSession:
                 if robbed and device:
                     member.lose(since, at, f"{ROBBED}, which has what the device did")
                 flops = member.wants.with_flops
-                member.add(FinishedTrace(shared, at, anchors, brackets, flops, since, self._excluded))
+                member.add(FinishedTrace(shared, at, anchors, flops, since, self._excluded))
 
     def _end(self) -> tuple[Any, str]:
         """Stops torch's profiler: what it recorded, or why there is nothing."""
@@ -363,19 +356,6 @@ class KinetoSession:
         """True if a result is of the recording that we began. torch crashes where an empty one is used."""
         before, after = self._began_ns
         return result is not None and before - _SLACK_NS <= result.trace_start_ns() <= after + _SLACK_NS
-
-    def _mark(self) -> None:
-        """An operator whose begin is known by our clock, to check kineto's clock by."""
-        torch: Any = import_module("torch")
-        record = getattr(torch._C._profiler, "_RecordFunctionFast", None)
-        if record is None:
-            return
-        marker = record(MARKER)
-        before = clock.now()
-        marker.__enter__()
-        after = clock.now()
-        marker.__exit__(None, None, None)
-        self._brackets.append((before, after))
 
 
 session = KinetoSession()

@@ -49,7 +49,7 @@ class ChromeFilesBackend:
         since, self._since = self._since, now.monotonic_ns
         self._files += 1
         worker.put(
-            FinishedTrace(file, now.monotonic_ns, (self._anchor, now), (), False, since, frozenset(), Path(path).name)
+            FinishedTrace(file, now.monotonic_ns, (self._anchor, now), False, since, frozenset(), Path(path).name)
         )
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:

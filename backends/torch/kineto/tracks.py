@@ -82,6 +82,34 @@ class KinetoTracks:
                 self._processes[track.pid] = track.id
 
 
+class SavedTracks(KinetoTracks):
+    """Rows of a trace that was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parents: dict[int | str, int] = {}
+
+    def is_device(self, pid: int | str) -> bool:
+        """True if this is no process, but a device."""
+        return self._labels.get(pid, "").startswith("GPU")
+
+    @property
+    def process(self) -> int:
+        """Number of the process that was recorded; 0 if nothing says it."""
+        return next((pid for pid, label in self._labels.items() if label == "CPU" and isinstance(pid, int)), 0)
+
+    def _make(self, pid: int | str, tid: int | str) -> int:
+        process, thread = (number if isinstance(number, int) and abs(number) < 1 << 63 else 0 for number in (pid, tid))
+        device = self.is_device(pid)
+        if pid not in self._parents:
+            label = self._labels.get(pid, "CPU")
+            name = self._programs.get(pid) if label == "CPU" else label
+            self._parents[pid] = tracks.read(TrackKind.PROCESS, process, 0, name or f"process {pid}")
+        name = self._names.get((pid, tid)) or f"{'stream' if device else 'thread'} {tid}"
+        kind = TrackKind.STREAM if device else TrackKind.THREAD
+        return tracks.read(kind, process, thread, name, self._parents[pid])
+
+
 def _is_stream(row: int) -> bool:
     track = tracks.get(row)
     return track is not None and track.kind is TrackKind.STREAM

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,8 +47,6 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     """Everything before this time is in it, or was never recorded."""
     anchors: tuple[ClockAnchor, ...]
     """Both clocks, read while it was recorded."""
-    brackets: tuple[tuple[int, int], ...]
-    """Times right before and after each marker began, to check the mapping of the clocks by."""
     flops: bool
     since: int
     """When it began, in ns of our clock."""
@@ -59,16 +56,11 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     """What messages call it."""
 
 
-Keeper = Callable[[FinishedTrace], None]
-"""Gets each recording once it was saved. Releases its result, then or later."""
-
-
 class KinetoWorker:
     """A thread that turns traces into blocks, one after the other, in order."""
 
-    def __init__(self, sink: Sink, keeper: Keeper | None = None) -> None:
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._keeper = keeper
         self._tracks = KinetoTracks()
         self._queue: SimpleQueue[FinishedTrace | int | None] = SimpleQueue()
         self._unfinished: deque[FinishedTrace] = deque()
@@ -79,7 +71,7 @@ class KinetoWorker:
         self.problems: Counter[str] = Counter()
         """Failures and their counts."""
         self.clock_error_ns = 0
-        """How far the times of any trace may be off, checked against the markers."""
+        """How far the times of any trace may be off."""
 
     def put(self, item: FinishedTrace | int) -> None:
         """Takes a trace, or a time to which the watermark may go once the traces before it are delivered."""
@@ -135,28 +127,28 @@ class KinetoWorker:
     def _finish(self, trace: FinishedTrace) -> None:
         path: Path | None = None
         released = False
-        if self._keeper is not None:
-            trace.result.add_user()  # before it is saved, so that the keeper can save it again
         try:
             path = make_scratch_file("stepscope-kineto-", ".json")
             if not self._save(trace, path):
                 self.problems["exporting a trace stopped all Python threads for that time"] += 1
             flops = trace.result.flops() if trace.flops else {}
-            self._let_go(trace)
             released = True
+            trace.result.release()
             self._deliver(KinetoFile(path), trace, flops)
         except ClosedError:
             raise
         except Exception as error:
-            why = f"{trace.name} was lost: {error}"
-            self.problems[why] += 1
-            self._sink.missing(trace.since, trace.until, why)
+            self._lose(trace, f"{trace.name} was lost: {error}")
             self._drop(0 if path is None else _events_in(path), "source", trace)
         finally:
             if not released:
                 trace.result.release()
             if path is not None:
                 remove_scratch(path)
+
+    def _lose(self, trace: FinishedTrace, why: str) -> None:
+        self.problems[why] += 1
+        self._sink.missing(trace.since, trace.until, why)
 
     def _drop(self, count: int, reason: str, trace: FinishedTrace) -> None:
         if not count:
@@ -181,16 +173,6 @@ class KinetoWorker:
                 self._advance()
         return saving.result()
 
-    def _let_go(self, trace: FinishedTrace) -> None:
-        try:
-            if self._keeper is not None:
-                self._keeper(trace)
-        except Exception as error:
-            self.problems[f"the keeper of torch's recordings raised {type(error).__name__}: {error}"] += 1
-            trace.result.release()
-        finally:
-            trace.result.release()
-
     def _deliver(self, file: KinetoFile, trace: FinishedTrace, flops: dict[int, int]) -> None:
         if set_by := set_between(trace.anchors[0], trace.anchors[-1]):
             self.problems[
@@ -210,14 +192,16 @@ class KinetoWorker:
             read += len(events)
             self._advance()
             time.sleep(0)  # whoever waits for the GIL gets it
+        if file.problem:
+            self._drop(_events_in(file.path) - read, "source", trace)
+            self._lose(trace, f"a part of {trace.name} was lost: {file.problem}")
         if converter is None:
             return
         if converter.unknown:
             self.problems["events of kineto that are of no known kind were left out"] += converter.unknown
         if file.skipped:
             self._drop(file.skipped, "source", trace)
-        if not self._abandoned:
-            self._check_clock(mapping, converter.markers, trace.brackets)
+        self.clock_error_ns = max(self.clock_error_ns, mapping.error_ns)
         self._send(parts, trace)
 
     def _send(self, parts: list[tuple[Block, bytes]], trace: FinishedTrace) -> None:
@@ -251,15 +235,6 @@ class KinetoWorker:
         events = events[events["ts"] < until]
         if len(events):
             self._sink.deliver(events, args)
-
-    def _check_clock(self, mapping: ClockMapping, markers: list[int], brackets: tuple[tuple[int, int], ...]) -> None:
-        error = mapping.error_ns
-        if len(markers) == len(brackets):
-            for marker, (before, after) in zip(sorted(markers), brackets, strict=True):
-                error = max(error, before - marker, marker - after)
-        else:
-            self.problems["kineto's clock could not be checked"] += 1
-        self.clock_error_ns = max(self.clock_error_ns, error)
 
 
 def notes_of(problems: Counter[str]) -> list[str]:

@@ -27,7 +27,7 @@ from stepscope.compat.mindspore.options.trace_handler import TraceHandler
 from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory, windows_in, write_facts
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operators import OperatorTable
-from stepscope.compat.mindspore.recording.cost_estimate import costs
+from stepscope.compat.mindspore.recording.cost_estimate import CostEstimate, RecordingCost
 from stepscope.compat.mindspore.sources import backends as sources
 from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.sources.device import DeviceTarget
@@ -67,6 +67,7 @@ class CapturePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Directory below which windows get theirs."""
     control: Control | None
     """By which ways windows can be asked for."""
+    estimate: CostEstimate
     fixed: Collection[str]
     """Arguments that STEPSCOPE_OPTIONS cannot change."""
 
@@ -152,7 +153,8 @@ class Capture:
         self.ended = False
         self._stepped = False
         self._page = resource.getpagesize() if plan.options.memory else 0
-        self._estimate = costs.estimate(plan.options)
+        self.cost: RecordingCost | None = None
+        """What it took; there when it has ended, if steps were recorded."""
         waits = plan.options.data_process and "mindspore" in plan.target.frameworks
         self._dataset_waits = DatasetWaits() if waits else None
         self._journal: Path | None = None
@@ -241,7 +243,7 @@ class Capture:
             overhead = pipeline.overhead
             size = sum(path.stat().st_size for path in segments.segment_paths(self.journal))
             cost_ns = overhead.training_ns + overhead.background_ns
-            costs.add(self._plan.options, steps, size, cost_ns, overhead.recorded_ns)
+            self.cost = RecordingCost(steps, size, cost_ns, overhead.recorded_ns)
 
     def _wait_for_operators(self) -> None:
         for backend in self._asynchronous:
@@ -319,7 +321,7 @@ class Capture:
             "run": self.directory.name,
             "window": window,
             "diagnostics": [*plan.limits, *plan.target.notes],
-            "estimate": msgspec.structs.asdict(self._estimate),
+            "estimate": msgspec.structs.asdict(plan.estimate),
             "options": msgspec.structs.asdict(plan.options),
         }
 

@@ -14,7 +14,7 @@ from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.options.trace_handler import TraceHandler
 from stepscope.compat.mindspore.output_layout import default_or_other
 from stepscope.compat.mindspore.recording.capture import Capture, CapturedWindow, CapturePlan
-from stepscope.compat.mindspore.recording.cost_estimate import CostEstimate, costs
+from stepscope.compat.mindspore.recording.cost_estimate import CostEstimate
 from stepscope.compat.mindspore.sources.capabilities import limits
 from stepscope.compat.mindspore.sources.device import detect_target
 from stepscope.runtime import _core
@@ -124,8 +124,8 @@ class Recording:
 
     @property
     def estimate(self) -> CostEstimate:
-        """What recording is likely to cost, by what this process has recorded so far with as much detail."""
-        return costs.estimate(self.options)
+        """What recording is likely to cost, by what this profiler has recorded so far."""
+        return CostEstimate.by([capture.cost for capture in self._captures if capture.cost is not None])
 
     def _start(self) -> None:
         log.info("%s: recording begins; %s", self._who, self.estimate)
@@ -142,6 +142,7 @@ class Recording:
             metadata=self._metadata.snapshot,
             base=base if self.decided else directory_from_environment(base),
             control=self._control,
+            estimate=self.estimate,
             fixed=("output_dir", *STEPS) if self.decided else ("output_dir",),
         )
         capture = Capture(plan, self, self._next_step)

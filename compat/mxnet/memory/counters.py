@@ -11,7 +11,6 @@ from stepscope.backends.base import Sink
 from stepscope.backends.counters.counting import CountingBackend, Reading
 from stepscope.backends.counters.nvml_library import LIBRARY, Nvml, NvmlError
 from stepscope.backends.counters.process_memory import resident_bytes
-from stepscope.compat.mxnet.objects.pausing import pausing
 
 DEVICE_STORAGE = "Device Storage"
 """Category of the counters, as MXNet names it."""
@@ -39,17 +38,12 @@ class MemoryBackend(CountingBackend):
         except NvmlError:  # no driver, no devices
             self._nvml = None
         super().open(sink)
-        pausing.resumed = self._wake.set
 
     async def aclose(self) -> None:
         await super().aclose()
         if self._nvml is not None:
             self._nvml.close()
             self._nvml = None
-
-    @property
-    def _recording(self) -> bool:
-        return super()._recording and not pausing.paused
 
     def _read(self) -> Iterator[Reading]:
         yield Reading("Memory: cpu/0", resident_bytes(self._page))

@@ -7,17 +7,27 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from stepscope.compat.mxnet.objects.forwarding import forwarding
 from stepscope.compat.mxnet.objects.names import Named, domain_name, legal
-from stepscope.compat.mxnet.objects.pausing import Start, pausing
 from stepscope.runtime import _core
 from stepscope.runtime.annotations.decorate import decorate
 from stepscope.runtime.events import clock
 from stepscope.runtime.threads import locks
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Start(NamedTuple):
+    """One start of an object, which one `stop()` ends."""
+
+    caller: tuple[int, int]
+    """The thread and the task that started it."""
+    span: _core.span
+    forwarded: object
+    """The answer of the tool to which it was forwarded."""
+    is_forwarded: bool
 
 
 class Duration:
@@ -30,47 +40,32 @@ class Duration:
     while it is started ends then.
     """
 
-    _each_has_a_span = False
-    """True if the spans of two starts differ."""
-
     def __init__(self, name: str, category: str, arguments: dict[str, Any]) -> None:
         self.name = name
         self._category = category
         self._arguments = arguments
         self._span = _core.span(legal(type(self).__name__.lower(), name), category=category, **arguments)
-        self._started = 0
-        """Starts whose span is `_span`, which tells threads and tasks apart itself."""
+        self._entered = 0
+        """How often `_span` was entered and not left."""
         self._starts: list[Start] = []
-        """Other starts that were not stopped, of all threads and tasks, the latest last: those that began or waited in a pause,
-        those that are forwarded, and those that came while there were any of these."""
+        """Starts that were not stopped and that are forwarded or have a span of their own, of all threads and tasks, the
+        latest last."""
 
     def start(self) -> None:
         """Begins."""
-        if pausing.paused or self._starts or self._each_has_a_span or forwarding.to is not None:
-            self._start_noted()
-        else:
-            self._started += 1
+        if forwarding.to is None:
+            self._entered += 1
             self._span.__enter__()
+        else:
+            self._note(self._span)
 
-    def _start_noted(self) -> None:
-        one = Start(_caller())
-        if forwarding.to is not None:
-            one.forwarded, one.is_forwarded = forwarding.start(self.name, self._category), True
+    def _note(self, span: _core.span) -> None:
+        """Begins a start that is forwarded, or has a span of its own."""
+        is_forwarded = forwarding.to is not None
+        one = Start(_caller(), span, forwarding.start(self.name, self._category), is_forwarded)
         with _lock:
             self._starts.append(one)
-        if not (pausing.paused and pausing.wait(self, one)):
-            self.begin(one)
-
-    def begin(self, start: Start) -> None:
-        """Begins the span of a start: at once, or at the end of the pause."""
-        with _lock:
-            if not start.stopped:
-                start.span = self._new_span()
-                start.span.__enter__()
-
-    def _new_span(self) -> _core.span:
-        """One for a start of its own: a stop must end that of its own thread."""
-        return _core.span(self._span.name, category=self._category, **self._arguments)
+        span.__enter__()
 
     def stop(self) -> None:
         """Ends the latest start of this thread or task."""
@@ -81,30 +76,24 @@ class Duration:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        one = self._noted() if self._starts else None
+        one = self._latest() if self._starts else None
         if one is None:
-            if self._started:
-                self._started -= 1
+            self._entered = max(self._entered - 1, 0)
             self._span.__exit__(kind, error, trace)
             return
         if one.is_forwarded:
             forwarding.stop(one.forwarded)
-        if one.span is None:
-            pausing.cancel(one)
-        else:
-            one.span.__exit__(kind, error, trace)
+        one.span.__exit__(kind, error, trace)
 
-    def _noted(self) -> Start | None:
+    def _latest(self) -> Start | None:
         """The latest noted start of the caller; one of others if nobody has another. `None` if `_span` has it."""
         caller = _caller()
         with _lock:
             own = (at for at in range(len(self._starts) - 1, -1, -1) if self._starts[at].caller == caller)
             at = next(own, None)
-            if at is None and (self._started or not self._starts):
+            if at is None and (self._entered or not self._starts):
                 return None
-            one = self._starts.pop(-1 if at is None else at)
-            one.stopped = True
-            return one
+            return self._starts.pop(-1 if at is None else at)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -124,10 +113,8 @@ class Duration:
 
     def __del__(self) -> None:
         for one in reversed(getattr(self, "_starts", ())):  # there are none if the constructor raised
-            one.stopped = True
-            if one.span is not None:
-                one.span.__exit__(None, None, None)
-        for _ in range(getattr(self, "_started", 0)):
+            one.span.__exit__(None, None, None)
+        for _ in range(getattr(self, "_entered", 0)):
             self._span.__exit__(None, None, None)
 
 
@@ -175,8 +162,6 @@ class Frame(Duration):
     `passes(frame)` of this module lists them. Args and errors are those of a task.
     """
 
-    _each_has_a_span = True
-
     def __init__(self, domain: Named, name: str, /, **arguments: Any) -> None:
         self.domain = domain
         self._numbers = itertools.count()
@@ -184,15 +169,13 @@ class Frame(Duration):
         super().__init__(name, domain_name(domain) + FRAMES, arguments)
         self._rate = legal("counter", f"{name} per second")
 
-    def begin(self, start: Start) -> None:
+    def start(self) -> None:
         """Begins a pass."""
+        number = {FRAME: next(self._numbers)}
         last, self._last_start = self._last_start, clock.now()
-        super().begin(start)
+        self._note(_core.span(self._span.name, category=self._category, **self._arguments, **number))
         if last and self._last_start > last:
             _core.counter(self._rate, 1e9 / (self._last_start - last), category=self._category)
-
-    def _new_span(self) -> _core.span:
-        return _core.span(self._span.name, category=self._category, **self._arguments, **{FRAME: next(self._numbers)})
 
     def __call__(self, function: F) -> F:
         """Decorates a function, coroutine function or generator function: each call or resumption is a pass."""

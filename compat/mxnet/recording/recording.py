@@ -12,7 +12,6 @@ from stepscope.compat.mxnet.errors import MXNetError
 from stepscope.compat.mxnet.memory.allocations import Allocations
 from stepscope.compat.mxnet.memory.counters import MemoryBackend
 from stepscope.compat.mxnet.objects.forwarding import forwarding
-from stepscope.compat.mxnet.objects.pausing import pausing
 from stepscope.compat.mxnet.recording.capabilities import capabilities_of, log_missing
 from stepscope.compat.mxnet.recording.files import Files
 from stepscope.compat.mxnet.recording.settings import SHAPES, MXNetSettings
@@ -99,7 +98,6 @@ class Recording:
             if self.running and self.profiler is not None:
                 self.running = False
                 self._pauses = 0
-                pausing.forget()
                 self.profiler.stop()
 
     def pause(self) -> None:
@@ -107,7 +105,6 @@ class Recording:
         with self._lock:
             if self.running and self.profiler is not None:
                 self._pauses += 1
-                pausing.pause()
                 self.profiler.pause()
 
     def resume(self) -> None:
@@ -117,8 +114,6 @@ class Recording:
                 return
             self._pauses -= 1
             self.profiler.resume()
-            if not self._pauses:
-                pausing.resume()
 
     def step(self) -> None:
         """The next step begins."""

@@ -71,7 +71,6 @@ async def test_each_run_of_the_device_is_delivered_once(export: dict[str, Any]) 
             SharedResult(Saved()),
             until=until,
             anchors=(ClockAnchor(base, base, 0),),
-            brackets=(),
             flops=False,
             since=base,
             left_out=frozenset(),

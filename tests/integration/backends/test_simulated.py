@@ -143,7 +143,6 @@ def test_times_are_mapped_within_the_stated_error_and_watermarks_are_honest(
     for delivery in rig.sink.deliveries:
         assert delivery.promised is None or not len(delivery.events) or delivery.events["ts"].min() >= delivery.promised
     assert rig.sink.passed is not None and rig.sink.passed >= stop
-    assert rig.device.statistics().moved == 0
 
 
 def test_launches_kernels_and_flows_belong_together() -> None:

@@ -183,6 +183,24 @@ def test_a_pause_in_the_window(output_dir: Path) -> None:
     )
 
 
+def test_a_region_that_begins_in_a_pause(output_dir: Path) -> None:
+    """It is there from the end of the pause on, and has no part before; one that also ends in the pause is not there."""
+    with traced(output_dir) as (profiler, memory):
+        work(profiler, 2)
+        profiler.pause()
+        late = sc.span("late")
+        late.__enter__()
+        with sc.span("within"):
+            time.sleep(0.001)
+        profiler.resume()
+        late.__exit__(None, None, None)
+        work(profiler, 3)
+    found = [(strings.name_of(event), int(event["ts"])) for event in memory.events(0, Kind.SPAN)]
+    (pause,) = memory.events(0, Kind.GAP)
+    assert [ts for name, ts in found if name == "late"] == [int(pause["ts"]) + int(pause["dur"])]
+    assert "within" not in dict(found)
+
+
 def test_two_profilers(tmp_path: Path) -> None:
     """Each window has the region, whether the other one records or not."""
     with (

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 
-from stepscope.backends.mindspore.blocks import MindSporeTracks
 from stepscope.backends.torch.kineto.tracks import KinetoTracks
 from stepscope.runtime._core import span
 from stepscope.runtime.events import tracks
@@ -48,7 +47,6 @@ def test_backends_draw_where_the_recorder_does() -> None:
         read(mine, reuse=reuse, name="another name")
         assert tracks.since(before + 1)
         assert kineto_track(mine.tid) == mine.id
-        assert MindSporeTracks().thread(mine.tid) == mine.id
     made = kineto_track(1 << 29)
     parent = tracks.get(made)
     assert parent is not None and parent.parent == tracks.process()
@@ -61,7 +59,6 @@ def test_a_number_that_the_system_gives_again_is_the_newer_thread() -> None:
     newer = tracks.new(TrackKind.THREAD, os.getpid(), number + (1 << 28), "newer", tracks.process())
     assert older != newer
     assert kineto_track(number + (1 << 28)) == newer
-    assert MindSporeTracks().thread(number + (1 << 28)) == newer
 
 
 def test_rows_of_a_recording_are_never_living_ones() -> None:
