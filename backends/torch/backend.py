@@ -13,6 +13,7 @@ import msgspec
 from stepscope.backends.torch.groups import groups
 from stepscope.backends.torch.kineto.mode import KinetoMode
 from stepscope.backends.torch.kineto.session import session
+from stepscope.backends.torch.kineto.worker import Keeper
 from stepscope.backends.torch.settings import SWITCHES, TorchSettings, read_activities
 from stepscope.backends.torch.stream import StreamMode
 from stepscope.runtime.errors import BackendError
@@ -63,6 +64,7 @@ class TorchBackend:
         activities: Iterable[Any] | None = None,
         experimental_config: Any = None,
         name: str = "torch",
+        keeper: Keeper | None = None,
     ) -> None:
         """
         Args:
@@ -76,6 +78,7 @@ class TorchBackend:
             activities: as for `torch.profiler.profile`.
             experimental_config: as for `torch.profiler.profile`; default: one that stops fastest.
             name: of this source in ledgers and reports.
+            keeper: in kineto mode, who gets each finished recording as torch has it, on the backend's own thread.
 
         Raises:
             ValueError: if the mode is unknown, or it is `stream` and something is asked for that only kineto has.
@@ -100,6 +103,7 @@ class TorchBackend:
         if mode == "stream" and beyond:
             raise ValueError(f"{' and '.join(beyond)} cannot be had with mode='stream'; use mode='kineto'")
         self.name = name
+        self._keeper = keeper
         self._wanted: Mode = mode
         self._mode: StreamMode | KinetoMode | None = None
         self._notes: list[str] = []
@@ -128,14 +132,14 @@ class TorchBackend:
         if self._wanted == "stream":
             self._mode = StreamMode(sink)
         elif self._wanted == "kineto" or self._settings.beyond_stream or _has_device(torch) or session.here:
-            self._mode = KinetoMode(self._settings, sink)
+            self._mode = KinetoMode(self._settings, sink, self._keeper)
         else:
             try:
                 self._mode = StreamMode(sink)
             except BackendError as error:
                 self._notes.append(f"kineto mode was taken: {error}")
                 _warn_of_kineto(str(error))
-                self._mode = KinetoMode(self._settings, sink)
+                self._mode = KinetoMode(self._settings, sink, self._keeper)
 
     @property
     def one_thread(self) -> bool:

@@ -17,6 +17,7 @@ from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSetting
 from stepscope.compat.torch.activities import choose
 from stepscope.compat.torch.results import View
 from stepscope.compat.torch.windows.cycle import TorchFlags
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
 from stepscope.runtime.schedule.schedule import schedule
 from stepscope.runtime.settings.arguments import got
@@ -57,7 +58,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self._settings()
-        self._backends()
+        self._backends(None)
 
     # `Accelerator` looks up by the exact class what a handler is for, so a subclass has to pass for its base. Copies are
     # made by hand then, for pickle would take the wrong class.
@@ -73,7 +74,9 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         """The context manager that Accelerate enters."""
         ready = self.on_trace_ready
         callback = None if ready is None or isinstance(ready, Exporter) else ready
-        self.last = AccelerateRun(self._settings(), self._backends, _called(callback), self._torch_flags())
+        results = LatestResults() if all(getattr(self, need) for need in NEEDS) else None
+        backends = partial(self._backends, results)
+        self.last = AccelerateRun(self._settings(), backends, _called(callback), self._torch_flags(), results)
         return self.last
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,9 +126,10 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
             use_device=None if device is None else device.lower(),
         )
 
-    def _backends(self) -> Sequence[Backend]:
+    def _backends(self, results: LatestResults | None) -> Sequence[Backend]:
         return (
             TorchBackend(
+                keeper=results,
                 record_shapes=self.record_shapes,
                 profile_memory=self.profile_memory,
                 with_stack=self.with_stack,

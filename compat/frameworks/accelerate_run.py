@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from stepscope.compat.frameworks.loop import Loop, Traced, guarded
 from stepscope.compat.frameworks.loop_settings import LoopSettings
 from stepscope.compat.torch.results import Results, View, export_facts
 from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
+from stepscope.compat.torch.windows.memory_timeline import LatestResults
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.errors import ProfilerStateError
@@ -46,10 +48,14 @@ class AccelerateRun(Traced, Results):
         backends: Callable[[], Sequence[Backend]],
         ready: Callable[[View], Any] | None,
         torch_flags: TorchFlags,
+        results: LatestResults | None,
     ) -> None:
-        """Args: what is recorded; makes what records it; called with each window; what torch's tables have."""
+        """Args: what is recorded; makes what records it; called with each window; what torch's tables have; has
+        torch's recordings of the last window."""
         super().__init__()
-        self._torch_flags = torch_flags
+        self._torch_flags, self._results = torch_flags, results
+        if results is not None:
+            weakref.finalize(self, results.release)
         self._journal: JournalExporter | None = None
         self._ready = ready
         self._done: list[Cycle] = []

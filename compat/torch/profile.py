@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from stepscope.compat.torch.results import Results, View, export_facts
 from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
 from stepscope.compat.torch.windows.cycle_hooks import CycleHooks, Observer, observer_of_environment
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
@@ -126,6 +128,9 @@ class profile(Results):
         self._control = Control.of(control)
         device = next((device for device in DEVICES if device in names), None)
         self._torch_flags = TorchFlags(**flags, use_device=None if device is None else device.lower())
+        self._results = LatestResults() if all(flags[need] for need in NEEDS) else None
+        if self._results is not None:
+            weakref.finalize(self, self._results.release)
         self.activities = members(names)
         self.record_shapes, self.profile_memory = record_shapes, profile_memory
         self.with_stack, self.with_flops, self.with_modules = with_stack, with_flops, with_modules
@@ -150,6 +155,7 @@ class profile(Results):
             mode,
             activities=wanted,
             experimental_config=experimental_config,
+            keeper=self._results,
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,

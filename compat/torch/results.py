@@ -18,6 +18,7 @@ from stepscope.compat.torch.events.profiler_util import build_tree
 from stepscope.compat.torch.events.window_spans import WindowSpans
 from stepscope.compat.torch.windows.chrome_export import export_window
 from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
+from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults, export_memory_timeline
 from stepscope.exporters.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.events import clock
@@ -30,6 +31,7 @@ class Results(ABC):
     """The half of `torch.profiler.profile` that returns and exports results, any number of times."""
 
     _torch_flags: TorchFlags
+    _results: LatestResults | None = None
     post_processing_timeout_s: float | None = None
 
     def __init__(self) -> None:
@@ -142,6 +144,23 @@ class Results(ABC):
         with whole_file(Path(path)) as place:
             events.export_stacks(str(place), metric)
 
+    def export_memory_timeline(self, path: str | os.PathLike[str], device: str | None = None) -> None:
+        """Writes how much memory was in use when, by what it was used for, as torch makes it of its recording.
+
+        Args:
+            path: its ending names the format: `.html` (needs matplotlib), `.raw.json.gz`, `.json.gz`, else JSON.
+            device: such as `cpu` or `cuda:0`; default: the accelerator that was recorded, else the host.
+
+        Raises:
+            ProfilerStateError: if shapes, memory and stacks were not recorded, or the window is not the last.
+        """
+        missing = [name for name in NEEDS if not getattr(self._torch_flags, name)]
+        if missing or self._results is None:
+            wanted = ", ".join(f"{name}=True" for name in missing)
+            raise ProfilerStateError(f"export_memory_timeline() needs more: make the profile with {wanted}")
+        result = self._results.of(self._last("a memory timeline").window)
+        export_memory_timeline(result, path, device, self._torch_flags.use_device)
+
     def get_trace_id(self) -> str | None:
         """Identifies the last window; `None` before there is one."""
         cycles = self._cycles()
@@ -211,6 +230,7 @@ class View(Results):
         self._owner = owner
         self._frozen = tuple(cycles)
         self._torch_flags = cycles[-1].torch_flags
+        self._results = owner._results
         self._metadata = Metadata()
         self.post_processing_timeout_s = owner.post_processing_timeout_s
         self.step_num = cycles[-1].step_num

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from stepscope.backends.torch.gaps import Gaps
 from stepscope.backends.torch.kineto.session import session
 from stepscope.backends.torch.kineto.slot import slot
-from stepscope.backends.torch.kineto.worker import FinishedTrace, KinetoWorker, notes_of
+from stepscope.backends.torch.kineto.worker import FinishedTrace, Keeper, KinetoWorker, notes_of
 from stepscope.backends.torch.settings import TorchSettings
 from stepscope.runtime.events import clock
 from stepscope.runtime.schedule.action import ProfilerAction
@@ -20,10 +20,10 @@ from stepscope.runtime.sources.sink import BackendReport, Sink
 class KinetoMode:
     """Records with kineto. All calls but `aclose` and `report` come from the training thread."""
 
-    def __init__(self, settings: TorchSettings, sink: Sink) -> None:
-        """Args: what to record; where events go."""
+    def __init__(self, settings: TorchSettings, sink: Sink, keeper: Keeper | None = None) -> None:
+        """Args: what to record; where events go; who else gets each stretch of the recording as torch has it."""
         self._settings = settings
-        self._worker = KinetoWorker(sink)
+        self._worker = KinetoWorker(sink, keeper)
         self._gaps = Gaps(sink)
         self._since = 0
         self._warm = self._recording = self._closed = self._throws_away = False

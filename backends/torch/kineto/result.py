@@ -24,6 +24,16 @@ class SharedResult:
         self._saving = RLock()
         self._copy: Path | None = None
 
+    @property
+    def raw(self) -> Any:
+        """torch's own object; `None` once it was freed."""
+        return self._result
+
+    def add_user(self) -> None:
+        """One more will call `release`."""
+        with self._counting:
+            self._users += 1
+
     def save(self, path: str) -> bool:
         """Writes kineto's trace, any number of times.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,11 +57,16 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     """What messages call it."""
 
 
+Keeper = Callable[[FinishedTrace], None]
+"""Gets each recording once it was saved. Releases its result, then or later."""
+
+
 class KinetoWorker:
     """A thread that turns traces into blocks, one after the other, in order."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, keeper: Keeper | None = None) -> None:
         self._sink = sink
+        self._keeper = keeper
         self._tracks = KinetoTracks()
         self._queue: SimpleQueue[FinishedTrace | int | None] = SimpleQueue()
         self._unfinished: deque[FinishedTrace] = deque()
@@ -127,13 +133,15 @@ class KinetoWorker:
     def _finish(self, trace: FinishedTrace) -> None:
         path: Path | None = None
         released = False
+        if self._keeper is not None:
+            trace.result.add_user()  # before it is saved, so that the keeper can save it again
         try:
             path = make_scratch_file("stepscope-kineto-", ".json")
             if not self._save(trace, path):
                 self.problems["exporting a trace stopped all Python threads for that time"] += 1
             flops = trace.result.flops() if trace.flops else {}
+            self._let_go(trace)
             released = True
-            trace.result.release()
             self._deliver(KinetoFile(path), trace, flops)
         except ClosedError:
             raise
@@ -172,6 +180,16 @@ class KinetoWorker:
                 written = size
                 self._advance()
         return saving.result()
+
+    def _let_go(self, trace: FinishedTrace) -> None:
+        try:
+            if self._keeper is not None:
+                self._keeper(trace)
+        except Exception as error:
+            self.problems[f"the keeper of torch's recordings raised {type(error).__name__}: {error}"] += 1
+            trace.result.release()
+        finally:
+            trace.result.release()
 
     def _deliver(self, file: KinetoFile, trace: FinishedTrace, flops: dict[int, int]) -> None:
         if set_by := set_between(trace.anchors[0], trace.anchors[-1]):

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import stepscope as sc
+from stepscope.backends.torch.kineto.worker import FinishedTrace, Keeper
 from stepscope.runtime.schedule.schedule import schedule
 from tests.support.operators import torch
 
 ADDS = 30_000
 
 
-def record(directory: Path, windows: int, *, adds: int = ADDS, **options: Any) -> tuple[sc.Profiler, Any]:
+def record(
+    directory: Path, windows: int, keeper: Keeper | None = None, *, adds: int = ADDS, **options: Any
+) -> tuple[sc.Profiler, Any]:
     """Records windows of many operators, and closes at once."""
     memory = sc.exporters.MemoryExporter()
     ones = torch.ones(2)
     with sc.trace(
         schedule=schedule(wait=0, warmup=0, active=1, repeat=windows),
-        backends=[sc.TorchBackend("kineto", record_shapes=True)],
+        backends=[sc.TorchBackend("kineto", record_shapes=True, keeper=keeper)],
         exporters=[memory],
         output_dir=directory,
         options=sc.Options(journal=False, **options),
@@ -31,9 +35,16 @@ def record(directory: Path, windows: int, *, adds: int = ADDS, **options: Any) -
 
 
 def test_what_is_not_converted_in_time_is_missing(tmp_path: Path) -> None:
-    """The time for closing is too short: the window is incomplete, and the report does not say that nothing was dropped."""
-    profiler, memory = record(tmp_path, 1, adds=4 * ADDS, close_timeout=2.0)
-    assert [window.complete for window in memory.windows] == [False]
+    """The time for closing is too short: windows are incomplete, and the report does not say that nothing was dropped."""
+    closed = threading.Event()
+
+    def keep(trace: FinishedTrace) -> None:
+        closed.wait(30)
+        trace.result.release()
+
+    profiler, memory = record(tmp_path, 2, keep, close_timeout=4.0)
+    closed.set()
+    assert [window.complete for window in memory.windows] == [False, False]
     report = str(profiler.report())
     assert "missing   torch: " in report
     assert "dropped   nothing\n" not in report and "accounts  balanced\n" not in report, report

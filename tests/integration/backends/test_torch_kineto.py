@@ -332,11 +332,20 @@ def test_stacks_leave_out_the_threads_of_the_runtime(tmp_path: Path) -> None:
     assert found == {threading.main_thread().native_id, thread.native_id}
 
 
-def test_a_recording_is_saved_by_each_who_shares_it(tmp_path: Path) -> None:
-    """torch saves one once only, and ends the program at the second time."""
-    shared = SharedResult(recorded_by_torch(), 2)
-    saved = [tmp_path / f"saved-{number}.json" for number in range(2)]
-    for path in saved:
-        shared.save(str(path))
-        shared.release()
+def test_a_keeper_may_save_again_and_may_raise(tmp_path: Path) -> None:
+    """torch saves a recording once only, and ends the program at the second time; a keeper's error loses nothing."""
+    saved: list[Path] = []
+
+    def keep(trace: FinishedTrace) -> None:
+        for number in range(2):
+            saved.append(tmp_path / f"kept-{number}.json")
+            trace.result.save(str(saved[-1]))
+        raise RuntimeError("the keeper has no room")
+
+    memory = sc.exporters.MemoryExporter()
+    backend = TorchBackend("kineto", keeper=keep)
+    with sc.trace(backends=[backend], exporters=[memory], output_dir=tmp_path / "run") as profiler:
+        add()
+    assert memory.names(kind=Kind.SPAN).count("aten::add") == 3
     assert saved[0].read_bytes() == saved[1].read_bytes() and b"aten::add" in saved[0].read_bytes()
+    assert "the keeper of torch's recordings raised RuntimeError: the keeper has no room" in str(profiler.report())

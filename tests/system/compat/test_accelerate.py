@@ -247,6 +247,8 @@ def test_tables_and_events_are_torchs(tmp_path: Path) -> None:
     ]
     run.export_stacks(str(tmp_path / "stacks.txt"), "self_cpu_time_total")
     assert "test_accelerate" in (tmp_path / "stacks.txt").read_text()
+    run.export_memory_timeline(str(tmp_path / "memory.json"))
+    assert json.loads((tmp_path / "memory.json").read_text())
     seen[0].export_chrome_trace(tmp_path / "first.json")
     told = json.loads((tmp_path / "first.json").read_text())
     assert told["with_stack"] == 1 and told["framework"] == "accelerate" and told["size"] == 4

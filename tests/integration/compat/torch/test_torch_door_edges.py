@@ -14,8 +14,9 @@ import pytest
 
 import stepscope as sc
 import stepscope.torch as ours
+from stepscope.runtime.errors import ProfilerStateError
 from tests.support.messages import refused, said
-from tests.support.operators import cpu, torch
+from tests.support.operators import cpu, network, torch
 
 ONCE = {"wait": 1, "warmup": 1, "active": 1, "repeat": 2}
 MODES = pytest.mark.parametrize("mode", ["stream", "kineto"])
@@ -282,6 +283,36 @@ def test_accumulated_events(acc: bool) -> None:
     mine, other = work(ours), work(torch.profiler)
     assert mine == other
     assert mine[1] == ([3, 9] if acc else [3, 6])
+
+
+def test_memory_timelines(tmp_path: Path) -> None:
+    """Files of all formats, the same twice, after a trace was exported; sizes are torch's own for the same work."""
+
+    def work(p: Any) -> Any:
+        torch.manual_seed(0)
+        model = network()
+        with p.profile(activities=cpu(), record_shapes=True, profile_memory=True, with_stack=True) as prof:
+            model(torch.ones(4, 1, 8, 8)).sum().backward()
+        return prof
+
+    prof, other = work(ours), work(torch.profiler)
+    prof.export_chrome_trace(tmp_path / "trace.json")
+    for name in ("one.json", "two.json", "three.json.gz"):
+        prof.export_memory_timeline(tmp_path / name, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other.export_memory_timeline(str(tmp_path / "theirs.json"), device="cpu")
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert one == json.loads((tmp_path / "two.json").read_text())
+    assert one == json.loads(gzip.decompress((tmp_path / "three.json.gz").read_bytes()))
+    wanted = json.loads((tmp_path / "theirs.json").read_text())
+    assert max(map(max, one[1])) == max(map(max, wanted[1])) > 0
+    prof.export_memory_timeline(tmp_path / "points.raw.json.gz")
+    assert json.loads(gzip.decompress((tmp_path / "points.raw.json.gz").read_bytes()))
+    with ours.profile(activities=cpu(), profile_memory=True) as less:
+        torch.ones(2)
+    with refused(ProfilerStateError, "export_memory_timeline()", "record_shapes=True", "with_stack=True"):
+        less.export_memory_timeline(tmp_path / "none.json")
 
 
 @pytest.mark.checklist("F15")

@@ -398,14 +398,13 @@ def test_regions_of_torchs_own(mode: Any) -> None:
 
 
 def test_parameters_and_methods_are_torchs() -> None:
-    """Whatever torch's `profile` takes and has, is here; all but the steps of its own state machine, and a method that torch deprecates."""
+    """Whatever torch's `profile` takes and has, is here; all but the steps of its own state machine."""
     signature = inspect.signature
     wanted = set(signature(torch.profiler.profile).parameters)
     assert wanted <= set(signature(ours.profile).parameters)
     theirs, mine = torch.profiler.profile(activities=cpu()), ours.profile(activities=cpu())
     inner = {"prepare_trace", "start_trace", "stop_trace", "action_map", "step_rec_fn", "has_cudagraphs", "mem_tl"}
-    others = {"activity_filters", "export_memory_timeline"}
-    names = {name for name in dir(theirs) if not name.startswith("_")} - inner - others
+    names = {name for name in dir(theirs) if not name.startswith("_")} - inner - {"activity_filters"}
     assert {name for name in names if not hasattr(type(mine), name) and name not in vars(mine)} == set()
     for name in names:
         method = getattr(torch.profiler.profile, name, None)

@@ -252,7 +252,13 @@ def _inbox() -> Callable[[], object]:
 
 
 def _shared_result() -> Callable[[], object]:
-    return SharedResult(None, 1 << 30).release
+    result = SharedResult(None)
+
+    def call() -> None:
+        result.add_user()
+        result.release()
+
+    return call
 
 
 def _marks() -> Callable[[], object]:
