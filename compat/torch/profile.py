@@ -7,6 +7,7 @@ import os
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Self
 
 from msgspec.structs import replace
@@ -43,6 +44,10 @@ log = logging.getLogger("stepscope")
 
 PATIENCE = 60.0
 """Seconds that windows wait for torch's recordings, and closing for everything: users of torch expect all of a trace."""
+
+
+_STEP = "ProfilerStep"
+"""Name under which torch's profiler counts steps. Optimizers count them under names of their own."""
 
 
 class profile(Results):
@@ -170,6 +175,8 @@ class profile(Results):
         self._errors: list[Exception] = []
         self._callbacks = Callbacks(self._call_back)
         self._done: tuple[Cycle, ...] = ()
+        self._counts_for_daemon = False
+        """Whether Kineto's daemon takes windows of steps, which torch counts for it."""
         self._last_is_empty = False
         """Whether the last `step()` began a window in which nothing was recorded."""
         self._step = 0
@@ -192,6 +199,9 @@ class profile(Results):
                 "start() of a profile that runs already; call stop() first, or make another profile"
             )
         self._look_around()
+        self._counts_for_daemon = has_torch() and bool(os.environ.get("KINETO_USE_DAEMON"))
+        if self._counts_for_daemon:
+            _step_tracker().init_step_count(_STEP)
         self._stopping, self._last_is_empty = None, False
         self._journal = JournalExporter.of(options_in_effect(self._options))
         current = trace(
@@ -219,6 +229,8 @@ class profile(Results):
             self._step += 1
         else:
             current.step()
+        if self._counts_for_daemon:
+            _step_tracker().increment_step(_STEP)
 
     def stop(self) -> None:
         """Ends the window that is open, and waits until it is complete and `on_trace_ready` has returned.
@@ -255,6 +267,8 @@ class profile(Results):
         if self._current is not None:
             self.stop()
         self._callbacks.finish()
+        if self._counts_for_daemon:
+            _step_tracker().erase_step_count(_STEP)
         if self.execution_trace_observer is not None:
             try:
                 self.execution_trace_observer.cleanup()
@@ -475,6 +489,10 @@ class profile(Results):
     def _trace_id(self, window: Window) -> str:
         found = None if self._hooks is None else self._hooks.id_at(window.start_ns)
         return found or f"{uuid.uuid4().int:032X}"
+
+
+def _step_tracker() -> Any:
+    return import_module("torch.autograd.profiler").KinetoStepTracker
 
 
 def _errors_of(profiler: Profiler) -> list[Exception]:
