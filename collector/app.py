@@ -114,7 +114,7 @@ class Collector:
             nats=lambda: None if self.nats is None else self.nats.view(),
             parts=self.parts.view,
             unwritten=lambda: self.audit.failed,
-            verdicts=lambda job: [] if self.verdicts is None else self.verdicts.of(job),
+            verdicts=self.verdicts,
         )
         self.events = LiveEvents(self.live, lambda error: self.parts.failed("events", error))
         self._lock = DirectoryLock(settings.directory)

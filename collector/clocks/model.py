@@ -69,17 +69,6 @@ class ClockModel:
         chosen = self._offsets(at)
         return np.maximum(high - chosen, chosen - low) + 1.0
 
-    def from_reference(self, at: Times) -> Times:
-        """The rank's ns for ns of the reference, to within a ns or two."""
-        guess = at - self._base
-        for _ in range(4):
-            guess = guess - (self.to_reference(guess) - at)
-        return guess
-
-    def error_at_reference(self, at: Times) -> Floats:
-        """`error`, for times of the reference."""
-        return self.error(self.from_reference(at))
-
     def drift_ppm(self, at: int) -> tuple[float, float]:
         """By how much the reference gains on the rank's clock around a time, and what that may be off: parts per million."""
         if not self._pieces:

@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.collector.live.slowest import STEPS, median
-from stepscope.collector.live.step_times import communicates
+from stepscope.collector.live.step_times import SHOWN, communicates, median
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Rank
-from stepscope.collector.live.views import RankView, SlowRank, StreamView
+from stepscope.collector.live.views import RankView, StreamView
 
 _MOST_OTHERS = 8
 
-Times = NDArray[np.float32]
-"""In ms."""
 
-
-class Pace(msgspec.Struct, frozen=True):
-    """A rank's newest steps at one moment."""
-
-    rank: Rank
-    state: State
-    ms: Times
-    own_ms: Times
-    """The time in which it was not in collectives, of the steps of which that is known."""
-    communicates: bool
-    """Whether any of them was in a collective."""
-
-
-def pace(rank: Rank, now: float) -> Pace:
-    """Looks at a rank, at a monotonic time in seconds."""
-    stream = rank.latest
-    steps = stream.steps.newest(STEPS)
-    with_own_time = steps[steps["own_ms"] >= 0]
-    return Pace(rank, stream.state(now), steps["ms"], with_own_time["own_ms"], communicates(steps))
-
-
-def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
-    """A rank as it is told.
+def rank_view(rank: Rank, now: float, *, slow: bool) -> RankView:
+    """A rank at one moment.
 
     Args:
-        found: what was seen of it.
+        rank: the rank.
         now: a monotonic time in seconds.
-        slow: how it holds the others up, if it does.
+        slow: whether it holds the others up.
     """
-    rank, stream = found.rank, found.rank.latest
-    run, state, shares = stream.run, found.state, stream.shares
+    stream = rank.latest
+    steps = stream.steps.newest(SHOWN)
+    own_ms = steps["own_ms"][steps["own_ms"] >= 0]
+    run, state, shares = stream.run, stream.state(now), stream.shares
     return RankView(
         id=rank.id,
         job=run.name[:200],
@@ -60,9 +37,9 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         incarnation=rank.count,
         stream=stream.id,
         step=stream.steps.last,
-        step_ms=_median(found.ms),
-        own_ms=_median(found.own_ms) if found.communicates else None,
-        last_step_ms=round(float(found.ms[-1]), 3) if len(found.ms) else None,
+        step_ms=_median(steps["ms"]),
+        own_ms=_median(own_ms) if communicates(steps) else None,
+        last_step_ms=round(float(steps["ms"][-1]), 3) if len(steps) else None,
         events=stream.events,
         events_per_s=round(stream.event_rate.per_second(now), 1),
         bytes=stream.bytes,
@@ -71,7 +48,7 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         missing_frames=stream.missing,
         clock_bound_us=None if (bound := stream.clock.bound_ns) is None else round(bound / 1e3, 1),
         windows=stream.windows.count,
-        slow_factor=None if slow is None else slow.factor,
+        slow=slow,
         cpu_share=shares.cpu,
         data_share=shares.data,
         communication_share=shares.communication,
@@ -103,5 +80,5 @@ def _start(number: int, stream: Stream, now: float) -> StreamView:
     )
 
 
-def _median(times: Times) -> float | None:
+def _median(times: NDArray[np.float32]) -> float | None:
     return round(median(times), 3) if len(times) else None

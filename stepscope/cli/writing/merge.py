@@ -137,6 +137,8 @@ def write(
         OSError: if a stream cannot be read, or the output not written.
     """
     outputs = _outputs()
+    from stepscope.analysis.live import judge_steps
+
     into = absolute(target)
     made = made_directory(into if format in outputs.DIRECTORIES else into.parent)
     with made, Progress("merging") as progress:
@@ -145,7 +147,14 @@ def write(
             progress.show(f"merging: {events:,} events")
 
         merge = partial(
-            outputs.write_merged, sources, target, format=format, job=job, selection=selection, progress=show
+            outputs.write_merged,
+            sources,
+            target,
+            format=format,
+            job=job,
+            selection=selection,
+            progress=show,
+            judge=judge_steps,
         )
         report: MergeReport = anyio.run(merge)
     message(f"{report.events:,} events written to {report.written or target}")

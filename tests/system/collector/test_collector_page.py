@@ -123,8 +123,8 @@ def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
             training(collector.url, rank, steps=10_000, seconds=s, world=4) for rank, s in enumerate((0.01, 0.01, 0.05))
         ]
         with running[0] as first, running[1], running[2]:
-            page.locator("#verdict", has_text="rank 2 on").wait_for()
-            assert "slow" in cell(page, 2, "Step time")
+            page.get_by_role("list", name="Findings").get_by_text("The steps of rank 2 take").wait_for()
+            until(lambda: "slow" in cell(page, 2, "Step time"))
             page.get_by_text("Not seen yet: rank 3").wait_for()
             page.locator("#legend").get_by_text("rank 2 (slow)").wait_for()
             assert page.locator("#plot canvas").count() == 1

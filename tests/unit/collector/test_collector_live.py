@@ -18,7 +18,6 @@ from stepscope.collector.files.store import Store
 from stepscope.collector.live.history import BUCKETS, History
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.restoring import Restoring
-from stepscope.collector.live.slowest import FEWEST, slowest
 from stepscope.collector.live.step_times import RECENT, StepTimes
 from stepscope.collector.live.stream import Rate, Stream
 from stepscope.collector.live.streams import Streams, rank_id
@@ -189,33 +188,6 @@ def test_rates(counts: list[tuple[int, int]]) -> None:
     expected = sum(count for at, count in seen if second - seconds <= at < second) / seconds
     assert rate.per_second(now + 1) == pytest.approx(expected)
     assert rate.per_second(now + 100) == 0
-
-
-@given(
-    st.integers(2, 40),
-    st.floats(0.0, 0.05),
-    st.floats(1.5, 5.0),
-    st.integers(0, 1000),
-)
-def test_the_slow_rank_is_named_and_no_other(ranks: int, noise: float, factor: float, seed: int) -> None:
-    """One rank that takes half as long again or more is found, whatever the noise; equal ranks are not."""
-    random = np.random.default_rng(seed)
-    times = {str(n): (10 * (1 + noise * random.standard_normal(64))).astype(np.float32) for n in range(ranks)}
-    assert slowest(times) == []
-    times["0"] = (times["0"] * factor).astype(np.float32)
-    (found,) = slowest(times)
-    assert found.id == "0" and found.factor == pytest.approx(factor, rel=0.2)
-
-
-def test_what_is_no_slow_rank() -> None:
-    """Too few steps, a single rank, one slow step, ranks that differ as much among each other, and nothing at all."""
-    steady = [100] * 64
-    assert slowest({}) == slowest({"a": steady}) == []
-    assert slowest({"a": steady, "b": [900] * (FEWEST - 1)}) == []
-    assert slowest({"a": steady, "b": [*steady[:-3], 9000, 9000, 9000]}) == []
-    spread = {str(n): [100 + 10 * n] * 64 for n in range(8)}
-    assert slowest(spread) == []
-    assert [one.id for one in slowest({**spread, "x": [400] * 64})] == ["x"]
 
 
 @given(
