@@ -76,6 +76,9 @@ def _start(number: int, stream: Stream, now: float) -> StreamView:
         dropped=dict(stream.dropped),
         missing_frames=stream.missing,
         undecodable_frames=stream.undecodable,
+        evicted_segments=len(stream.windows.evicted),
+        evicted_events=stream.windows.discarded,
+        evicted_bytes=stream.windows.discarded_bytes,
         windows=list(stream.windows),
     )
 

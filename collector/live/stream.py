@@ -13,7 +13,6 @@ import msgspec
 
 from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.live.step_times import StepTimes
-from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
 from stepscope.exporters.stream.protocol import MAX_SUMMARY_STEPS, StepSummary
@@ -286,16 +285,6 @@ class Stream:
         self.events += events
         self.next = next
         self._behind.append(_FrameBatch(frames, live=False))
-
-    def count_segment(self, contents: Evicted) -> None:
-        """Counts the events and windows of a segment whose frames are not read."""
-        self.events += contents.total
-        self.windows.count_segment(contents)
-
-    def evicted_before(self, evicted: Evicted) -> None:
-        """A segment was evicted before the others are read."""
-        self.events += evicted.total
-        self.windows.evicted_before(evicted)
 
     @property
     def behind(self) -> bool:

@@ -266,6 +266,10 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     """Events lost, by who lost them and why."""
     missing_frames: int
     undecodable_frames: int
+    evicted_segments: int
+    """Segments of its file that were evicted to keep the files within the limit of the disk."""
+    evicted_events: int
+    evicted_bytes: int
     windows: list[WindowFacts]
     """The newest first."""
 
@@ -308,8 +312,8 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
     """The most that a rank has."""
     events: int
     dropped: int
-    discarded: int
-    """Events that were evicted to keep the files within the limit of the disk."""
+    partly_evicted: int
+    """Ranks of which a part may have been evicted to keep the files within the limit of the disk."""
 
 
 class WindowDetail(msgspec.Struct, frozen=True, kw_only=True):

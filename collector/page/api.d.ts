@@ -249,6 +249,9 @@ export interface StreamView {
   dropped: Record<string, number>;
   missing_frames: number;
   undecodable_frames: number;
+  evicted_segments: number;
+  evicted_events: number;
+  evicted_bytes: number;
   windows: Array<WindowFacts>;
 }
 
@@ -308,7 +311,7 @@ export interface WindowFacts {
   complete: boolean;
   events: number;
   dropped: number;
-  discarded: number;
+  partly_evicted: boolean;
   diagnostics: Array<string>;
 }
 
@@ -341,5 +344,5 @@ export interface WindowView {
   steps: number;
   events: number;
   dropped: number;
-  discarded: number;
+  partly_evicted: number;
 }

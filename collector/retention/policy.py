@@ -9,9 +9,9 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.collector.retention.inventory import Segment, StoredStream
+from stepscope.collector.retention.inventory import StoredStream
+from stepscope.collector.retention.segment import Segment, SegmentWindow
 from stepscope.collector.runs.places import Mark, places
-from stepscope.collector.runs.segment_contents import SegmentWindow
 from stepscope.runtime.settings.checked import Checked
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -74,15 +74,13 @@ def candidates(
         latest, whole = (UNPROTECTED, 0), True
         for segment in stream.segments:
             order = max(
-                [(UNPROTECTED, segment.contents.last_ns), *(windows[one] for one in segment.windows(windows.keys()))]
+                [(UNPROTECTED, segment.last_ns), *(windows[one] for one in segment.windows_among(windows.keys()))]
             )
             there = uploaded is None or uploaded(segment.file.path)
             latest, whole = max(latest, order), whole and there
             last = stream.over and segment is stream.segments[-1]
             found.append(Candidate(stream, segment, latest if last else order, whole if last else there, last))
-    found.sort(
-        key=lambda one: (not one.uploaded, one.order, one.last, one.segment.contents.last_ns, one.segment.file.number)
-    )
+    found.sort(key=lambda one: (not one.uploaded, one.order, one.last, one.segment.last_ns, one.segment.file.number))
     return found
 
 

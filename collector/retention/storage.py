@@ -16,8 +16,9 @@ from stepscope.collector.files.disk_use import disk_use, on_disk
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
-from stepscope.collector.retention.inventory import Inventory, Segment, StoredStream
+from stepscope.collector.retention.inventory import Inventory, StoredStream
 from stepscope.collector.retention.policy import LAST, Candidate, StoragePolicy, candidates
+from stepscope.collector.retention.segment import Segment
 from stepscope.collector.runs.evicted import Evicted, evict, read_evicted
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.files.private_files import replace_private
@@ -28,7 +29,7 @@ log = logging.getLogger("stepscope.collector")
 FREE_SECONDS = 10.0
 """Between two questions how much of the file system is free."""
 AGAIN_SECONDS = 1.0
-"""Until the next look, if the last one failed or could not evict what is being read."""
+"""Until the next look, if the last one failed."""
 LEAST_SECONDS = 0.2
 """Between two looks, however much is written."""
 DELETED = "deleted"
@@ -95,8 +96,6 @@ class Look(msgspec.Struct):
     """Streams and segments."""
     deleted: list[str] = []
     """Streams that were deleted whole."""
-    postponed: bool = False
-    """Whether more could be evicted as soon as the state of a stream is restored."""
 
     def removed(self, about: os.stat_result) -> None:
         """A file was deleted."""
@@ -148,7 +147,9 @@ class Storage:
         room, due = self._store.room, bool(self._policy.max_bytes)
         while True:
             try:
-                due = due and await self._look()
+                if due:
+                    await self._look()
+                due = False
                 self._free = (await asyncio.to_thread(shutil.disk_usage, self._store.directory)).free
                 self._problem = ""
             except OSError as error:
@@ -160,8 +161,7 @@ class Storage:
                     await room.due.wait()
                     due = True
 
-    async def _look(self) -> bool:
-        """Looks once; whether to look again soon."""
+    async def _look(self) -> None:
         room = self._store.room
         room.begin()
         before = self._store.bytes
@@ -175,7 +175,6 @@ class Storage:
         for stream in done.deleted:
             self._streams.deleted(stream)
         await room.end(done.counted)
-        return done.postponed
 
     def view(self, discarded: int = 0) -> StorageView | None:
         """How much there is, as of the last look, and what was written since; `None` before the first. The disk is not asked.
@@ -243,13 +242,10 @@ class Storage:
 
     def _unlink(self, stream: StoredStream, segment: Segment, done: Look) -> None:
         """Evicts a segment after which others follow."""
-        with self._streams.restoring_lock:
-            if self._streams.being_restored == stream.id:  # some of it was counted, and some not
-                done.postponed = True
-                return
-            evict(stream.journal, segment.contents.counts)
-            done.evicted.append((stream.id, segment.contents.counts))
-            done.removed(segment.file.about)
+        counted = segment.counted()
+        evict(stream.journal, counted)
+        done.evicted.append((stream.id, counted))
+        done.removed(segment.file.about)
 
     def _delete(self, stream: StoredStream, done: Look) -> None:
         """Deletes a stream that is over, unless it goes on."""
@@ -258,23 +254,19 @@ class Storage:
             if os.path.lexists(segment.file.path):
                 self._unlink(stream, segment, done)
         path, size = last.file.path, last.file.about.st_size
-        with self._streams.restoring_lock:
-            if self._streams.being_restored == stream.id:
-                done.postponed = True
-                return
-            if segment_paths(stream.journal) != [path] or path.lstat().st_size != size:
-                return  # it goes on
-            before = self._deleted.count
-            evicted = sum(one.total for one in read_evicted(stream.journal))
-            self._deleted.add(stream.id, last.contents.counts.total + evicted)
-            try:
-                self._store.remove(stream.id)
-            finally:
-                if os.path.lexists(path):
-                    self._deleted.set(before)
-                else:
-                    done.deleted.append(stream.id)
-                    done.removed(last.file.about)
+        if segment_paths(stream.journal) != [path] or path.lstat().st_size != size:
+            return  # it goes on
+        before = self._deleted.count
+        evicted = sum(one.events for one in read_evicted(stream.journal))
+        self._deleted.add(stream.id, last.counted().events + evicted)
+        try:
+            self._store.remove(stream.id)
+        finally:
+            if os.path.lexists(path):
+                self._deleted.set(before)
+            else:
+                done.deleted.append(stream.id)
+                done.removed(last.file.about)
 
     def _unseen(self, path: Path, error: OSError) -> None:
         """A file or directory cannot be looked at: if it is of a stream, it costs that one."""

@@ -156,7 +156,7 @@ class Recording(msgspec.Struct, kw_only=True):
             gaps=gaps,
             metadata=metadata.values if isinstance(metadata, MetadataRecord) else {},
             ledger=ledger,
-            discarded=sum(one.total for one in evicted),
+            discarded=sum(one.events for one in evicted),
             stream=stream_of(path),
         )
 

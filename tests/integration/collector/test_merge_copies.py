@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.cli.main import main
+from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.merge.plan import Selection
-from stepscope.collector.runs.evicted import Evicted, evict
+from stepscope.collector.retention.segment import Segment
+from stepscope.collector.runs.evicted import evict
 from stepscope.collector.runs.recording import recordings_in
-from stepscope.collector.runs.segment_contents import SegmentContents
 from stepscope.exporters.specimens import batch_of, run_in, window_of
 from stepscope.exporters.specimens import spans as spans_from
 from stepscope.runtime.events.record import Kind, empty_block
@@ -125,13 +126,11 @@ def test_segments_that_were_evicted_are_missing_and_no_damage(tmp_path: Path, ev
         journals.append(tmp_path / "streams" / f"{rank:032x}" / "journal")
         recorded(journals[-1], run, windows, segment_bytes=1)
     whole, _ = merged(tmp_path)
-    counts: list[Evicted] = []
-    for path in segment_paths(journals[0]):
-        counts.append(SegmentContents.of(path, path.stat().st_size, 1 << 62, counts).counts)
+    counts = [Segment.read(SegmentFile(path, path.stat())).counted() for path in segment_paths(journals[0])]
     assert len(counts) > 6
     for number in evicted:
         evict(journals[0], counts[number])
-    missing = sum(counts[number].total for number in evicted)
+    missing = sum(counts[number].events for number in evicted)
     exporter, report = merged(tmp_path)
     assert len(report.members) == 2 and len(exporter) == len(whole) - missing and missing > 10
     assert any(f"{missing:,} events were evicted" in note for note in report.notes)
