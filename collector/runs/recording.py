@@ -216,21 +216,6 @@ class Recording(msgspec.Struct, kw_only=True):
                 if steps:
                     self.marks[at] = (self.marks["window"][at], min(steps), max(steps))
 
-    def restricted(self, numbers: NDArray[np.int64], syncs: list[ClockSync]) -> Recording:
-        """The same with some of its windows only, and with these round trips."""
-        rows = self.all_rows()
-        rows = rows[np.isin(rows["window"], numbers)]
-        return msgspec.structs.replace(
-            self,
-            rows=rows,
-            complete=True,
-            marks=self.marks[np.isin(self.marks["window"], numbers)],
-            open=[number for number in self.open if number in numbers],
-            events=int(rows["events"].sum()),
-            ledger=None,
-            syncs=syncs,
-        )
-
 
 def run_in(frames: FrameReader) -> RunRecord | None:
     """The run, which begins each segment. The reader stays where it is."""
