@@ -100,7 +100,17 @@ class Restoring:
                 unread.pop(id, None)
 
     async def _restore(self, id: str, path: Path) -> None:
-        reader = await self._read(lambda: FrameReader(path, follow=False))
+        try:
+            await self._read(lambda: self._keep_from_eviction(id))
+            await self._restore_from(await self._read(lambda: FrameReader(path, follow=False)), id, path)
+        finally:
+            self._streams.being_restored = ""
+
+    def _keep_from_eviction(self, id: str) -> None:
+        with self._streams.restoring_lock:
+            self._streams.being_restored = id
+
+    async def _restore_from(self, reader: FrameReader, id: str, path: Path) -> None:
         try:
             restored = self._streams.all.get(id)
             run = await self._read(lambda: run_in(reader)) if restored is None else restored.run
@@ -114,7 +124,8 @@ class Restoring:
             begin = reader.files.at(reader.position[1]).number
             stream.events += earlier.events
             stream.windows.count_unread(earlier.windows, earlier.dropped)
-            for one in await self._read(lambda: read_evicted(path)):
+            evicted = await self._read(lambda: read_evicted(path))
+            for one in evicted:
                 stream.windows.evict(one)
                 stream.events += 0 if one.first_window in earlier.present else one.events
             while True:
@@ -125,7 +136,7 @@ class Restoring:
                 elif stream.arrived == arrived:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.finish_restoring()
-            later = [one for one in await self._read(lambda: read_evicted(path)) if one.segment > begin]
+            later = [one for one in evicted if one.segment > begin]
             stream.missing = (await self._read(lambda: damage_without(reader, later))).lost_frames
             stream.bytes = reader.position[1]
         finally:

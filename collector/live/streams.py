@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
@@ -124,6 +125,10 @@ class Streams:
         self.ranks: dict[str, Rank] = {}
         self.unread: dict[str, Path] = {}
         """Files of streams whose state is not back yet, by their ids."""
+        self.being_restored = ""
+        """Stream whose segments are being read for its state: none of them is evicted meanwhile, as its reader has them open."""
+        self.restoring_lock = threading.Lock()
+        """Held by the threads that change this, or delete segments."""
         self.noting = Noting()
         """Through it streams take frames."""
         self.connections = 0

@@ -29,7 +29,7 @@ log = logging.getLogger("stepscope.collector")
 FREE_SECONDS = 10.0
 """Between two questions how much of the file system is free."""
 AGAIN_SECONDS = 1.0
-"""Until the next look, if the last one failed."""
+"""Until the next look, if the last one failed or could not evict what is being read."""
 LEAST_SECONDS = 0.2
 """Between two looks, however much is written."""
 DELETED = "deleted"
@@ -96,6 +96,8 @@ class Look(msgspec.Struct):
     """Streams and segments."""
     deleted: list[str] = []
     """Streams that were deleted whole."""
+    postponed: bool = False
+    """Whether more could be evicted as soon as the state of a stream is restored."""
 
     def removed(self, about: os.stat_result) -> None:
         """A file was deleted."""
@@ -147,9 +149,7 @@ class Storage:
         room, due = self._store.room, bool(self._policy.max_bytes)
         while True:
             try:
-                if due:
-                    await self._look()
-                due = False
+                due = due and await self._look()
                 self._free = (await asyncio.to_thread(shutil.disk_usage, self._store.directory)).free
                 self._problem = ""
             except OSError as error:
@@ -161,7 +161,8 @@ class Storage:
                     await room.due.wait()
                     due = True
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """Looks once; whether to look again soon."""
         room = self._store.room
         room.begin()
         before = self._store.bytes
@@ -175,6 +176,7 @@ class Storage:
         for stream in done.deleted:
             self._streams.deleted(stream)
         await room.end(done.counted)
+        return done.postponed
 
     def view(self, discarded: int = 0) -> StorageView | None:
         """How much there is, as of the last look, and what was written since; `None` before the first. The disk is not asked.
@@ -235,10 +237,13 @@ class Storage:
         return done
 
     def _evict(self, one: Candidate, done: Look) -> None:
-        if one.last:
-            self._delete(one.stream, done)
-        elif one.stream.id not in done.deleted:
-            self._unlink(one.stream, one.segment, done)
+        with self._streams.restoring_lock:
+            if self._streams.being_restored == one.stream.id:
+                done.postponed = True
+            elif one.last:
+                self._delete(one.stream, done)
+            elif one.stream.id not in done.deleted:
+                self._unlink(one.stream, one.segment, done)
 
     def _unlink(self, stream: StoredStream, segment: Segment, done: Look) -> None:
         """Evicts a segment after which others follow."""

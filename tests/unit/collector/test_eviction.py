@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Count, Deleted, Storage
 from stepscope.collector.runs.evicted import NAME, evict, read_evicted
@@ -349,6 +350,17 @@ def test_a_stream_that_cannot_be_written_or_deleted_is_left_as_it_is(store: Stor
     two.with_name("evicted").rmdir()
     storage = make_room(store, 200 * KIB, newest=0, slowest=0)
     assert Deleted(store.directory).count == Count(1, 4 * KIB, TWO) and list(storage.unreadable) == [ONE]
+
+
+def test_what_is_read_to_bring_its_state_back_is_left_alone(store: Store) -> None:
+    """Its reader has the files open, and would miss them."""
+    path = stored(store, ONE, some(0, 4), [*some(4, 4), END])
+    streams = Streams(8)
+    streams.being_restored = ONE
+    storage = Storage(store, StoragePolicy(max_bytes=1 << 30, newest=0, slowest=0), streams)
+    assert not storage.enforce(crowd=1).deleted and numbers(path) == [0, 1]
+    streams.being_restored = ""
+    assert storage.enforce(crowd=1).deleted == [ONE]
 
 
 def test_many_windows_cost_in_proportion(store: Store) -> None:
