@@ -30,8 +30,6 @@ class StoredStream(msgspec.Struct, frozen=True):
     """Those that are not written any more, in their order."""
     over: bool
     """Whether nothing more is expected. If not, another segment follows, which is left alone."""
-    written_ns: int
-    """Unix time of its last change."""
 
     @property
     def run(self) -> RunRecord | None:
@@ -92,4 +90,4 @@ class Inventory:
             segment = before.get(file.number)
             segments.append(segment if segment is not None and segment.is_of(file) else Segment.read(file))
         self._segments[id] = {one.file.number: one for one in segments}
-        return StoredStream(id, journal, segments, over, last.about.st_mtime_ns)
+        return StoredStream(id, journal, segments, over)
