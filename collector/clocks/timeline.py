@@ -63,11 +63,7 @@ class Timeline:
             trips.update(there)
         self.reference = min(trips, key=lambda clock: (-ranks[clock], -trips[clock], clock)) if trips else ""
         """Name of the collector's clock that counts; empty if no rank was ever compared with one."""
-        self.clocks = len(trips)
-        """How many collector's clocks there are."""
         places = _places(self.reference, found)
-        self.unplaced = sorted(set(trips) - set(places))
-        """Clocks that no rank connects with the reference."""
         self._fitted = {key: _fitted(found[key], places, reading.anchor) for key, reading in readings.items()}
 
     def __getitem__(self, key: str) -> Fitted:
