@@ -11,8 +11,7 @@ import numpy as np
 
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.job_windows import Group, find, newest, seen
-from stepscope.collector.live.jobs import entries, expected
-from stepscope.collector.live.rank_views import rank_view, start_views
+from stepscope.collector.live.rank_views import entries, expected, rank_view, start_views
 from stepscope.collector.live.step_times import median
 from stepscope.collector.live.stream import Amounts
 from stepscope.collector.live.streams import Rank, Streams

@@ -210,6 +210,7 @@ class Stream:
         self.event_rate, self.byte_rate = Rate(), Rate()
         self._dropped: Counter[str] | None = None
         self._capped = 0
+        self._amounts = Amounts()
         self._summary_steps = 0
         self._behind: deque[_FrameBatch] = deque()
         self.clock = LatestClock(run.anchor)
@@ -328,8 +329,10 @@ class Stream:
 
     @property
     def amounts(self) -> Amounts:
-        """Its amounts so far."""
-        return Amounts(self.events, self.bytes, self.lost, self.windows.discarded)
+        """The highest amounts that it was seen to have: sums of them do not fall when it is counted anew."""
+        now = Amounts(self.events, self.bytes, self.lost, self.windows.discarded)
+        self._amounts = self._amounts.highest(now)
+        return self._amounts
 
     @property
     def lost(self) -> int:
