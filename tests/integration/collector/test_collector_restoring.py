@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.files.store import Store
 from stepscope.collector.live import restoring as restoring_module
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.retention.segment import Segment
+from stepscope.collector.runs.evicted import evict
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.stream.protocol import Hello
@@ -153,3 +156,31 @@ async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch
     assert found[0]["a"] == found[1]["a"] == (400, 40, 0)
     assert found[0]["b"][:2] == found[1]["b"][:2] and found[1]["b"][2] and found[0]["b"][0] < 400
     assert found[1]["c"][2] and found[0]["c"][1] <= 40
+
+
+@pytest.mark.parametrize("read_bytes", [3000, 1 << 30])
+@pytest.mark.parametrize("windows", [1, 40])
+async def test_evicted_events_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: int, read_bytes: int
+) -> None:
+    """Also those of a window that goes on after the segments that were evicted: the index has all of it."""
+    store = Store(CollectorSettings(directory=tmp_path))
+    writer = JournalWriter(store.path("a" * 32), segment_bytes=2000)
+    writer.open(run_in(tmp_path))
+    for number in range(40):
+        batch = batch_of(spans([f"span {n}" for n in range(10)]), window=number % windows)
+        writer.write_batch(batch)
+        if windows > 1:
+            writer.write_window(window_of(number, batch))
+    writer.close()
+    evicted = [Segment.read(SegmentFile(path, path.stat())).counted() for path in segment_paths(writer.path)[:3]]
+    for one in evicted:
+        evict(writer.path, one)
+    monkeypatch.setattr(restoring_module, "READ_BYTES", read_bytes)
+    streams = Streams(8)
+    restoring = Restoring(store, streams)
+    restoring.look()
+    await restoring.run()
+    stream = streams.all["a" * 32]
+    assert stream.windows.discarded == sum(one.events for one in evicted) > 0 and not stream.missing
+    assert stream.events == 400
