@@ -79,8 +79,8 @@ def test_it_is_what_a_reader_finds(
         size = moved.stat().st_size - (fmt.MAX_FILE_HEADER if number else fmt.FILE_HEADER.size)
         expected = (number, len(frame_numbers(moved)), size, sum(map(len, batches)))
         assert (counted.segment, counted.frames, counted.nbytes, counted.events) == expected
-        ended = [one for one in found.windows if one.end_ns is not None]
-        assert [(one.index, one.steps) for one in ended] == [
+        finished = [one for one in found.windows if one.end_ns is not None]
+        assert [(one.index, one.steps) for one in finished] == [
             (one.index, (one.steps[0].number, one.steps[-1].number) if one.steps else None) for one in windows
         ]
         there = {*(batch.window for batch in batches if len(batch)), *(one.index for one in windows)}
@@ -89,7 +89,7 @@ def test_it_is_what_a_reader_finds(
         moved.rename(path)
         without_index(path)
         scanned = read(path)
-        assert scanned.run == found.run and [one for one in scanned.windows if one.end_ns is not None] == ended
+        assert scanned.run == found.run and [one for one in scanned.windows if one.end_ns is not None] == finished
 
 
 def segment(path: Path, *frames: Frame) -> Path:
