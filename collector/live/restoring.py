@@ -17,7 +17,7 @@ from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.store import Store, passed_over
 from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.runs.evicted import damage_without, read_evicted
+from stepscope.collector.runs.evicted import beyond, gaps_of, read_evicted
 from stepscope.collector.runs.recording import run_in
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
@@ -137,7 +137,7 @@ class Restoring:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.finish_restoring()
             later = [one for one in evicted if one.segment > begin]
-            stream.missing = (await self._read(lambda: damage_without(reader, later))).lost_frames
+            stream.missing = (await self._read(lambda: beyond(reader.damage, gaps_of(reader, later)))).lost_frames
             stream.bytes = reader.position[1]
         finally:
             self._disk.submit(reader.close)  # after what may still be read

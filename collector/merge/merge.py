@@ -59,7 +59,7 @@ class Merge:
         judge: Judge | None = None,
     ) -> None:
         self._job, self._windows, self._directory, self._progress = job, windows, directory, progress
-        self._unreadable, self._notes = unreadable, notes
+        self._unreadable, self._notes = unreadable, list(notes)
         self._judge = judge
         self._facts: dict[int, Facts] = {}
         """Facts of the merged steps, by the numbers of members."""
@@ -175,7 +175,10 @@ class Merge:
             )
             for members in self._by_rank()
         ]
-        self._findings = list(await anyio.to_thread.run_sync(self._judge, processes))
+        try:
+            self._findings = list(await anyio.to_thread.run_sync(self._judge, processes))
+        except Exception as error:  # what one stream claims of its steps must not cost the others their trace
+            self._notes.append(f"it cannot be said what is slow: {type(error).__name__}: {error}"[:500])
 
     @asynccontextmanager
     async def _reading(self, member: Member, sharing: Sharing) -> AsyncGenerator[AlignedEvents]:

@@ -98,16 +98,6 @@ def _write(file: int, line: bytes) -> bool:
         raise
 
 
-def damage_without(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
-    """The damage that a reader found in a stream, without the gaps that evicted segments leave.
-
-    Args:
-        reader: has read the stream to its end.
-        evicted: the evicted segments of the stream.
-    """
-    return beyond(reader.damage, gaps_of(reader, evicted))
-
-
 def gaps_of(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
     """The damage that a reader of a whole stream counts where segments were evicted."""
     files = reader.files

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
+from stepscope.analysis.live import judge_steps
 from stepscope.cli.main import main
 from stepscope.collector.clocks.timeline import Readings, Timeline
 from stepscope.collector.downloads.downloads import Source
@@ -348,8 +349,8 @@ def test_numbers_from_anywhere_do_no_harm(
     assert len(report.members) == 2
     assert report.text()
     assert "ProfilerStep#7" in exporter.names()
-    asyncio.run(write_merged([directory], directory / "out.parquet"))
-    asyncio.run(write_merged([directory], directory / "out.json"))
+    asyncio.run(write_merged([directory], directory / "out.parquet", judge=judge_steps))
+    asyncio.run(write_merged([directory], directory / "out.json", judge=judge_steps))
 
 
 def test_counters_keep_their_values(tmp_path: Path) -> None:
@@ -366,6 +367,7 @@ def test_counters_keep_their_values(tmp_path: Path) -> None:
 
 MERGE = """
 import sys
+from stepscope.analysis.live import judge_steps
 from stepscope.cli.main import main
 from tests.support.basics import peak_bytes
 status = main(["merge", sys.argv[1], "--out", *sys.argv[2:]])
