@@ -117,7 +117,7 @@ def watching(url: str, path: Path | None) -> Generator[Callable[[], None]]:
         page.goto(url)
 
         def take() -> None:
-            page.locator("#verdict").get_by_text("is slow").wait_for()
+            page.locator("#findings").get_by_text(f"Rank {SLOW} holds").wait_for()
             page.emulate_media(color_scheme="light")
             page.screenshot(path=str(path))
             page.emulate_media(color_scheme="dark")
@@ -172,7 +172,7 @@ def _train(place: Path, collector: _Collector, steps: int, take_picture: Callabl
             killed = True
         if not told and done > RANKS * steps * 9 // 10:
             told = True
-            slow = [found["rank"] for found in collector.ask("/v1/job").get("slowest", [])]
+            slow = [view["rank"] for view in collector.ask("/v1/ranks") if view["slow"]]
             print(f"slow, as the page has it: ranks {slow}", flush=True)
             if SLOW not in slow:
                 worst = 1

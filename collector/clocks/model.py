@@ -42,8 +42,6 @@ class ClockModel:
         self._pieces = sorted(pieces, key=lambda placed: (placed.piece.start, placed.piece.end))
         self.is_connected = is_connected and bool(pieces)
         """Whether there is a bound at all."""
-        self.contradictions = 0
-        """How often neighbouring pieces left nothing possible together."""
         if self._pieces:
             self._base = self._pieces[0].piece.base - self._pieces[0].low
             self._make_knots()
@@ -69,17 +67,6 @@ class ClockModel:
         chosen = self._offsets(at)
         return np.maximum(high - chosen, chosen - low) + 1.0
 
-    def from_reference(self, at: Times) -> Times:
-        """The rank's ns for ns of the reference, to within a ns or two."""
-        guess = at - self._base
-        for _ in range(4):
-            guess = guess - (self.to_reference(guess) - at)
-        return guess
-
-    def error_at_reference(self, at: Times) -> Floats:
-        """`error`, for times of the reference."""
-        return self.error(self.from_reference(at))
-
     def drift_ppm(self, at: int) -> tuple[float, float]:
         """By how much the reference gains on the rank's clock around a time, and what that may be off: parts per million."""
         if not self._pieces:
@@ -89,7 +76,7 @@ class ClockModel:
 
     def _make_knots(self) -> None:
         knots = np.unique(np.array([(p.piece.start, p.piece.end) for p in self._pieces], np.int64))
-        low, high = self._possible(knots, count=True)
+        low, high = self._possible(knots)
         values = (low + high) / 2
         for index in range(1, len(knots)):
             # Even where the pieces say nonsense, time does not run backwards.
@@ -105,7 +92,7 @@ class ClockModel:
         inside: Floats = np.asarray(np.interp(times, knots, self._values), np.float64)
         return inside + extrapolated
 
-    def _possible(self, at: Times, *, count: bool = False) -> tuple[Floats, Floats]:
+    def _possible(self, at: Times) -> tuple[Floats, Floats]:
         """The lowest and the highest offset at each time, in ns more than the base: what the nearest pieces leave."""
         low, high = np.empty(len(at)), np.empty(len(at))
         which = self._nearest(at)
@@ -117,8 +104,6 @@ class ClockModel:
                     continue
                 its_low, its_high = self._reach(neighbour, at[where])
                 apart = np.maximum(lowest, its_low) > np.minimum(highest, its_high)
-                if count:
-                    self.contradictions += int(apart.sum())
                 # Pieces that contradict each other: one is wrong, and nobody knows which.
                 lowest, highest = (
                     np.where(apart, np.minimum(lowest, its_low), np.maximum(lowest, its_low)),

@@ -18,7 +18,7 @@ import msgspec
 
 from stepscope.collector.downloads.bounded import AT_ONCE, CHUNK, ProcessBounds, Turns, bounded, ended
 from stepscope.collector.files.disk import Disk
-from stepscope.collector.files.journal_copy import JournalCopy
+from stepscope.collector.files.journal_copy import journal_copy
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.errors import INCOMPLETE, NoWindowError
 from stepscope.runtime.files.private_files import make_directories
@@ -126,28 +126,29 @@ class Downloads:
         """Deletes what a collector that was killed left."""
         _remove(self._directory)
 
-    async def journal(self, opened: Callable[[], JournalCopy]) -> AsyncGenerator[bytes]:
-        """The bytes of a file that is there, as far as it is written now.
+    async def journal(self, path: Path) -> AsyncGenerator[bytes]:
+        """The bytes of a stream's segments, as far as they are written now.
 
         Args:
-            opened: opens it, on a thread.
+            path: of the stream's first segment.
 
         Raises:
             ProblemError: before the first byte, if it is there no more.
             StuckError: before the first byte, if the disk does not answer.
             OSError: if it cannot be read.
         """
+        copy = journal_copy(path)
         try:
-            copy, piece = await self._disk.ask(lambda: _begun(opened()), lambda begun: begun[0].close())
-        except FileNotFoundError as error:
-            raise ProblemError(404, "the file of this stream was deleted") from error
-        try:
+            piece = await self._disk.ask(lambda: next(copy, b""))
             while piece:
                 for at in range(0, len(piece), CHUNK):
                     yield piece[at : at + CHUNK]
-                piece = await self._disk.run(copy.next)
+                piece = await self._disk.run(lambda: next(copy, b""))
+        except FileNotFoundError as error:
+            raise ProblemError(404, "the file of this stream was deleted") from error
         finally:
-            await self._disk.run(copy.close)
+            with contextlib.suppress(ValueError):  # the disk hangs: it is closed when nobody reads it any more
+                await self._disk.run(copy.close)
 
     async def send(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         """The bytes of a file.
@@ -239,14 +240,6 @@ async def _grown(
                     await asyncio.wait_for(process.wait(), _LOOK_EVERY)
     finally:
         error_output.cancel()
-
-
-def _begun(copy: JournalCopy) -> tuple[JournalCopy, bytes]:
-    try:
-        return copy, copy.next()
-    except BaseException:
-        copy.close()
-        raise
 
 
 async def _last(stream: asyncio.StreamReader) -> str:

@@ -18,7 +18,6 @@ FILES = (
     "audit.1.jsonl",
     "refused.jsonl",
     "refused.1.jsonl",
-    "clocks",
     "deleted",
     "identity",
     "lock",

@@ -128,7 +128,7 @@ def _window(group: Group) -> WindowView:
         steps=max(window.steps for window in windows),
         events=sum(window.events for window in windows),
         dropped=sum(window.dropped for window in windows),
-        discarded=sum(window.discarded for window in windows),
+        partly_evicted=sum(window.partly_evicted for window in latest),
     )
 
 

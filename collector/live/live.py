@@ -11,20 +11,18 @@ import numpy as np
 
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.job_windows import Group, find, newest, seen
-from stepscope.collector.live.jobs import entries, expected, slow_ranks
-from stepscope.collector.live.rank_views import pace, rank_view, start_views
-from stepscope.collector.live.slowest import median
+from stepscope.collector.live.rank_views import entries, expected, rank_view, start_views
+from stepscope.collector.live.step_times import median
 from stepscope.collector.live.stream import Amounts
 from stepscope.collector.live.streams import Rank, Streams
+from stepscope.collector.live.verdicts import Verdicts
 from stepscope.collector.live.views import (
     JobEntry,
-    JobVerdict,
     JobView,
     NatsView,
     PartView,
     RankDetail,
     RankView,
-    SlowRank,
     Snapshot,
     StorageView,
     UploadView,
@@ -34,7 +32,6 @@ from stepscope.runtime.version import VERSION
 
 FRESH = 0.5
 """Seconds for which a state is reported again instead of being looked at anew."""
-_MOST_SLOW = 10
 
 
 class _Look(msgspec.Struct):
@@ -44,7 +41,6 @@ class _Look(msgspec.Struct):
     at_ns: int
     ranks: list[Rank]
     views: list[RankView]
-    slow: list[SlowRank]
     amounts: Amounts
     by_job: dict[str, Amounts]
     jobs: list[JobEntry]
@@ -66,7 +62,7 @@ class Live:
         nats: Callable[[], NatsView | None] = lambda: None,
         parts: Callable[[], list[PartView]] = list,
         unwritten: Callable[[], int] = int,
-        verdicts: Callable[[str | None], list[JobVerdict]] = lambda job: [],
+        verdicts: Verdicts | None = None,
     ) -> None:
         """
         Args:
@@ -78,7 +74,7 @@ class Live:
             nats: state of the connection to NATS.
             parts: background tasks of the collector.
             unwritten: how many lines of the audit could not be written.
-            verdicts: what is slow in a job, or in all.
+            verdicts: what is slow in jobs; `None`: nobody judges that.
         """
         self._verdicts = verdicts
         self._storage, self._upload, self._nats, self._parts, self._unwritten = storage, upload, nats, parts, unwritten
@@ -119,7 +115,7 @@ class Live:
             return None
         views = {view.id: view for view in self.snapshot().ranks}
         now = time.monotonic()
-        view = views.get(id) or rank_view(pace(rank, now), now, None)
+        view = views.get(id) or rank_view(rank, now, slow=False)
         return RankDetail(rank=view, streams=start_views(rank, now))
 
     async def windows(self, most: int, job: str | None = None) -> list[WindowView]:
@@ -132,27 +128,23 @@ class Live:
 
     def _look(self, now: float, number: int) -> _Look:
         ranks = list(self._streams)
-        paces = [pace(rank, now) for rank in ranks]
-        slow = slow_ranks(paces)
-        by_id = {one.id: one for one in slow}
-        views = [rank_view(one, now, by_id.get(one.rank.id)) for one in paces]
+        slow = set[tuple[str, int | None]]() if self._verdicts is None else self._verdicts.slow_ranks()
+        views = [rank_view(rank, now, slow=(rank.latest.job, rank.latest.run.rank) in slow) for rank in ranks]
         amounts, by_job = self._streams.totals()
         jobs = entries(ranks, views)
-        return _Look(number, time.time_ns(), ranks, views, slow, amounts, by_job, jobs, {})
+        return _Look(number, time.time_ns(), ranks, views, amounts, by_job, jobs, {})
 
     def _snapshot(self, look: _Look, job: str | None) -> Snapshot:
-        ranks, views, slow, amounts = look.ranks, look.views, look.slow, look.amounts
+        ranks, views, amounts = look.ranks, look.views, look.amounts
         if job is not None:
             at = [index for index, view in enumerate(look.views) if view.job_id == job]
             ranks, views = [look.ranks[index] for index in at], [look.views[index] for index in at]
-            ids = {view.id for view in views}
-            slow = [one for one in look.slow if one.id in ids]
             amounts = look.by_job.get(job, Amounts())
         return Snapshot(
             number=look.number,
             at_ns=look.at_ns,
             full=True,
-            job=self._job(job, ranks, views, slow, amounts, look.amounts.discarded),
+            job=self._job(job, ranks, views, amounts, look.amounts.discarded),
             jobs=look.jobs,
             ranks=views,
             gone=[],
@@ -163,7 +155,6 @@ class Live:
         job: str | None,
         ranks: Sequence[Rank],
         views: Sequence[RankView],
-        slow: Sequence[SlowRank],
         amounts: Amounts,
         all_discarded: int,
     ) -> JobView:
@@ -188,8 +179,8 @@ class Live:
             bytes_per_s=round(sum(view.bytes_per_s for view in views), 1),
             dropped=amounts.dropped,
             step_ms=round(median(np.array(medians)), 3) if medians else None,
-            slowest=list(slow)[:_MOST_SLOW],
-            verdicts=self._verdicts(job),
+            slow=sum(view.slow for view in views),
+            verdicts=[] if self._verdicts is None else self._verdicts.of(job),
             shared=sum(bool(view.others) for view in views),
             rank_files=sorted(self._downloads.of_rank),
             merged_files=sorted(self._downloads.of_all),

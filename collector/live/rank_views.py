@@ -1,53 +1,36 @@
-"""Views of a rank: its state, and its starts."""
+"""Views of ranks and jobs at one moment: states, starts, and ranks that are missing."""
 
 from __future__ import annotations
 
-import msgspec
+import itertools
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.collector.live.slowest import STEPS, median
-from stepscope.collector.live.step_times import communicates
+from stepscope.collector.live.step_times import SHOWN, communicates, median
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Rank
-from stepscope.collector.live.views import RankView, SlowRank, StreamView
+from stepscope.collector.live.views import JobEntry, RankView, StreamView
 
+MOST_JOBS = 200
+"""That are offered to be chosen."""
+_MOST_ABSENT = 100
 _MOST_OTHERS = 8
 
-Times = NDArray[np.float32]
-"""In ms."""
 
-
-class Pace(msgspec.Struct, frozen=True):
-    """A rank's newest steps at one moment."""
-
-    rank: Rank
-    state: State
-    ms: Times
-    own_ms: Times
-    """The time in which it was not in collectives, of the steps of which that is known."""
-    communicates: bool
-    """Whether any of them was in a collective."""
-
-
-def pace(rank: Rank, now: float) -> Pace:
-    """Looks at a rank, at a monotonic time in seconds."""
-    stream = rank.latest
-    steps = stream.steps.newest(STEPS)
-    with_own_time = steps[steps["own_ms"] >= 0]
-    return Pace(rank, stream.state(now), steps["ms"], with_own_time["own_ms"], communicates(steps))
-
-
-def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
-    """A rank as it is told.
+def rank_view(rank: Rank, now: float, *, slow: bool) -> RankView:
+    """A rank at one moment.
 
     Args:
-        found: what was seen of it.
+        rank: the rank.
         now: a monotonic time in seconds.
-        slow: how it holds the others up, if it does.
+        slow: whether it holds the others up.
     """
-    rank, stream = found.rank, found.rank.latest
-    run, state, shares = stream.run, found.state, stream.shares
+    stream = rank.latest
+    steps = stream.steps.newest(SHOWN)
+    own_ms = steps["own_ms"][steps["own_ms"] >= 0]
+    run, state, shares = stream.run, stream.state(now), stream.shares
     return RankView(
         id=rank.id,
         job=run.name[:200],
@@ -60,9 +43,9 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         incarnation=rank.count,
         stream=stream.id,
         step=stream.steps.last,
-        step_ms=_median(found.ms),
-        own_ms=_median(found.own_ms) if found.communicates else None,
-        last_step_ms=round(float(found.ms[-1]), 3) if len(found.ms) else None,
+        step_ms=_median(steps["ms"]),
+        own_ms=_median(own_ms) if communicates(steps) else None,
+        last_step_ms=round(float(steps["ms"][-1]), 3) if len(steps) else None,
         events=stream.events,
         events_per_s=round(stream.event_rate.per_second(now), 1),
         bytes=stream.bytes,
@@ -71,7 +54,7 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         missing_frames=stream.missing,
         clock_bound_us=None if (bound := stream.clock.bound_ns) is None else round(bound / 1e3, 1),
         windows=stream.windows.count,
-        slow_factor=None if slow is None else slow.factor,
+        slow=slow,
         cpu_share=shares.cpu,
         data_share=shares.data,
         communication_share=shares.communication,
@@ -84,6 +67,51 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
 def start_views(rank: Rank, now: float) -> list[StreamView]:
     """The starts of a rank, the latest first."""
     return [_start(number, stream, now) for number, stream in rank.starts()][::-1]
+
+
+def expected(ranks: Iterable[Rank]) -> tuple[int | None, list[int]]:
+    """How many ranks there should be, and which of them were never seen, the first of each job."""
+    jobs: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        jobs.setdefault(rank.latest.job, []).append(rank)
+    size, absent = 0, set[int]()
+    for its in jobs.values():
+        numbers = {rank.latest.run.rank for rank in its}
+        most = max((rank.latest.run.world_size or 0 for rank in its), default=0)
+        missing = (number for number in range(most) if number not in numbers)
+        size += most
+        absent.update(itertools.islice(missing, _MOST_ABSENT))
+    return size or None, sorted(absent)[:_MOST_ABSENT]
+
+
+def entries(ranks: Iterable[Rank], views: Iterable[RankView]) -> list[JobEntry]:
+    """The jobs that can be chosen, by their ids: if there are very many, those of which something came last.
+
+    Args:
+        ranks: all that are known.
+        views: what is told of them.
+    """
+    seen: dict[str, float] = {}
+    for rank in ranks:
+        for stream in rank.streams:
+            seen[stream.job] = max(seen.get(stream.job, stream.seen), stream.seen)
+    latest = sorted(seen, key=lambda job: -seen[job])[:MOST_JOBS]
+    its: dict[str, list[RankView]] = {job: [] for job in latest}
+    for view in views:
+        if view.job_id in its:
+            its[view.job_id].append(view)
+    return [_entry(job, its[job]) for job in sorted(its)]
+
+
+def _entry(job: str, views: Sequence[RankView]) -> JobEntry:
+    states = [view.state for view in views]
+    return JobEntry(
+        id=job,
+        ranks=len(views),
+        connected=states.count("connected"),
+        died=states.count("died"),
+        slow=sum(view.slow for view in views),
+    )
 
 
 def _start(number: int, stream: Stream, now: float) -> StreamView:
@@ -99,9 +127,12 @@ def _start(number: int, stream: Stream, now: float) -> StreamView:
         dropped=dict(stream.dropped),
         missing_frames=stream.missing,
         undecodable_frames=stream.undecodable,
+        evicted_segments=len(stream.windows.evicted),
+        evicted_events=stream.windows.discarded,
+        evicted_bytes=stream.windows.discarded_bytes,
         windows=list(stream.windows),
     )
 
 
-def _median(times: Times) -> float | None:
+def _median(times: NDArray[np.float32]) -> float | None:
     return round(median(times), 3) if len(times) else None

@@ -6,23 +6,23 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.store import Store, passed_over
 from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.runs.evicted import Evicted, damage_without, read_evicted
+from stepscope.collector.runs.evicted import beyond, gaps_of, read_evicted
 from stepscope.collector.runs.recording import run_in
-from stepscope.collector.runs.segment_contents import SegmentContents
-from stepscope.collector.runs.windows import MAX_WINDOWS
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.index import ROW, ROWS, index_records
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.journal.segments import SEGMENT_AGE_S, segment_paths
 
@@ -34,10 +34,8 @@ _MOST_BYTES = 4 << 20
 """Of frames that are read together."""
 _BLOCK = 1 << 16
 """Bytes of small ones that are read at once."""
-LAST_SEGMENTS = 2
-"""Number of the last segments of a stream of which all frames are read."""
-MAX_FURTHER_BYTES = 64 << 20
-"""Bytes of earlier segments that are read as well, until there are as many windows as are shown."""
+READ_BYTES = 128 << 20
+"""The last bytes of a stream, whose frames are read; of those before, its indexes are."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -51,20 +49,22 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class _Earlier(msgspec.Struct, frozen=True):
-    """The segments of a stream whose frames are not read."""
+    """Counts of the part of a stream whose frames are not read."""
 
-    contents: list[Evicted] = []
-    lost_frames: int = 0
-    """Number of frames that are missing between them."""
-    next_segment: int = 0
-    """Number of the segment that follows them."""
+    events: int = 0
+    windows: int = 0
+    """Windows that were closed in it."""
+    dropped: int = 0
+    """Events that these lost."""
+    present: frozenset[int] = frozenset()
+    """Numbers of its windows, of which all events are counted, also those that were evicted."""
 
 
 class Restoring:
     """Reads the journals of a store one after the other, the newest first, on a thread of its own.
 
-    Of the last segments of a stream the frames are read, of events only the headers and the steps. Of earlier segments the index
-    is read: their windows and events are counted, and not shown one by one. A stream that is connected meanwhile is read to the end
+    Of the last part of a stream the frames are read, of events only the headers and the steps. Of what is before that the indexes
+    are read: its windows and events are counted, and not shown one by one. A stream that is connected meanwhile is read to the end
     of its files, and goes on from there with what arrives: each frame counts once.
     """
 
@@ -101,17 +101,16 @@ class Restoring:
 
     async def _restore(self, id: str, path: Path) -> None:
         try:
-            evicted = await self._read(lambda: self._begin(id, path))
-            await self._restore_from(await self._read(lambda: FrameReader(path, follow=False)), id, path, evicted)
+            await self._read(lambda: self._keep_from_eviction(id))
+            await self._restore_from(await self._read(lambda: FrameReader(path, follow=False)), id, path)
         finally:
             self._streams.being_restored = ""
 
-    def _begin(self, id: str, path: Path) -> list[Evicted]:
+    def _keep_from_eviction(self, id: str) -> None:
         with self._streams.restoring_lock:
             self._streams.being_restored = id
-            return read_evicted(path)
 
-    async def _restore_from(self, reader: FrameReader, id: str, path: Path, evicted: Sequence[Evicted]) -> None:
+    async def _restore_from(self, reader: FrameReader, id: str, path: Path) -> None:
         try:
             restored = self._streams.all.get(id)
             run = await self._read(lambda: run_in(reader)) if restored is None else restored.run
@@ -121,11 +120,14 @@ class Restoring:
             if id not in self._streams.unread:
                 return  # another stream has taken its place meanwhile
             stream = self._stream(id, run, made, written)
+            earlier = await self._read(lambda: _skip_earlier(reader))
+            begin = reader.files.at(reader.position[1]).number
+            stream.events += earlier.events
+            stream.windows.count_unread(earlier.windows, earlier.dropped)
+            evicted = await self._read(lambda: read_evicted(path))
             for one in evicted:
-                stream.evicted_before(one)
-            earlier = await self._read(lambda: _skip_earlier(reader, path, evicted))
-            for contents in earlier.contents:
-                stream.count_segment(contents)
+                stream.windows.evict(one)
+                stream.events += 0 if one.first_window in earlier.present else one.events
             while True:
                 arrived = stream.arrived
                 part = await self._read(lambda: _read(reader))
@@ -134,9 +136,8 @@ class Restoring:
                 elif stream.arrived == arrived:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.finish_restoring()
-            later = [one for one in evicted if one.segment >= earlier.next_segment]
-            damage = await self._read(lambda: damage_without(reader, later))
-            stream.missing = earlier.lost_frames + damage.lost_frames
+            later = [one for one in evicted if one.segment > begin]
+            stream.missing = (await self._read(lambda: beyond(reader.damage, gaps_of(reader, later)))).lost_frames
             stream.bytes = reader.position[1]
         finally:
             self._disk.submit(reader.close)  # after what may still be read
@@ -155,36 +156,23 @@ class Restoring:
         return stream
 
 
-def _skip_earlier(reader: FrameReader, path: Path, evicted: Sequence[Evicted]) -> _Earlier:
-    """Reads the indexes of all but the last segments, and moves the reader behind these. Damaged ones are read frame by frame."""
-    segments = segment_paths(path)
-    if len(segments) <= LAST_SEGMENTS:
+def _skip_earlier(reader: FrameReader) -> _Earlier:
+    """Moves a reader to the last part of a stream, and counts what is before it by the indexes; nothing, if one is missing."""
+    records = index_records(reader, gaps=True)
+    end = reader.files.end
+    while records and end - records[-1][0] < READ_BYTES:
+        records.pop()
+    if not records or not reader.resume_after(records[-1][0]):
         return _Earlier()
-    contents: list[Evicted] = []
-    try:
-        for segment in segments[:-LAST_SEGMENTS]:
-            about = segment.stat()
-            found = SegmentContents.of(segment, about.st_size, about.st_mtime_ns, [*evicted, *contents])
-            contents.append(found.counts)
-        windows = nbytes = 0
-        while contents and windows < MAX_WINDOWS and nbytes + contents[-1].nbytes <= MAX_FURTHER_BYTES:
-            windows, nbytes = windows + contents[-1].windows, nbytes + contents.pop().nbytes
-        if not contents:
-            return _Earlier()
-        following = FrameReader(segments[len(contents)], follow=False)
-    except (FormatError, FileNotFoundError):
-        return _Earlier()
-    number, at = following.position
-    next_segment = following.files.at(following.files.begin).number
-    following.close()
-    reader.resume(number, at)
-    segments_before = sorted(
-        [*contents, *(one for one in evicted if one.segment < next_segment)], key=lambda one: one.segment
+    stored = [record.rows[: len(record.rows) // ROW.size * ROW.size] for _, record in records]
+    rows = np.frombuffer(b"".join(stored), ROWS)
+    open = records[-1][1].open
+    return _Earlier(
+        events=sum(rows["events"].tolist()) + sum(sum(one.events.values()) for one in open),
+        windows=len(rows),
+        dropped=sum(rows["dropped"].tolist()),
+        present=frozenset([*rows["window"].tolist(), *(one.window for one in open)]),
     )
-    ends = [one.first + one.frames for one in segments_before]
-    begins = [*(one.first for one in segments_before[1:]), number]
-    lost = sum(max(begin - end, 0) for begin, end in zip(begins, ends, strict=True))
-    return _Earlier(contents, lost, next_segment)
 
 
 def _times(path: Path) -> tuple[int, float]:

@@ -20,6 +20,8 @@ UNKNOWN = -1.0
 
 FEW = 8
 """Steps that are added one by one."""
+SHOWN = 64
+"""The newest steps of a rank whose median is shown."""
 
 Times = NDArray[np.int64]
 _STEP = np.dtype([("number", "<i8"), ("begin", "<i8"), ("ms", "<f4"), ("own_ms", "<f4")])
@@ -107,6 +109,12 @@ class StepTimes:
         if count <= end:
             return self._ring[end - count : end].copy()
         return np.concatenate((self._ring[end - count :], self._ring[:end]))
+
+
+def median(times: NDArray[np.float32] | NDArray[np.float64]) -> float:
+    """The median of one number or more; for short arrays several times as fast as numpy's."""
+    ordered = np.sort(times)
+    return float(ordered[(len(times) - 1) // 2] + ordered[len(times) // 2]) / 2
 
 
 def communicates(steps: NDArray[np.void]) -> bool:

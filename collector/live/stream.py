@@ -13,7 +13,6 @@ import msgspec
 
 from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.live.step_times import StepTimes
-from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
 from stepscope.exporters.stream.protocol import MAX_SUMMARY_STEPS, StepSummary
@@ -211,6 +210,7 @@ class Stream:
         self.event_rate, self.byte_rate = Rate(), Rate()
         self._dropped: Counter[str] | None = None
         self._capped = 0
+        self._amounts = Amounts()
         self._summary_steps = 0
         self._behind: deque[_FrameBatch] = deque()
         self.clock = LatestClock(run.anchor)
@@ -287,16 +287,6 @@ class Stream:
         self.next = next
         self._behind.append(_FrameBatch(frames, live=False))
 
-    def count_segment(self, contents: Evicted) -> None:
-        """Counts the events and windows of a segment whose frames are not read."""
-        self.events += contents.total
-        self.windows.count_segment(contents)
-
-    def evicted_before(self, evicted: Evicted) -> None:
-        """A segment was evicted before the others are read."""
-        self.events += evicted.total
-        self.windows.evicted_before(evicted)
-
     @property
     def behind(self) -> bool:
         """Whether frames were taken that it has not looked into."""
@@ -339,8 +329,10 @@ class Stream:
 
     @property
     def amounts(self) -> Amounts:
-        """Its amounts so far."""
-        return Amounts(self.events, self.bytes, self.lost, self.windows.discarded)
+        """The highest amounts that it was seen to have: sums of them do not fall when it is counted anew."""
+        now = Amounts(self.events, self.bytes, self.lost, self.windows.discarded)
+        self._amounts = self._amounts.highest(now)
+        return self._amounts
 
     @property
     def lost(self) -> int:

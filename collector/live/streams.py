@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
@@ -68,52 +68,6 @@ class Rank:
         return [one for one in there if (one.run.host, one.run.pid) != process]
 
 
-class Totals:
-    """Sums by job, and over all. A stream counts with the most that it was ever seen to have, and goes on counting when it
-    is forgotten.
-    """
-
-    def __init__(self) -> None:
-        self._highest: dict[str, Amounts] = {}
-        self._past: OrderedDict[str, Amounts] = OrderedDict()
-        self._past_of_all = _NOTHING
-
-    def look(self, streams: Iterable[Stream]) -> tuple[Amounts, dict[str, Amounts]]:
-        """The sums now.
-
-        Args:
-            streams: all that are known.
-
-        Returns:
-            Over all jobs, and by job.
-        """
-        streams = list(streams)
-        for stream in streams:
-            self._see(stream)
-        of_all, by_job = self._past_of_all, dict(self._past)
-        for stream in streams:
-            brought = self._highest[stream.id]
-            of_all += brought
-            by_job[stream.job] = by_job.get(stream.job, _NOTHING) + brought
-        return of_all, by_job
-
-    def forget(self, stream: Stream) -> None:
-        """A stream is not known any more."""
-        self._see(stream)
-        brought = self._highest.pop(stream.id)
-        self._past_of_all += brought
-        self._past[stream.job] = self._past.get(stream.job, _NOTHING) + brought
-        self._past.move_to_end(stream.job)
-        if len(self._past) > MOST_JOBS:
-            self._past.popitem(last=False)
-
-    def _see(self, stream: Stream) -> None:
-        now = stream.amounts
-        before = self._highest.get(stream.id)
-        if before != now:
-            self._highest[stream.id] = now if before is None else before.highest(now)
-
-
 class Streams:
     """All streams by id, and by rank. Beyond twice the limit of connections those that are over are forgotten, oldest first:
     their files stay."""
@@ -126,7 +80,7 @@ class Streams:
         self.unread: dict[str, Path] = {}
         """Files of streams whose state is not back yet, by their ids."""
         self.being_restored = ""
-        """Stream whose segments are being read for its state: none of them is evicted meanwhile, which could be counted or not."""
+        """Stream whose segments are being read for its state: none of them is evicted meanwhile, as its reader has them open."""
         self.restoring_lock = threading.Lock()
         """Held by the threads that change this, or delete segments."""
         self.noting = Noting()
@@ -135,7 +89,9 @@ class Streams:
         """Made so far."""
         self.connected_now = 0
         """Streams that have a connection."""
-        self._totals = Totals()
+        self._past: OrderedDict[str, Amounts] = OrderedDict()
+        """Sums over streams that were forgotten, by job."""
+        self._past_of_all = _NOTHING
 
     @contextlib.contextmanager
     def connected(self, hello: Hello, connection: Process) -> Generator[Stream]:
@@ -204,8 +160,14 @@ class Streams:
             self._remove(ended)
 
     def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
-        """Sums of all streams since the start of the collector, over all jobs and by job. They never fall."""
-        return self._totals.look(self.all.values())
+        """Sums of all streams since the start of the collector, over all jobs and by job. They never fall: a stream goes on counting
+        when it is forgotten."""
+        of_all, by_job = self._past_of_all, dict(self._past)
+        for stream in self.all.values():
+            amounts = stream.amounts
+            of_all += amounts
+            by_job[stream.job] = by_job.get(stream.job, _NOTHING) + amounts
+        return of_all, by_job
 
     def __iter__(self) -> Iterator[Rank]:
         """Ranks in the order of their numbers."""
@@ -230,7 +192,12 @@ class Streams:
 
     def _remove(self, stream: Stream) -> None:
         del self.all[stream.id]
-        self._totals.forget(stream)
+        amounts = stream.amounts
+        self._past_of_all += amounts
+        self._past[stream.job] = self._past.get(stream.job, _NOTHING) + amounts
+        self._past.move_to_end(stream.job)
+        if len(self._past) > MOST_JOBS:
+            self._past.popitem(last=False)
         rank = self.ranks[rank_id(stream.run, stream.id)]
         before = rank.count
         rank.streams.remove(stream)

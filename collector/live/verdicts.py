@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from stepscope.collector.live.slowest import STEPS, median
+from stepscope.collector.live.step_times import SHOWN, median
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import JobVerdict, LiveFinding
@@ -37,6 +37,8 @@ MAX_STEPS = 512
 MAX_JOBS = 32
 """Jobs that are judged: those of which something came last."""
 MAX_FINDINGS = 3
+SLOW_RANK = "slow-rank"
+"""Id of the finding that names a rank that holds the others up."""
 
 
 class LiveProcess(msgspec.Struct, frozen=True):
@@ -77,6 +79,16 @@ class Verdicts:
         """The newest verdict of a job, or of each job."""
         return [one for one in self._found.values() if job is None or one.job_id == job]
 
+    def slow_ranks(self) -> set[tuple[str, int]]:
+        """Jobs and numbers of the ranks that hold the others up."""
+        return {
+            (verdict.job_id, rank)
+            for verdict in self._found.values()
+            for finding in verdict.findings
+            if finding.id == SLOW_RANK
+            for rank in finding.ranks
+        }
+
     async def run(self) -> None:
         """Judges until it is cancelled."""
         while True:
@@ -102,7 +114,7 @@ class Verdicts:
         decoded: _Decoded = {}
         for stream, summaries in _compared(ranks):
             facts = self._facts(stream, summaries, decoded)
-            facts = _judged(facts)[-MAX_STEPS:]
+            facts = judged_steps(facts)[-MAX_STEPS:]
             if len(facts):
                 processes.append(LiveProcess(stream.run, facts))
         self._decoded[job] = decoded
@@ -148,7 +160,7 @@ class Verdicts:
         return chosen
 
 
-def _judged(facts: Facts) -> Facts:
+def judged_steps(facts: Facts) -> Facts:
     """Steps in the order of their numbers, each once, without the first ones of the run. A loop that counts anew, or a rank that sends
     nonsense, may have others."""
     facts = facts[(facts["step"] >= FIRST_STEPS) & (facts["end"] > facts["begin"])]
@@ -169,7 +181,7 @@ def _compared(ranks: list[_Rank]) -> list[_Rank]:
 
 def _own_ms(stream: Stream) -> float:
     """The median time of the newest steps without collectives, or of whole steps where these are not known."""
-    steps = stream.steps.newest(STEPS)
+    steps = stream.steps.newest(SHOWN)
     own = steps["own_ms"][steps["own_ms"] >= 0]
     times = own if len(own) else steps["ms"]
     return median(times) if len(times) else 0.0

@@ -51,8 +51,8 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """The most by which its times may be off, compared with the collector's clock."""
     windows: int
     """Windows closed."""
-    slow_factor: float | None
-    """How many times as long its steps take as those of the others, if that is no chance."""
+    slow: bool
+    """Whether a verdict on its job says that it holds the others up."""
     cpu_share: float | None
     """Processor time of the thread that steps, as a share of its newest steps."""
     data_share: float | None
@@ -66,20 +66,6 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     others: list[str]
     """Other processes that are this rank at the same time, by host and pid: of another run, say, of the same name. Windows of
     theirs count as those of earlier starts."""
-
-
-class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that holds the others up."""
-
-    id: str
-    rank: int | None
-    host: str
-    step_ms: float
-    others_ms: float
-    """Median of the others' medians."""
-    factor: float
-    own: bool
-    """Whether these are the times in which it did not wait for others, and not whole steps."""
 
 
 class UploadView(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,8 +208,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     step_ms: float | None
     """Median of the ranks' medians."""
-    slowest: list[SlowRank]
-    """The slowest first; empty if no rank is slower than by chance."""
+    slow: int
+    """Ranks that hold the others up."""
     verdicts: list[JobVerdict]
     """What is slow in each of the jobs, and what to do; no entry for a job without facts of steps."""
     shared: int
@@ -280,6 +266,10 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     """Events lost, by who lost them and why."""
     missing_frames: int
     undecodable_frames: int
+    evicted_segments: int
+    """Segments of its file that were evicted to keep the files within the limit of the disk."""
+    evicted_events: int
+    evicted_bytes: int
     windows: list[WindowFacts]
     """The newest first."""
 
@@ -322,8 +312,8 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
     """The most that a rank has."""
     events: int
     dropped: int
-    discarded: int
-    """Events that were evicted to keep the files within the limit of the disk."""
+    partly_evicted: int
+    """Ranks of which a part may have been evicted to keep the files within the limit of the disk."""
 
 
 class WindowDetail(msgspec.Struct, frozen=True, kw_only=True):

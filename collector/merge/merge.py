@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,8 +12,9 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
+from stepscope.collector.live.verdicts import Judge, LiveProcess, judged_steps
+from stepscope.collector.live.views import LiveFinding
 from stepscope.collector.merge.aligned import AlignedEvents
-from stepscope.collector.merge.order import Order
 from stepscope.collector.merge.placement import Sharing
 from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
 from stepscope.collector.merge.report import MemberReport, MergeReport, evicted, member_report
@@ -26,6 +27,7 @@ from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.session.ranks import ranges_text
+from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder, join_facts
 from stepscope.runtime.windows.window import Step, Window
 
 Progress = Callable[[int], object]
@@ -33,7 +35,7 @@ Progress = Callable[[int], object]
 
 
 class Merge:
-    """One merge. Memory depends on the number of ranks, steps and collectives, not on that of events.
+    """One merge. Memory depends on the number of ranks and steps, not on that of events.
 
     Args:
         job: whose streams.
@@ -42,6 +44,7 @@ class Merge:
         progress: is told how it gets on.
         unreadable: journals that could not be read, for the report.
         notes: what else the report is to say.
+        judge: says what is slow in the merged steps; default: the report does not say it.
     """
 
     def __init__(
@@ -53,10 +56,14 @@ class Merge:
         *,
         unreadable: Sequence[UnreadableJournal] = (),
         notes: Sequence[str] = (),
+        judge: Judge | None = None,
     ) -> None:
         self._job, self._windows, self._directory, self._progress = job, windows, directory, progress
-        self._unreadable, self._notes = unreadable, notes
-        self._order = Order(job, windows)
+        self._unreadable, self._notes = unreadable, list(notes)
+        self._judge = judge
+        self._facts: dict[int, Facts] = {}
+        """Facts of the merged steps, by the numbers of members."""
+        self._findings: list[LiveFinding] = []
         self._events = 0
         self._members: dict[int, MemberReport] = {}
         self._parts: dict[int, list[tuple[Stretch, int]]] = {}
@@ -80,6 +87,7 @@ class Merge:
                     await exporter.begin_member(self._member_run(member))
                 async with self._reading(member, "job") as events:
                     await self._play(events, exporter)
+            await self._find()
             for window in self._windows:
                 await exporter.close_window(self._window(window, window.stretches))
         return self.report()
@@ -106,6 +114,7 @@ class Merge:
                     own = [stretch for stretch in window.stretches if stretch.member.number in numbers]
                     if own:
                         await exporter.close_window(self._window(window, own))
+        await self._find()
         return self.report()
 
     def report(self) -> MergeReport:
@@ -120,26 +129,56 @@ class Merge:
             missing_ranks=ranges_text(missing),
             missing_count=sum(map(len, missing)),
             absent=[f"{member.label}: window {window.index}" for window in self._windows for member in window.absent],
-            slowest_steps=self._order.slowest_steps(),
-            collectives=self._order.collectives(),
+            findings=self._findings,
             unreadable=list(self._unreadable),
             notes=[
                 *self._notes,
                 *evicted(self._job.members),
                 *self._job.concurrent(),
                 *repeated_steps(self._windows),
-                *self._order.notes(),
             ],
         )
 
     async def _play(self, events: AlignedEvents, exporter: Exporter) -> None:
+        builders: dict[int, StepFactsBuilder] = {}
         # Nothing else needs the loop: in one thread, what one step made is still in the processor's cache for the next.
         for batch in events:
             await anyio.lowlevel.checkpoint()
             await exporter.export(batch)
-            self._order.add(batch, events.member)
+            if self._judge is not None:
+                builders.setdefault(batch.window, StepFactsBuilder()).update(batch.events)
             self._events += len(batch)
             self._progress(self._events)
+        self._facts[events.member.number] = self._facts_of(events.member, builders)
+
+    def _facts_of(self, member: Member, builders: Mapping[int, StepFactsBuilder]) -> Facts:
+        """The facts of a member's steps, by windows of the merged trace; nothing follows the last step of a window."""
+        ends: dict[int, int] = {}
+        for stretch, index in self._parts[member.number]:
+            _, _, steps = _aligned_window(stretch)
+            if steps:
+                ends[index] = steps[-1].end_ns
+        return join_facts(
+            [
+                builder.finish(*([ends[index]] if index in ends else ()), window=index)
+                for index, builder in sorted(builders.items())
+            ]
+        )
+
+    async def _find(self) -> None:
+        """Judges the merged steps. Where a rank did a step again after it was started again, the last time counts."""
+        if self._judge is None:
+            return
+        processes = [
+            LiveProcess(
+                members[-1].recording.run, judged_steps(join_facts([self._facts[one.number] for one in members]))
+            )
+            for members in self._by_rank()
+        ]
+        try:
+            self._findings = list(await anyio.to_thread.run_sync(self._judge, processes))
+        except Exception as error:  # what one stream claims of its steps must not cost the others their trace
+            self._notes.append(f"it cannot be said what is slow: {type(error).__name__}: {error}"[:500])
 
     @asynccontextmanager
     async def _reading(self, member: Member, sharing: Sharing) -> AsyncGenerator[AlignedEvents]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio.to_thread
 import msgspec
 
+from stepscope.collector.live.verdicts import Judge
 from stepscope.collector.merge.merge import Merge, Progress
 from stepscope.collector.merge.plan import Selection, plan, wanted
 from stepscope.collector.merge.report import MergeReport
@@ -40,6 +41,7 @@ async def write_merged(
     job: str | None = None,
     selection: Selection | None = None,
     progress: Progress = lambda events: None,
+    judge: Judge | None = None,
 ) -> MergeReport:
     """Merges what directories hold of a job into a file or a directory.
 
@@ -53,6 +55,7 @@ async def write_merged(
         job: which job, if there are several.
         selection: what to merge; by default everything.
         progress: is told how many events were written so far.
+        judge: says what is slow in the merged steps; default: the report does not say it.
 
     Raises:
         FormatError: if there is nothing to merge; says why journals cannot be used.
@@ -67,7 +70,9 @@ async def write_merged(
         def room() -> Path:
             return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent)))
 
-        merge = await anyio.to_thread.run_sync(prepare, sources, target, job, selection or Selection(), progress, room)
+        merge = await anyio.to_thread.run_sync(
+            prepare, sources, target, job, selection or Selection(), progress, room, judge
+        )
         if not directory:
             exporter = stack.enter_context(writing(target, format))
             report = await merge.together(exporter)
@@ -87,6 +92,7 @@ def prepare(
     selection: Selection,
     progress: Progress,
     room: Callable[[], Path],
+    judge: Judge | None = None,
 ) -> Merge:
     """Reads what there is, and plans the merge. Arguments and errors as for `write_merged`.
 
@@ -97,6 +103,7 @@ def prepare(
         selection: what to merge.
         progress: is told how many events were written so far.
         room: makes a directory for streams that are put together.
+        judge: says what is slow in the merged steps.
     """
     found = gather(sources, room, wanted(selection))
     if found.unreadable and not found.recordings:
@@ -109,7 +116,15 @@ def prepare(
         name, chosen = chosen_job(found.recordings, job, sources)
         described = Job(name, chosen)
     windows = plan(described, selection)
-    return Merge(described, windows, target.absolute().parent, progress, unreadable=found.unreadable, notes=found.notes)
+    return Merge(
+        described,
+        windows,
+        target.absolute().parent,
+        progress,
+        unreadable=found.unreadable,
+        notes=found.notes,
+        judge=judge,
+    )
 
 
 def _exporter(format: str, directory: Path, member: Member) -> Exporter:

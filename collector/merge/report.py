@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from stepscope.collector.merge.order import Lateness, SlowStep
+from stepscope.collector.live.views import LiveFinding
 from stepscope.collector.runs.job import Member
 from stepscope.collector.runs.recording import UnreadableJournal
 from stepscope.runtime.display.text_table import Column, human_count, human_time, printable, shorten, text_table
@@ -17,14 +17,6 @@ from stepscope.runtime.journal.frame_reader import Damage
 _ABOUT_MEMBERS = """\
 offset: added to the rank's times. drift: rate of the collector's clock against this one, in parts per million. bound: largest
 remaining error of the rank's times, from this many round trips to the collector."""
-_ABOUT_STEPS = """\
-took: time of the slowest rank; median: of all ranks. began last: the rank that began the step last, how long after the first, and
-the largest error of that time (same clock: the ranks ran on one machine, so that the order is exact)."""
-_ABOUT_COLLECTIVES = """\
-collectives: calls that the rank made together with others. arrived last: calls in which it was the last one. certain: calls in
-which it was later than clocks can err. others waited: time that each other rank waited for it, of all calls together."""
-STRAGGLER_SHARE = 0.5
-"""A rank that is certainly the last at more than this share of its collectives is named first."""
 _WIDEST = 40
 _LOOKS = 256
 """Times at which the bound is looked at: between them it hardly changes."""
@@ -121,8 +113,8 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     """How many these are."""
     absent: list[str]
     """Members that lack a window."""
-    slowest_steps: list[SlowStep]
-    collectives: list[Lateness]
+    findings: list[LiveFinding]
+    """What is slow in the merged steps, as `stepscope explain` says it, the most costly first."""
     unreadable: list[UnreadableJournal]
     """Journals that could not be read: what they have is not in the trace."""
     notes: list[str]
@@ -133,7 +125,8 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
         """The report for a terminal."""
         ranks = len({member.rank for member in self.members if member.rank is not None})
         who = [f"job {printable(self.job)!r}", *([human_count(ranks, "rank")] if ranks else []), _windows(self.windows)]
-        parts = [f"{', '.join(who)}: {human_count(self.events, 'event')}", *self._straggler(), _members(self.members)]
+        parts = [f"{', '.join(who)}: {human_count(self.events, 'event')}"]
+        parts += [*map(_finding, self.findings), _members(self.members)]
         if len({member.machine for member in self.members}) == 1:
             if len(self.members) > 1:
                 parts.append("All ranks ran on one machine and share its clock: their order is exact.")
@@ -148,24 +141,16 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
             these = f"{self.missing_count:,} ranks:" if self.missing_count > 1 else "rank"
             parts.append(f"missing: {these} {self.missing_ranks}")
         parts += [f"missing: {printable(text)}" for text in self.absent[:20]]
-        if self.slowest_steps:
-            parts.append(_steps(self.slowest_steps))
-        if self.collectives:
-            parts.append(_collectives(self.collectives))
         return "\n\n".join([*parts, *self.not_merged(), *self.notes])
 
     def not_merged(self) -> list[str]:
         """A sentence on each journal that could not be read."""
         return [printable(f"not merged: {journal}") for journal in self.unreadable]
 
-    def _straggler(self) -> Iterator[str]:
-        """A sentence on the rank that the others wait for, if there is one."""
-        last = max(self.collectives, key=lambda row: row.sure, default=None)
-        if last is not None and last.sure > last.entered * STRAGGLER_SHARE:
-            yield (
-                f"{printable(last.member)} is the straggler: it arrived last at {last.last:,} of {last.entered:,} collectives, and the "
-                f"others waited {human_time(last.waited_ns)} for it."
-            )
+
+def _finding(finding: LiveFinding) -> str:
+    lines = [finding.title, *(f"  {text}" for text in finding.evidence), f"  try: {finding.action}"]
+    return "\n".join(printable(line) for line in lines)
 
 
 def _members(members: Sequence[MemberReport]) -> str:
@@ -197,40 +182,8 @@ def _state(member: MemberReport) -> str:
     return "; ".join(notes) or "ended"
 
 
-def _steps(steps: Sequence[SlowStep]) -> str:
-    head = [Column("slowest steps"), Column("took"), Column("median"), Column("slowest", right=False)]
-    head += [Column("began last", right=False), Column("after the first"), Column("±")]
-    rows = [
-        [
-            str(step.step),
-            human_time(step.duration_ns),
-            human_time(step.median_ns),
-            printable(step.member),
-            (printable(step.last) if step.sure else f"unsure ({printable(step.last)})") if step.last else "",
-            human_time(step.spread_ns) if step.last else "",
-            _spread_bound(step.bound_ns) if step.last else "",
-        ]
-        for step in steps
-    ]
-    return f"{text_table(head, rows)}\n{_ABOUT_STEPS}"
-
-
-def _collectives(rows: Sequence[Lateness]) -> str:
-    head = [Column("waited for", right=False), Column("collectives"), Column("arrived last"), Column("certain")]
-    head += [Column("others waited")]
-    table = [
-        [printable(row.member), f"{row.entered:,}", f"{row.last:,}", f"{row.sure:,}", human_time(row.waited_ns)]
-        for row in rows[:20]
-    ]
-    return f"{text_table(head, table)}\n{_ABOUT_COLLECTIVES}"
-
-
 def _bound(ns: float | None) -> str:
     return "unknown" if ns is None else human_time(ns)
-
-
-def _spread_bound(ns: float | None) -> str:
-    return "same clock" if ns == 0 else _bound(ns)
 
 
 def _signed(ns: int) -> str:

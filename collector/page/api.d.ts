@@ -97,7 +97,7 @@ export interface JobView {
   bytes_per_s: number;
   dropped: number;
   step_ms: number | null;
-  slowest: Array<SlowRank>;
+  slow: number;
   verdicts: Array<JobVerdict>;
   shared: number;
   rank_files: Array<string>;
@@ -194,7 +194,7 @@ export interface RankView {
   missing_frames: number;
   clock_bound_us: number | null;
   windows: number;
-  slow_factor: number | null;
+  slow: boolean;
   cpu_share: number | null;
   data_share: number | null;
   communication_share: number | null;
@@ -213,16 +213,6 @@ export interface RankWindow {
 export interface Series {
   id: string;
   step_ms: Array<number | null>;
-}
-
-export interface SlowRank {
-  id: string;
-  rank: number | null;
-  host: string;
-  step_ms: number;
-  others_ms: number;
-  factor: number;
-  own: boolean;
 }
 
 export interface Snapshot {
@@ -259,6 +249,9 @@ export interface StreamView {
   dropped: Record<string, number>;
   missing_frames: number;
   undecodable_frames: number;
+  evicted_segments: number;
+  evicted_events: number;
+  evicted_bytes: number;
   windows: Array<WindowFacts>;
 }
 
@@ -318,7 +311,7 @@ export interface WindowFacts {
   complete: boolean;
   events: number;
   dropped: number;
-  discarded: number;
+  partly_evicted: boolean;
   diagnostics: Array<string>;
 }
 
@@ -351,5 +344,5 @@ export interface WindowView {
   steps: number;
   events: number;
   dropped: number;
-  discarded: number;
+  partly_evicted: number;
 }

@@ -87,7 +87,7 @@ function show() {
   const names = chosen === null ? job.jobs : [chosen];
   showSummary(job);
   setText(byId("job"), byId("job-choice").hidden ? names.filter((name) => name !== "stepscope").join(", ") : "");
-  document.title = `${job.slowest.length || job.died ? "⚠ " : ""}${names.join(", ") || "stepscope"} – stepscope`;
+  document.title = `${job.slow || job.died ? "⚠ " : ""}${names.join(", ") || "stepscope"} – stepscope`;
   findings.update(job.verdicts);
   showVerdict(job, ranks, chosen);
   showStatus(job);

@@ -33,8 +33,8 @@ export class Changes {
       if (!before) add(stateWords(view, view), view);
       else if (view.incarnation > before.incarnation) add("was started again", view);
       else if (view.state !== before.state) add(stateWords(view, before), view);
-      if (before && view.slow_factor !== null && before.slow_factor === null) add("is slow", view);
-      if (before && view.slow_factor === null && before.slow_factor !== null) add("is not slow any more", view);
+      if (before && view.slow && !before.slow) add("is slow", view);
+      if (before && !view.slow && before.slow) add("is not slow any more", view);
       if (before && view.dropped > before.dropped && before.dropped === 0) add("has lost events", view);
     }
     this.#first = false;

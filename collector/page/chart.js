@@ -83,7 +83,7 @@ export class StepChart {
     this.#busy = true;
     this.#requestedAt = performance.now();
     const few = ranks.length <= FEW;
-    const slow = ranks.filter((view) => view.slow_factor !== null && !chosen.has(view.id));
+    const slow = ranks.filter((view) => view.slow && !chosen.has(view.id));
     const shown = few ? ranks : [...ranks.filter((view) => chosen.has(view.id)), ...slow].slice(0, MOST_LINES);
     try {
       const ids = shown.map((view) => view.id).join(",");
@@ -93,7 +93,7 @@ export class StepChart {
       const views = new Map(shown.map((view) => [view.id, view]));
       this.#lines = chart.series.map(({ id }) => {
         const view = views.get(id);
-        return { id, name: view ? rankName(view) : id, slow: (view?.slow_factor ?? null) !== null, chosen: few && chosen.has(id) };
+        return { id, name: view ? rankName(view) : id, slow: view?.slow ?? false, chosen: few && chosen.has(id) };
       });
       this.#data = chart;
       this.#count = ranks.length;

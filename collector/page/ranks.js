@@ -19,7 +19,7 @@ import { VirtualRows } from "./virtual_rows.js";
  */
 /**
  * @typedef {import("./virtual_rows.js").Row & {
- *   box: HTMLInputElement, cells: HTMLElement[], factor: HTMLElement, bar: HTMLElement, view: Rank | null, share: string,
+ *   box: HTMLInputElement, cells: HTMLElement[], slow: HTMLElement, bar: HTMLElement, view: Rank | null, share: string,
  * }} RankRow
  */
 
@@ -269,16 +269,16 @@ export class RankTable {
     if (row.view === view && row.share === share) return;
     row.view = view;
     row.share = share;
-    const factor = view.slow_factor === null ? "" : `slow, ${view.slow_factor.toFixed(1)}×`;
+    const slow = view.slow ? "slow" : "";
     this.#columns.forEach((column, index) => {
       const text = column.text(view);
       setText(row.cells[index], text);
-      row.texts[index + 1] = column.title === STEP_TIME && factor ? `${text} ${factor}` : text;
+      row.texts[index + 1] = column.title === STEP_TIME && slow ? `${text} ${slow}` : text;
     });
     row.node.dataset.state = view.restoring ? "restoring" : view.state;
-    row.node.classList.toggle("slow", view.slow_factor !== null);
+    row.node.classList.toggle("slow", view.slow);
     row.node.classList.toggle("losing", view.dropped > 0 || view.missing_frames > 0);
-    setText(row.factor, factor);
+    setText(row.slow, slow);
     row.bar.style.setProperty("--share", share);
     row.box.ariaLabel = `Choose ${rankName(view)}`;
   }
@@ -294,20 +294,20 @@ export class RankTable {
     });
     const name = element("button", { type: "button" });
     name.addEventListener("click", () => this.#onOpen(view.id));
-    const factor = element("strong", { className: "factor" });
+    const slow = element("strong", { className: "slow-word" });
     const cells = this.#columns.map((_, index) => (index === 0 ? name : element("span")));
     const bar = element("td", { className: "number bar-cell" });
     const nodes = this.#columns.map((column, index) => {
       if (index === 0) return element("th", { scope: "row" }, cells[index]);
       if (column.title === STEP_TIME) {
-        bar.append(cells[index], " ", factor);
+        bar.append(cells[index], " ", slow);
         return bar;
       }
       const word = { State: "state", Lost: "lost" }[column.title] ?? "";
       return element("td", { className: `${column.number ? "number" : ""} ${word}`.trim() }, cells[index]);
     });
     const node = element("tr", {}, element("td", {}, box), ...nodes);
-    return { node, box, cells, texts: ["", ...this.#columns.map(() => "")], factor, bar, view: null, share: "" };
+    return { node, box, cells, texts: ["", ...this.#columns.map(() => "")], slow, bar, view: null, share: "" };
   }
 }
 
@@ -315,6 +315,6 @@ export class RankTable {
 function matches(view, text) {
   if (!text) return true;
   if (/^\d+$/.test(text)) return String(view.rank) === text;
-  const slow = view.slow_factor === null ? "" : "slow";
+  const slow = view.slow ? "slow" : "";
   return `${rankName(view)} ${view.host} ${view.state} ${slow}`.toLowerCase().includes(text);
 }

@@ -1,8 +1,8 @@
 // @ts-check
-// What is wrong, in words, on top of the page: the most costly finding of each job, and ranks that are slow or missing.
+// What is wrong, in words, on top of the page: the most costly finding of each job, and ranks that are missing.
 
 import { byId, element, setText } from "./dom.js";
-import { integer, milliseconds, percent, rankName } from "./format.js";
+import { integer, percent, rankName } from "./format.js";
 
 /** @typedef {import("./format.js").Rank} Rank */
 /** @typedef {import("./api").JobView} JobView */
@@ -87,18 +87,14 @@ export class Findings {
 }
 
 /**
- * Ranks that are slow, several processes, or missing.
+ * Ranks that are several processes, or missing.
  * @param {JobView} job
  * @param {Map<string, Rank>} ranks
  * @param {string | null} chosen
  */
 export function showVerdict(job, ranks, chosen) {
-  const texts = job.slowest.slice(0, NAMED).map((slow) => {
-    const time = `${milliseconds(slow.step_ms)} ${slow.own ? "of its own work in a step" : "a step"}`;
-    const others = `${slow.factor.toFixed(1)} times the others' ${milliseconds(slow.others_ms)}`;
-    return `${rankName(ranks.get(slow.id) ?? slow)} on ${slow.host} is slow: ${time}, ${others}.`;
-  });
-  if (job.slowest.length > NAMED) texts.push(`${integer(job.slowest.length - NAMED)} more are slow.`);
+  /** @type {string[]} */
+  const texts = [];
   const shared = job.shared ? [...ranks.values()].filter((view) => view.others.length) : [];
   for (const view of shared.slice(0, NAMED)) {
     texts.push(`${rankName(view)} is several processes at once: on ${[`${view.host} (pid ${view.pid})`, ...view.others].join(", ")}.`);
@@ -112,7 +108,7 @@ export function showVerdict(job, ranks, chosen) {
   if (!texts.length && !job.verdicts.some((verdict) => verdict.findings.length)) texts.push(nothingWrong(job, chosen));
   const verdict = byId("verdict");
   setText(verdict, texts.join(" "));
-  verdict.classList.toggle("bad", job.slowest.length > 0 || job.shared > 0);
+  verdict.classList.toggle("bad", job.slow > 0 || job.shared > 0);
 }
 
 /**
@@ -122,8 +118,8 @@ export function showVerdict(job, ranks, chosen) {
 function nothingWrong(job, chosen) {
   if (!job.ranks) return chosen === null ? "Waiting for the first rank." : `No rank of the job ${chosen} is here.`;
   const steps = Math.max(0, ...job.verdicts.map((verdict) => verdict.steps));
-  const judged = steps ? `Nothing stands out in ${job.ranks === 1 ? "" : "up to "}${integer(steps)} steps${job.ranks === 1 ? "" : " of each"}.` : "";
-  return job.ranks === 1 ? judged : `No rank is slower than by chance. ${judged}`.trim();
+  if (!steps) return "";
+  return `Nothing stands out in ${job.ranks === 1 ? "" : "up to "}${integer(steps)} steps${job.ranks === 1 ? "" : " of each"}.`;
 }
 
 /** @param {string} text */

@@ -227,8 +227,8 @@ export class Windows {
 }
 
 // To keep the collector's files within the limit of the disk.
-/** @param {{ discarded: number }} window */
-const evicted = (window) => (window.discarded ? `, ${integer(window.discarded)} events evicted` : "");
+/** @param {{ partly_evicted: number | boolean }} window */
+const evicted = (window) => (window.partly_evicted ? ", partly evicted" : "");
 
 /** @param {string} column */
 const classOf = (column) => (WORDS.has(column) ? "" : "number");

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from stepscope.collector.files.disk_use import SegmentFile
-from stepscope.collector.runs.evicted import Evicted, read_evicted
+from stepscope.collector.retention.segment import Segment, SegmentWindow
 from stepscope.collector.runs.job import job_of
-from stepscope.collector.runs.segment_contents import SegmentContents, SegmentWindow
 from stepscope.exporters.stream.shipper import has_end
 from stepscope.runtime.journal.records import RunRecord
 
@@ -20,23 +19,6 @@ SILENCE = 3600 * 10**9
 
 Isolated = Callable[[str, Callable[[], object]], object]
 """Does what may fail for one stream."""
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """A segment that is not written any more."""
-
-    file: SegmentFile
-    contents: SegmentContents
-
-    def is_of(self, file: SegmentFile) -> bool:
-        """Whether the file is still the one that was read."""
-        then, now = self.file.about, file.about
-        return (then.st_ino, then.st_size, then.st_mtime_ns) == (now.st_ino, now.st_size, now.st_mtime_ns)
-
-    def windows(self, among: Collection[int]) -> set[int]:
-        """Those of some windows of which it has events, or the end."""
-        events, closed = self.contents.counts.events, self.contents.closed
-        return {*(window for window in among if window in events), *(one.index for one in closed if one.index in among)}
 
 
 class StoredStream(msgspec.Struct, frozen=True):
@@ -48,13 +30,11 @@ class StoredStream(msgspec.Struct, frozen=True):
     """Those that are not written any more, in their order."""
     over: bool
     """Whether nothing more is expected. If not, another segment follows, which is left alone."""
-    written_ns: int
-    """Unix time of its last change."""
 
     @property
     def run(self) -> RunRecord | None:
         """`None` if no segment says whose it is."""
-        return next((one.contents.run for one in self.segments if one.contents.run is not None), None)
+        return next((one.run for one in self.segments if one.run is not None), None)
 
     @property
     def job(self) -> str:
@@ -74,8 +54,7 @@ class StoredStream(msgspec.Struct, frozen=True):
     def windows(self) -> Iterator[SegmentWindow]:
         """The windows that ended in each segment, and those that went on after it."""
         for segment in self.segments:
-            yield from segment.contents.closed
-            yield from segment.contents.open
+            yield from segment.windows
 
 
 class Inventory:
@@ -107,16 +86,8 @@ class Inventory:
         over = not connected and (same or silent or has_end(last.path))
         journal = last.path.with_name("journal")
         segments: list[Segment] = []
-        evicted: list[Evicted] | None = None
         for file in files if over else files[:-1]:
             segment = before.get(file.number)
-            if segment is None or not segment.is_of(file):
-                evicted = read_evicted(journal) if evicted is None else evicted
-                earlier = [one for one in evicted if one.segment < file.number]
-                earlier += [one.contents.counts for one in segments]
-                about = file.about
-                contents = SegmentContents.of(file.path, about.st_size, about.st_mtime_ns, earlier)
-                segment = Segment(file, contents)
-            segments.append(segment)
+            segments.append(segment if segment is not None and segment.is_of(file) else Segment.read(file))
         self._segments[id] = {one.file.number: one for one in segments}
-        return StoredStream(id, journal, segments, over, last.about.st_mtime_ns)
+        return StoredStream(id, journal, segments, over)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from stepscope.collector.retention.inventory import Segment, StoredStream
+from stepscope.collector.retention.inventory import StoredStream
+from stepscope.collector.retention.segment import Segment, SegmentWindow
 from stepscope.collector.runs.places import Mark, places
-from stepscope.collector.runs.segment_contents import SegmentWindow
 from stepscope.runtime.settings.checked import Checked
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -21,8 +21,6 @@ UNPROTECTED, SLOWEST, NEWEST, LAST = range(4)
 
 Order = tuple[int, int]
 """A class, and the order within it."""
-
-_NO_END = 1 << 63
 
 
 class StoragePolicy(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,15 +72,13 @@ def candidates(
         latest, whole = (UNPROTECTED, 0), True
         for segment in stream.segments:
             order = max(
-                [(UNPROTECTED, segment.contents.last_ns), *(windows[one] for one in segment.windows(windows.keys()))]
+                [(UNPROTECTED, segment.last_ns), *(windows[one] for one in segment.windows_among(windows.keys()))]
             )
             there = uploaded is None or uploaded(segment.file.path)
             latest, whole = max(latest, order), whole and there
             last = stream.over and segment is stream.segments[-1]
             found.append(Candidate(stream, segment, latest if last else order, whole if last else there, last))
-    found.sort(
-        key=lambda one: (not one.uploaded, one.order, one.last, one.segment.contents.last_ns, one.segment.file.number)
-    )
+    found.sort(key=lambda one: (not one.uploaded, one.order, one.last, one.segment.last_ns, one.segment.file.number))
     return found
 
 
@@ -95,7 +91,7 @@ def _protected(streams: Iterable[StoredStream], policy: StoragePolicy) -> defaul
     replaced = {id for starts in by_rank.values() for id in starts[:-1]}
     # Where something newer is, in the segment that is written or in a later start of the rank, that is the very newest.
     final = {stream.id for stream in by_begin if stream.over} - replaced
-    groups = _groups(by_begin, _runs(by_begin, replaced))
+    groups = _groups(by_begin)
     groups.sort(key=lambda group: max(window.end_ns or 0 for _, window in group))
     newest = groups[max(len(groups) - policy.newest, 0) :]
     by_pace = sorted(groups, key=lambda group: max(window.step_ns for _, window in group))
@@ -109,45 +105,24 @@ def _protected(streams: Iterable[StoredStream], policy: StoragePolicy) -> defaul
     return found
 
 
-def _runs(by_begin: Iterable[StoredStream], replaced: Collection[str]) -> dict[str, tuple[str, int]]:
-    """The job of each stream, and which run of it. A run that begins when all streams of the one before are over has windows of
-    its own, though its steps have the same numbers.
-
-    Args:
-        by_begin: streams, in the order in which they began.
-        replaced: those whose ranks were started again.
-    """
-    found: dict[str, tuple[str, int]] = {}
-    numbers, until = Counter[str](), Counter[str]()
-    for stream in by_begin:
-        numbers[stream.job] += stream.begin_ns > until[stream.job]
-        end = stream.written_ns if stream.over or stream.id in replaced else _NO_END
-        until[stream.job] = max(until[stream.job], end)
-        found[stream.id] = stream.job, numbers[stream.job]
-    return found
-
-
-def _groups(
-    by_begin: Iterable[StoredStream], runs: Mapping[str, tuple[str, int]]
-) -> list[list[tuple[str, SegmentWindow]]]:
-    """The windows of all streams that have ended on some rank; those together that are one window of several ranks of a run."""
+def _groups(by_begin: Iterable[StoredStream]) -> list[list[tuple[str, SegmentWindow]]]:
+    """The windows of all streams that have ended on some rank; those together that are one window of several ranks of a job."""
     seen = set[Hashable]()
     later = set[str]()
     """Streams of ranks that were started again."""
-    marks: defaultdict[Hashable, tuple[Counter[Mark], Counter[Mark]]] = defaultdict(lambda: (Counter(), Counter()))
+    marks: defaultdict[str, tuple[Counter[Mark], Counter[Mark]]] = defaultdict(lambda: (Counter(), Counter()))
     for stream in by_begin:
-        run = runs[stream.id]
-        if stream.rank is not None and (run, stream.rank) in seen:
+        if stream.rank is not None and (stream.job, stream.rank) in seen:
             later.add(stream.id)
-        seen.add((run, stream.rank))
-        marks[run][stream.id in later].update(window.mark for window in stream.windows())
-    placed = {run: places(*its) for run, its in marks.items()}
+        seen.add((stream.job, stream.rank))
+        marks[stream.job][stream.id in later].update(window.mark for window in stream.windows())
+    placed = {job: places(*its) for job, its in marks.items()}
     groups: defaultdict[Hashable, list[tuple[str, SegmentWindow]]] = defaultdict(list)
     for stream in by_begin:
-        run, again = runs[stream.id], stream.id in later
+        again = stream.id in later
         for window in stream.windows():
             # A window of a later start belongs to one of the job by its steps only.
             own = not stream.job or (again and window.steps is None)
-            key = (stream.id, window.index) if own else (run, placed[run][again, window.mark])
+            key = (stream.id, window.index) if own else (stream.job, placed[stream.job][again, window.mark])
             groups[key].append((stream.id, window))
     return [group for group in groups.values() if any(window.end_ns is not None for _, window in group)]

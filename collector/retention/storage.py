@@ -16,8 +16,9 @@ from stepscope.collector.files.disk_use import disk_use, on_disk
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
-from stepscope.collector.retention.inventory import Inventory, Segment, StoredStream
+from stepscope.collector.retention.inventory import Inventory, StoredStream
 from stepscope.collector.retention.policy import LAST, Candidate, StoragePolicy, candidates
+from stepscope.collector.retention.segment import Segment
 from stepscope.collector.runs.evicted import Evicted, evict, read_evicted
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.files.private_files import replace_private
@@ -236,20 +237,20 @@ class Storage:
         return done
 
     def _evict(self, one: Candidate, done: Look) -> None:
-        if one.last:
-            self._delete(one.stream, done)
-        elif one.stream.id not in done.deleted:
-            self._unlink(one.stream, one.segment, done)
+        with self._streams.restoring_lock:
+            if self._streams.being_restored == one.stream.id:
+                done.postponed = True
+            elif one.last:
+                self._delete(one.stream, done)
+            elif one.stream.id not in done.deleted:
+                self._unlink(one.stream, one.segment, done)
 
     def _unlink(self, stream: StoredStream, segment: Segment, done: Look) -> None:
         """Evicts a segment after which others follow."""
-        with self._streams.restoring_lock:
-            if self._streams.being_restored == stream.id:  # some of it was counted, and some not
-                done.postponed = True
-                return
-            evict(stream.journal, segment.contents.counts)
-            done.evicted.append((stream.id, segment.contents.counts))
-            done.removed(segment.file.about)
+        counted = segment.counted()
+        evict(stream.journal, counted)
+        done.evicted.append((stream.id, counted))
+        done.removed(segment.file.about)
 
     def _delete(self, stream: StoredStream, done: Look) -> None:
         """Deletes a stream that is over, unless it goes on."""
@@ -258,23 +259,19 @@ class Storage:
             if os.path.lexists(segment.file.path):
                 self._unlink(stream, segment, done)
         path, size = last.file.path, last.file.about.st_size
-        with self._streams.restoring_lock:
-            if self._streams.being_restored == stream.id:
-                done.postponed = True
-                return
-            if segment_paths(stream.journal) != [path] or path.lstat().st_size != size:
-                return  # it goes on
-            before = self._deleted.count
-            evicted = sum(one.total for one in read_evicted(stream.journal))
-            self._deleted.add(stream.id, last.contents.counts.total + evicted)
-            try:
-                self._store.remove(stream.id)
-            finally:
-                if os.path.lexists(path):
-                    self._deleted.set(before)
-                else:
-                    done.deleted.append(stream.id)
-                    done.removed(last.file.about)
+        if segment_paths(stream.journal) != [path] or path.lstat().st_size != size:
+            return  # it goes on
+        before = self._deleted.count
+        evicted = sum(one.events for one in read_evicted(stream.journal))
+        self._deleted.add(stream.id, last.counted().events + evicted)
+        try:
+            self._store.remove(stream.id)
+        finally:
+            if os.path.lexists(path):
+                self._deleted.set(before)
+            else:
+                done.deleted.append(stream.id)
+                done.removed(last.file.about)
 
     def _unseen(self, path: Path, error: OSError) -> None:
         """A file or directory cannot be looked at: if it is of a stream, it costs that one."""

@@ -1,4 +1,4 @@
-"""The file `evicted` beside a stream's segments: what deleted segments contained, so that it stays counted."""
+"""The file `evicted` beside a stream's segments: how much deleted segments contained, so that it stays counted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from stepscope.runtime.journal.segments import segment_path
 
 NAME = "evicted"
 """One line of JSON for each evicted segment."""
-MAX_COUNT = 1 << 48
-"""Limit of counts: more than any stream has, and sums of many of them fit 64 bits."""
 
 
 class Evicted(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,24 +21,14 @@ class Evicted(msgspec.Struct, frozen=True, kw_only=True):
 
     segment: int
     """Its number."""
-    first: int
-    """Number of its first frame."""
     frames: int
     nbytes: int
     """Bytes of its frames."""
-    events: dict[int, int] = {}
-    """Events by window; if there were very many windows, of those with most events."""
-    others: int = 0
-    """Events of other windows."""
-    windows: int = 0
-    """Windows that were closed in it."""
-    dropped: int = 0
-    """Events that the accounts of these windows count as lost."""
-
-    @property
-    def total(self) -> int:
-        """Number of events."""
-        return sum(self.events.values()) + self.others
+    events: int
+    first_window: int = 0
+    """Lowest number of a window of which it had a part."""
+    last_window: int = -1
+    """Highest number of one."""
 
 
 _decode = msgspec.json.Decoder(Evicted).decode
@@ -108,16 +96,6 @@ def _write(file: int, line: bytes) -> bool:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return False
         raise
-
-
-def damage_without(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
-    """The damage that a reader found in a stream, without the gaps that evicted segments leave.
-
-    Args:
-        reader: has read the stream to its end.
-        evicted: the evicted segments of the stream.
-    """
-    return beyond(reader.damage, gaps_of(reader, evicted))
 
 
 def gaps_of(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:

@@ -88,11 +88,6 @@ class Recording(msgspec.Struct, kw_only=True):
     """The windows without an end, after `read_open`."""
 
     @property
-    def directory(self) -> Path:
-        """Of the collector that keeps it, if `stream` is known."""
-        return self.path.absolute().parent.parent.parent
-
-    @property
     def process(self) -> RunRecord:
         """Identity: equal in all recordings of its run, and in no other."""
         return identity(self.run)
@@ -156,7 +151,7 @@ class Recording(msgspec.Struct, kw_only=True):
             gaps=gaps,
             metadata=metadata.values if isinstance(metadata, MetadataRecord) else {},
             ledger=ledger,
-            discarded=sum(one.total for one in evicted),
+            discarded=sum(one.events for one in evicted),
             stream=stream_of(path),
         )
 
@@ -215,21 +210,6 @@ class Recording(msgspec.Struct, kw_only=True):
                 steps = [step.number for step in self.unfinished[int(self.marks["window"][at])].steps]
                 if steps:
                     self.marks[at] = (self.marks["window"][at], min(steps), max(steps))
-
-    def restricted(self, numbers: NDArray[np.int64], syncs: list[ClockSync]) -> Recording:
-        """The same with some of its windows only, and with these round trips."""
-        rows = self.all_rows()
-        rows = rows[np.isin(rows["window"], numbers)]
-        return msgspec.structs.replace(
-            self,
-            rows=rows,
-            complete=True,
-            marks=self.marks[np.isin(self.marks["window"], numbers)],
-            open=[number for number in self.open if number in numbers],
-            events=int(rows["events"].sum()),
-            ledger=None,
-            syncs=syncs,
-        )
 
 
 def run_in(frames: FrameReader) -> RunRecord | None:

@@ -19,8 +19,8 @@ from stepscope.runtime.journal.records import Int64, WindowOpened
 MAX_WINDOWS = 128
 """The most closed windows of a stream in memory; the files have all."""
 _MOST_OPEN = 64
-_MOST_DISCARDED = 4 * MAX_WINDOWS
-"""Windows, the newest, of which it is known how many of their events were evicted."""
+_MOST_EVICTED = 4 * MAX_WINDOWS
+"""Windows, the newest, of which it is known that a part was evicted."""
 MOST_ACCOUNT = 1 << 16
 """Bytes of a ledger, or of diagnostics, that are read: they become many times as large in memory, at some ms for so many."""
 MOST_REASONS = 64
@@ -48,8 +48,8 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 0
     dropped: int = 0
     """Events lost by all sources, and on the way to this collector."""
-    discarded: int = 0
-    """Events that were evicted to keep the files within the limit of the disk."""
+    partly_evicted: bool = False
+    """Whether a part may have been evicted to keep the files within the limit of the disk."""
     diagnostics: tuple[str, ...] = ()
     """The first few."""
 
@@ -97,11 +97,11 @@ class StreamWindows:
         """Windows closed."""
         self.dropped: Counter[str] = Counter()
         """Events, by who lost them and why, such as `recorder/overflow`."""
-        self.discarded = 0
-        """Events that were evicted."""
-        self._discarded: dict[int, int] = {}
-        self._evicted: set[int] = set()
-        """Numbers of segments."""
+        self.evicted: set[int] = set()
+        """Numbers of the segments that were evicted."""
+        self.discarded = self.discarded_bytes = 0
+        """Events and bytes in them."""
+        self._partly_evicted: set[int] = set()
         self._open: dict[int, int] = {}
         self._open_steps: dict[int, Steps] = {}
         self._closed: deque[WindowFacts] = deque(maxlen=MAX_WINDOWS)
@@ -111,39 +111,29 @@ class StreamWindows:
         """The newest first; those that are open before those that are closed."""
         for index, start in sorted(self._open.items(), reverse=True):
             first, last = self._open_steps.get(index, (None, None))
-            discarded = self._discarded.get(index, 0)
+            partly = index in self._partly_evicted
             yield WindowFacts(
-                index=index, open=True, start_ns=start, first_step=first, last_step=last, discarded=discarded
+                index=index, open=True, start_ns=start, first_step=first, last_step=last, partly_evicted=partly
             )
         for window in reversed(self._closed):
-            discarded = self._discarded.get(window.index, 0)
-            yield msgspec.structs.replace(window, discarded=discarded) if discarded else window
+            partly = window.index in self._partly_evicted
+            yield msgspec.structs.replace(window, partly_evicted=True) if partly else window
 
     def evict(self, evicted: Evicted) -> None:
         """A segment was evicted. Idempotent."""
-        if evicted.segment not in self._evicted:
-            self._evicted.add(evicted.segment)
-            self._discard(evicted.events)
-            self.discarded += evicted.others
+        if evicted.segment in self.evicted:
+            return
+        self.evicted.add(evicted.segment)
+        self.discarded += evicted.events
+        self.discarded_bytes += evicted.nbytes
+        newest = range(max(evicted.first_window, evicted.last_window - _MOST_EVICTED + 1), evicted.last_window + 1)
+        self._partly_evicted = set(heapq.nlargest(_MOST_EVICTED, self._partly_evicted.union(newest)))
 
-    def evicted_before(self, evicted: Evicted) -> None:
-        """A segment was evicted, and its windows were not counted yet."""
-        self.evict(evicted)
-        self.count_segment(evicted)
-
-    def count_segment(self, contents: Evicted) -> None:
-        """Counts the windows of a segment whose frames are not read, and their losses."""
-        self.count += contents.windows
-        if contents.dropped:
-            add(self.dropped, {OTHER: contents.dropped})
-
-    def _discard(self, events: Mapping[int, int]) -> None:
-        """Counts evicted events by window: of windows that are not among the newest of these, all together."""
-        self.discarded += sum(events.values())
-        for window in heapq.nlargest(_MOST_DISCARDED, events):
-            self._discarded[window] = self._discarded.get(window, 0) + events[window]
-        for window in heapq.nsmallest(len(self._discarded) - _MOST_DISCARDED, self._discarded):
-            del self._discarded[window]
+    def count_unread(self, windows: int, dropped: int) -> None:
+        """Counts windows whose frames are not read, and their losses."""
+        self.count += windows
+        if dropped:
+            add(self.dropped, {OTHER: dropped})
 
     def marks(self) -> list[Mark]:
         """The places of these windows, the oldest first."""

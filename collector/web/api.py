@@ -18,7 +18,6 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
 from stepscope.collector.downloads.downloads import Download, Source
-from stepscope.collector.files.journal_copy import JournalCopy
 from stepscope.collector.live.job_windows import Group, window_detail
 from stepscope.collector.live.stream import State as StreamState
 from stepscope.collector.live.streams import Rank
@@ -220,8 +219,7 @@ class Api(Controller):
     )
     async def journal(self, request: AnyRequest, stream: FromPath[str]) -> Response[bytes]:
         path = await self._file(request, stream)
-        chunks = self._collector.downloads.journal(lambda: JournalCopy(path))
-        return _sent(request, chunks, f"{stream}.journal")
+        return _sent(request, self._collector.downloads.journal(path), f"{stream}.journal")
 
     @get(
         _OF_STREAM + "/{kind:str}",

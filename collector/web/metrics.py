@@ -60,7 +60,7 @@ def _amounts(job: JobView) -> Iterator[tuple[_Family, str, str, float]]:
     """The numbers of a job, each with its kind, its name and its meaning."""
     gauge, counter = GaugeMetricFamily, CounterMetricFamily
     yield gauge, "stepscope_world_size", "Ranks that there should be", job.world_size or 0
-    yield gauge, "stepscope_slow_ranks", "Ranks that hold the others up", len(job.slowest)
+    yield gauge, "stepscope_slow_ranks", "Ranks that hold the others up", job.slow
     yield gauge, "stepscope_shared_ranks", "Ranks that several processes are at once", job.shared
     yield counter, "stepscope_received_events", "Events received", job.events
     yield counter, "stepscope_received_bytes", "Bytes of journals received", job.bytes
@@ -103,7 +103,7 @@ _OF_RANKS: tuple[tuple[str, str, Callable[[RankView], float | None]], ...] = (
     ("stepscope_rank_bytes", "Bytes of its latest start", lambda view: view.bytes),
     ("stepscope_rank_dropped_events", "Events that its latest start lost", lambda view: view.dropped),
     ("stepscope_rank_windows", "Windows that its latest start closed", lambda view: view.windows),
-    ("stepscope_rank_slow", "Whether it holds the others up", lambda view: int(view.slow_factor is not None)),
+    ("stepscope_rank_slow", "Whether it holds the others up", lambda view: int(view.slow)),
     (
         "stepscope_rank_clock_bound_seconds",
         "The most by which its times may be off",

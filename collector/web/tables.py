@@ -77,16 +77,8 @@ class Tables:
         Raises:
             ProblemError: if there is no such window, it cannot be read, or too many wait.
         """
-        async with self._turns.one():
-            return await self._read(path, window)
-
-    async def send(self, path: Path, window: int) -> AsyncGenerator[bytes]:
-        """The result of `get`, for an answer that ends when the client disconnects."""
-        yield await self.get(path, window)
-
-    async def _read(self, path: Path, window: int) -> bytes:
         arguments = ("-m", "stepscope.collector.web.tables", str(path), str(window))
-        async with bounded(arguments, self._bounds, output=True) as process:
+        async with self._turns.one(), bounded(arguments, self._bounds, output=True) as process:
             found, errors = await process.communicate()
             status = process.returncode
         if status:
@@ -95,6 +87,10 @@ class Tables:
                 raise ProblemError(404, f"window {window} is not in what is kept of it")
             raise ProblemError(500, f"the window could not be read: {why}")
         return found
+
+    async def send(self, path: Path, window: int) -> AsyncGenerator[bytes]:
+        """The result of `get`, for an answer that ends when the client disconnects."""
+        yield await self.get(path, window)
 
 
 def main(path: str, window: str) -> int:

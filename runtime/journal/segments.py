@@ -112,19 +112,20 @@ class SegmentFiles:
     Args:
         path: the first segment, which may have been deleted; or a later one, which is read alone.
         follow: whether to follow a link.
+        alone: read the first segment alone, too.
 
     Raises:
         OSError: if there is no such file, or it cannot be opened.
         FormatError: if it is not a regular file.
     """
 
-    def __init__(self, path: Path, *, follow: bool = True) -> None:
+    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False) -> None:
         self._path = path
         self._links = 0 if follow else os.O_NOFOLLOW
         self._descriptors: dict[Path, int] = {}
         self.damaged_header = False
         """Whether a later segment was found in spite of its header."""
-        self._alone = False
+        self._alone = alone
         first = first_file(path)
         self._segments = [Segment(first, 0, FILE_HEADER.size, FILE_HEADER.size)]
         self._begins = [FILE_HEADER.size]
@@ -157,7 +158,7 @@ class SegmentFiles:
     def set_header(self, header: FileHeader) -> None:
         """Makes known what the header of the first file says."""
         first = self._segments[0].path
-        self._alone = header.segment > 0 and first == self._path
+        self._alone = self._alone or (header.segment > 0 and first == self._path)
         self._segments[0] = Segment(first, header.segment, header.begin, header.nbytes)
         self._begins[0] = header.begin
 

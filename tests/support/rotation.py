@@ -103,7 +103,7 @@ def stored_events(directory: Path) -> int:
     total = Deleted(directory).count.events
     for place in (directory / "streams").iterdir():
         path = place / "journal"
-        total += sum(one.total for one in read_evicted(path))
+        total += sum(one.events for one in read_evicted(path))
         if segment_paths(path):
             total += in_file(path).total()
     return total

@@ -135,13 +135,22 @@ def write(
         OSError: if a stream cannot be read, or the output not written.
     """
     outputs = _outputs()
+    from stepscope.analysis.live import judge_steps
+
     with Progress("merging") as progress:
 
         def show(events: int) -> None:
             progress.show(f"merging: {events:,} events")
 
         merge = partial(
-            outputs.write_merged, sources, target, format=format, job=job, selection=selection, progress=show
+            outputs.write_merged,
+            sources,
+            target,
+            format=format,
+            job=job,
+            selection=selection,
+            progress=show,
+            judge=judge_steps,
         )
         report: MergeReport = anyio.run(merge)
     message(f"{report.events:,} events written to {report.written or target}")

@@ -16,8 +16,8 @@ import pytest
 from stepscope.cli.main import main
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live import streams as live_streams
-from stepscope.collector.live.jobs import MOST_JOBS
 from stepscope.collector.live.live import Live
+from stepscope.collector.live.rank_views import MOST_JOBS
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import RankView, Snapshot
@@ -106,7 +106,7 @@ def test_two_jobs_of_the_default_name_and_different_sizes(tmp_path: Path) -> Non
         assert refused.status == 409 and "'stepscope x1', 'stepscope x2'" in refused.json()["detail"]
         for view in ranks:
             job = quote(view["job_id"])
-            (window,) = [one for one in collector.get(f"/v1/windows?job={job}") if one["index"] == 0]
+            (window,) = [one for one in collector.get(f"/v1/windows?limit=200&job={job}") if one["index"] == 0]
             assert window["ranks"] == 1
             merged = gzip.decompress(ask(f"{collector.url}/v1/windows/0/chrome?job={job}").body)
             assert sum(event["name"] == "forward" for event in json.loads(merged)) == 10

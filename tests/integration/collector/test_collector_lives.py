@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.live.views import WindowView
-from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.windows import MAX_WINDOWS, MOST_REASONS, OTHER, StreamWindows, losses
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
@@ -26,7 +24,6 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowOpened, WindowRecord, encode_record
-from tests.support.calls import counted
 from tests.support.collecting import CollectorProcess, ask, collecting, until
 from tests.support.collectors import COMMAND, answer, connected
 from tests.support.collectors import collecting as collecting_here
@@ -164,7 +161,6 @@ def test_jobs_are_not_mixed() -> None:
     snapshot = live.snapshot()
     assert [view.id for view in snapshot.ranks] == ["1001~job-0", "1001~job-1", "1002~job-0", "1002~job-1", "job-0of1"]
     assert {view.job_id for view in snapshot.ranks} == {"1001", "1002", "job x1"}
-    assert snapshot.job.slowest == [], "one job's steps are longer than another's: nobody is slow"
     assert (snapshot.job.world_size, snapshot.job.absent) == (6, [2])
     assert sorted((group.job, len(group.rows)) for group in live.window(0, None)) == [
         ("1001", 2),
@@ -215,31 +211,6 @@ def test_reasons_of_losses_are_bounded() -> None:
     lost = losses(Ledger(sources=many))
     assert lost.total() == 1000 and len(lost) <= MOST_REASONS + 1
     assert len(windows.marks()) <= MAX_WINDOWS
-
-
-def evicted(segment: int, events: dict[int, int], others: int = 0) -> Evicted:
-    """A segment that was evicted."""
-    return Evicted(segment=segment, first=0, frames=1, nbytes=100, events=events, others=others)
-
-
-def test_the_newest_evicted_windows_are_counted_one_by_one() -> None:
-    """As if each were told alone, though a segment may have very many: only of the newest it is looked at."""
-    together, alone = StreamWindows(), StreamWindows()
-    numbers = list(range(20_000))
-    random.Random(1).shuffle(numbers)
-    for first in (0, 3000, 100, 40_000):
-        segment = evicted(first, {first + number: 1 + number % 7 for number in numbers}, others=5)
-        for window, events in segment.events.items():
-            alone.evict(evicted(-1 - first - 50_000 * window, {window: events}))
-        _, calls = counted(lambda: together.evict(segment))  # noqa: B023
-        assert calls < len(numbers) // 10
-        for windows in (together, alone):
-            for index in range(first + 19_800, first + 20_000):
-                windows.closed(encode_record(WindowRecord(index=index, start_ns=0, end_ns=1)))
-        assert list(together) == list(alone)
-        assert {bool(window.discarded) for window in together} == {first != 100}, "of the newest that were ever told"
-        assert together.discarded == alone.discarded + 5
-        alone.discarded += 5
 
 
 async def test_too_many_connections_are_told_to_come_again(tmp_path: Path) -> None:

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.files.store import Store
 from stepscope.collector.live import restoring as restoring_module
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.retention.segment import Segment
+from stepscope.collector.runs.evicted import evict
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.messages import said
@@ -124,7 +126,7 @@ async def test_a_file_that_is_no_journal(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events, windows and losses are those of all segments; a deleted one is missing, and a damaged one is read frame by frame."""
+    """Events and windows are those of all segments, whatever was deleted or damaged."""
     store = Store(CollectorSettings(directory=tmp_path))
     for name in "abc":
         writer = JournalWriter(store.path(name * 32), segment_bytes=2000)
@@ -136,26 +138,49 @@ async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch
         writer.close()
     files = {name: segment_paths(store.path(name * 32)) for name in "abc"}
     assert len(files["a"]) > 5
-    reader = FrameReader(files["b"][2])
-    assert reader.position[0]
-    first = reader.position[0]
-    reader.close()
-    reader = FrameReader(files["b"][3])
-    frames = reader.position[0] - first
-    reader.close()
     files["b"][2].unlink()
     data = files["c"][1].read_bytes()
     files["c"][1].write_bytes(data[:100] + b"\0" * 200 + data[300:])
-    monkeypatch.setattr(restoring_module, "MAX_WINDOWS", 5)
     found: list[dict[str, tuple[int, int, int]]] = []
-    for whole in (restoring_module.LAST_SEGMENTS, 1000):
-        monkeypatch.setattr(restoring_module, "LAST_SEGMENTS", whole)
+    for read_bytes in (3000, 1 << 30):
+        monkeypatch.setattr(restoring_module, "READ_BYTES", read_bytes)
         streams = Streams(8)
         restoring = Restoring(store, streams)
         restoring.look()
         await restoring.run()
         assert all(one.ended for one in streams.all.values())
+        assert streams.all["a" * 32].windows.count == 40
+        shown = len(list(streams.all["a" * 32].windows))
+        assert shown < 20 if read_bytes == 3000 else shown == 40
         found.append({one.id[0]: (one.events, one.windows.count, one.missing) for one in streams.all.values()})
     assert found[0]["a"] == found[1]["a"] == (400, 40, 0)
-    assert found[0]["b"] == found[1]["b"] and found[0]["b"][2] == frames and found[0]["b"][0] < 400
+    assert found[0]["b"][:2] == found[1]["b"][:2] and found[1]["b"][2] and found[0]["b"][0] < 400
     assert found[1]["c"][2] and found[0]["c"][1] <= 40
+
+
+@pytest.mark.parametrize("read_bytes", [3000, 1 << 30])
+@pytest.mark.parametrize("windows", [1, 40])
+async def test_evicted_events_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: int, read_bytes: int
+) -> None:
+    """Also those of a window that goes on after the segments that were evicted: the index has all of it."""
+    store = Store(CollectorSettings(directory=tmp_path))
+    writer = JournalWriter(store.path("a" * 32), segment_bytes=2000)
+    writer.open(run_in(tmp_path))
+    for number in range(40):
+        batch = batch_of(spans([f"span {n}" for n in range(10)]), window=number % windows)
+        writer.write_batch(batch)
+        if windows > 1:
+            writer.write_window(window_of(number, batch))
+    writer.close()
+    evicted = [Segment.read(SegmentFile(path, path.stat())).counted() for path in segment_paths(writer.path)[:3]]
+    for one in evicted:
+        evict(writer.path, one)
+    monkeypatch.setattr(restoring_module, "READ_BYTES", read_bytes)
+    streams = Streams(8)
+    restoring = Restoring(store, streams)
+    restoring.look()
+    await restoring.run()
+    stream = streams.all["a" * 32]
+    assert stream.windows.discarded == sum(one.events for one in evicted) > 0 and not stream.missing
+    assert stream.events == 400

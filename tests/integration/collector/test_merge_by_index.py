@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.merge.plan import Selection
-from stepscope.collector.runs.evicted import Evicted, evict
+from stepscope.collector.retention.segment import Segment
+from stepscope.collector.runs.evicted import evict
 from stepscope.collector.runs.recording import Recording
-from stepscope.collector.runs.segment_contents import SegmentContents
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import NoWindowError
@@ -191,9 +192,7 @@ def test_segments_between_others_that_were_evicted(missing: tuple[int, ...], tmp
     path = record(tmp_path, 0)
     record(tmp_path, 1)
     whole = {number: shown(merged(tmp_path, Selection(window=number))[0]) for number in range(WINDOWS)}
-    counts: list[Evicted] = []
-    for file in segment_paths(path):
-        counts.append(SegmentContents.of(file, file.stat().st_size, 1 << 62, counts).counts)
+    counts = [Segment.read(SegmentFile(file, file.stat())).counted() for file in segment_paths(path)]
     assert len(counts) > 5
     rows = Recording.of(path, "").rows
     reader = FrameReader(path)
@@ -208,7 +207,7 @@ def test_segments_between_others_that_were_evicted(missing: tuple[int, ...], tmp
         assert shown(exporter) == whole[number]
         assert report.absent == [] and not any(member.damage for member in report.members)
     exporter, report = merged(tmp_path)
-    assert len(exporter) == EVENTS * (2 * WINDOWS) - sum(counts[number].total for number in missing)
+    assert len(exporter) == EVENTS * (2 * WINDOWS) - sum(counts[number].events for number in missing)
     assert not any(member.damage for member in report.members)
     assert damage_others(path, max(left)) > 0
     assert shown(merged(tmp_path, Selection(window=max(left)))[0]) == whole[max(left)]

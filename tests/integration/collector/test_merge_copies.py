@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.cli.main import main
+from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.merge.plan import Selection
-from stepscope.collector.runs.evicted import Evicted, evict
+from stepscope.collector.retention.segment import Segment
+from stepscope.collector.runs.evicted import evict
 from stepscope.collector.runs.recording import recordings_in
-from stepscope.collector.runs.segment_contents import SegmentContents
 from stepscope.exporters.specimens import batch_of, run_in, window_of
 from stepscope.exporters.specimens import spans as spans_from
 from stepscope.runtime.events.record import Kind, empty_block
@@ -110,7 +111,7 @@ def test_copies_of_which_neither_has_all_are_told(tmp_path: Path) -> None:
     exporter, report = merged(tmp_path / "b", None, None, tmp_path / "a")
     assert len(report.members) == 1 and len(exporter) == first.events
     (note,) = report.notes
-    assert "not the 2 of the second" in note and str(other) in note
+    assert "not the 2 of the first" in note and str(other) in note
 
 
 @pytest.mark.parametrize("evicted", [(0, 1, 2), (1, 2)])
@@ -125,13 +126,11 @@ def test_segments_that_were_evicted_are_missing_and_no_damage(tmp_path: Path, ev
         journals.append(tmp_path / "streams" / f"{rank:032x}" / "journal")
         recorded(journals[-1], run, windows, segment_bytes=1)
     whole, _ = merged(tmp_path)
-    counts: list[Evicted] = []
-    for path in segment_paths(journals[0]):
-        counts.append(SegmentContents.of(path, path.stat().st_size, 1 << 62, counts).counts)
+    counts = [Segment.read(SegmentFile(path, path.stat())).counted() for path in segment_paths(journals[0])]
     assert len(counts) > 6
     for number in evicted:
         evict(journals[0], counts[number])
-    missing = sum(counts[number].total for number in evicted)
+    missing = sum(counts[number].events for number in evicted)
     exporter, report = merged(tmp_path)
     assert len(report.members) == 2 and len(exporter) == len(whole) - missing and missing > 10
     assert any(f"{missing:,} events were evicted" in note for note in report.notes)
@@ -162,41 +161,33 @@ def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]], seg
 
 @pytest.mark.parametrize("rank", [None, 0])
 def test_recordings_of_one_run_of_which_none_has_all(tmp_path: Path, rank: int | None) -> None:
-    """Window by window the fuller one counts; what a window of one holds of several of the other is not there twice."""
+    """The one with most events counts, as they overlap in time, and what is left out is said."""
     run = msgspec.structs.replace(run_in(tmp_path), rank=rank)
     at = run.anchor.monotonic_ns
     ms = 1_000_000
     stream = {n: (at + n * ms, at + n * ms + ms - 1, count) for n, count in enumerate((9, 9, 5, 9, 9, 9))}
-    journal = {
-        0: (*stream[0][:2], 9),
-        1: (*stream[1][:2], 2),
-        2: (*stream[2][:2], 9),
-        4: (stream[4][0], stream[5][1], 12),
-    }
-    for name, windows in (("a", stream), ("b", journal)):
+    journal = {1: (*stream[1][:2], 2), 2: (*stream[2][:2], 9)}
+    later = {7: (at + 7 * ms, at + 8 * ms, 3)}
+    for name, windows in (("a", stream), ("b", journal), ("c", later)):
         recorded(tmp_path / "in" / "streams" / name / "x.journal", run, windows)
     exporter, report = merged(tmp_path / "in")
     assert Counter(exporter.names()) == {
-        "a 0": 9, "a 1": 9, "b 2": 9, "a 3": 9, "a 4": 9, "a 5": 9,
+        "a 0": 9, "a 1": 9, "a 2": 5, "a 3": 9, "a 4": 9, "a 5": 9, "c 7": 3,
     }  # fmt: skip
     label = "rank 0" if rank == 0 else "process 1234"
-    assert (
-        [member.member for member in report.members] == [label] * 2
-        and report.missing_ranks == ""
-        and report.absent == []
-    )
-    assert any("have windows of one run that overlap in time" in note for note in report.notes)
-    assert not any("at the same time" in note or "started again" in note for note in report.notes)
+    assert [member.member for member in report.members] == [label] * 2 and report.absent == []
+    (note,) = report.notes
+    assert "not the 11 of the first" in note
 
 
 def test_windows_of_one_event_count_once(tmp_path: Path) -> None:
     """They end when they begin, and so overlap with nothing by their times."""
     run = run_in(tmp_path)
     at = run.anchor.monotonic_ns
-    for name, windows in (("a", (0, 1, 2)), ("b", (0, 1, 3))):
+    for name, windows in (("a", (0, 1, 2)), ("b", (0, 1))):
         recorded(tmp_path / "in" / name / "x.journal", run, {n: (at + n, at + n, 1) for n in windows})
     exporter, _ = merged(tmp_path / "in")
-    assert Counter(exporter.names()) == {"a 0": 1, "a 1": 1, "a 2": 1, "b 3": 1}
+    assert Counter(exporter.names()) == {"a 0": 1, "a 1": 1, "a 2": 1}
 
 
 @given(frames=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), st.binary(max_size=60)), max_size=8))

@@ -240,12 +240,12 @@ async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, mo
     running = asyncio.create_task(storage.run())
     await poll(lambda: store.bytes < before)
     await end_tasks(running)
-    assert streams.totals()[0].discarded == read_evicted(path)[0].total == 4 * KIB
+    assert streams.totals()[0].discarded == read_evicted(path)[0].events == 4 * KIB
     assert streams.totals()[0].events == 8 * KIB
 
 
 async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> None:
-    """By window; events, windows and losses are what they were, and what was evicted is not missing."""
+    """Events are what they were, windows say that a part is gone, and what was evicted is not missing."""
     stored(store, ONE, some(0), some(4), some(8), [*some(12), END])
 
     async def restored() -> Streams:
@@ -265,8 +265,10 @@ async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> N
     after = await restored()
     one, other = before.all[ONE], after.all[ONE]
     assert done.evicted and one.amounts == other.amounts and other.amounts.discarded == 8 * KIB
-    assert other.windows.count == one.windows.count == 16 and other.ended and not other.missing
-    assert {window.index for window in one.windows if window.discarded} == {*range(16)} - {*events_in(store.path(ONE))}
+    assert one.windows.count == 16 and other.windows.count == 8 and other.ended and not other.missing
+    assert one.windows.evicted == other.windows.evicted == {evicted.segment for _, evicted in done.evicted}
+    gone = {*range(16)} - {*events_in(store.path(ONE))}
+    assert {window.index for window in one.windows if window.partly_evicted} == gone
 
 
 async def test_a_collector_goes_on_with_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def feed(streams: Streams, number: int, rank: int, count: int) -> Stream:
         new = life[stream.next : stream.next + count]
         stream.took(new, 0, stream.next + len(new))
         if stream.next > 3:
-            stream.windows.evict(Evicted(segment=0, first=0, frames=3, nbytes=900, others=40))
+            stream.windows.evict(Evicted(segment=0, frames=3, nbytes=900, events=40))
     return stream
 
 

@@ -95,12 +95,10 @@ def test_processes_of_one_machine_are_exactly_in_order(cluster: Path) -> None:
     assert error_between(members[0, 0], at[0, 0], members[1, 0], at[1, 0]) > 0
 
 
-def test_the_report_names_the_slow_rank(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who is slow, who was killed, what was done twice, and what clocks do to all that."""
+def test_the_report_describes_each_member(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its end, and the bound of its clock."""
     report = merged(cluster, "--window", "0", "--out", str(cluster / "window0.json"))
     text = capsys.readouterr().out
-    slowest = Counter(step.member for step in report.slowest_steps)
-    assert slowest.most_common(1)[0][0] == "rank 1"  # on a busy machine another may be slower once
     assert report.missing_ranks == ""
     assert report.clock
     states = {member.member: member for member in report.members}
@@ -108,8 +106,6 @@ def test_the_report_names_the_slow_rank(cluster: Path, capsys: pytest.CaptureFix
     assert states["rank 3 (start 2)"].ended
     assert all(member.bound_ns and member.round_trips for member in report.members)
     assert "no end: killed, or still running" in text
-    assert "slowest steps" in text
-    assert "waited for" in text and "arrived last" in text
 
 
 def test_windows_of_a_restarted_rank_follow_its_steps(cluster: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_bound_holds(
     chance = random.Random(seed)
     times = every(interval, seconds)[:300]
     _, fitted = looked_at(round_trips(clock, network, times, chance))
-    assert fitted.unsteady == fitted.refused == fitted.model.contradictions == 0
+    assert fitted.unsteady == fitted.refused == 0
     outside = [START - data.draw(st.integers(0, 10**12)), START + data.draw(st.integers(0, 4 * 10**12))]
     check(fitted, clock, [*times, *outside, *(START + chance.randrange(int(seconds * 1e9)) for _ in range(100))])
 
@@ -142,8 +142,6 @@ def test_a_collector_that_was_started_again(step: int, network: Network, seed: i
     late = TrueClock(ahead_ns=step, drift_ppm=-120, name="b")
     only = round_trips(late, network, every(1, 100, first=95), chance)
     timeline = Timeline({"both": Readings(both, ANCHOR), "late": Readings(only, ANCHOR)})
-    assert timeline.clocks == 2
-    assert timeline.unplaced == []
     assert timeline.reference == "b", "both have seen it"
     times = every(0.7, 130)
     check(timeline["both"], after, times)
@@ -156,7 +154,6 @@ def test_clocks_that_nothing_connects() -> None:
     other = round_trips(TrueClock(name="b", ahead_ns=10**10), Network(), every(1, 5), random.Random(2))
     timeline = Timeline({"one": Readings(one, ANCHOR), "other": Readings(other, ANCHOR)})
     assert timeline.reference == "a"
-    assert timeline.unplaced == ["b"]
     at = np.array([START], np.int64)
     assert np.isfinite(timeline["one"].model.error(at)).all()
     assert np.isinf(timeline["other"].model.error(at)).all()
@@ -171,7 +168,6 @@ def test_a_clock_that_steps_is_noticed() -> None:
     ]
     _, fitted = looked_at(syncs)
     assert fitted.unsteady
-    assert fitted.model.contradictions
     check(fitted, steady, every(1, 25))
     check(fitted, jumped, every(1, 60, first=35))
 

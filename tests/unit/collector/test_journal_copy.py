@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.files.journal_copy import AT_ONCE, JournalCopy
+from stepscope.collector.files.journal_copy import AT_ONCE, journal_copy
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import segment_path, segment_paths
 from tests.support.journals import batch_with_arguments, events_of, read_journal, write_journal
@@ -29,13 +30,12 @@ def journal(path: Path, count: int, *, segment_bytes: int, many: int = 1) -> Pat
     return write_journal(path, batches, segment_bytes=segment_bytes)
 
 
-def copied(copy: JournalCopy) -> bytes:
+def copied(copy: Iterator[bytes]) -> bytes:
     """All that is left of a copy."""
     found = b""
-    while piece := copy.next():
+    for piece in copy:
         assert len(piece) <= AT_ONCE
         found += piece
-    copy.close()
     return found
 
 
@@ -51,36 +51,31 @@ def test_a_copy_is_a_whole_journal(
     last = segment_paths(path)[-1]
     left = len(events_of(path))
     last.write_bytes(last.read_bytes() + fmt.encode_file_header(b"\xf5abc")[:cut])
-    (place / "copied").write_bytes(copied(JournalCopy(path)))
+    (place / "copied").write_bytes(copied(journal_copy(path)))
     assert events_of(place / "copied") == events_of(path) and len(events_of(place / "copied")) == left
     items, damage = read_journal(place / "copied")
     assert items and not damage.harm()
 
 
 def test_large_segments_are_read_in_pieces(tmp_path: Path) -> None:
-    """And a closed copy gives nothing."""
+    """And follow each other."""
     path = journal(tmp_path / "journal", 120, segment_bytes=3 << 19, many=500)
     files = segment_paths(path)
     assert len(files) > 2
     wanted = path.read_bytes() + b"".join(one.read_bytes()[fmt.MAX_FILE_HEADER :] for one in files[1:])
-    assert copied(JournalCopy(path)) == wanted
-    copy = JournalCopy(path)
-    copy.next()
-    copy.close()
-    copy.close()
-    assert copy.next() == b""
+    assert copied(journal_copy(path)) == wanted
 
 
 def test_a_segment_that_is_evicted_meanwhile_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What was read before is whole frames, and what is being read stays until it was read; it is logged."""
     path = journal(tmp_path / "journal", 120, segment_bytes=3 << 19, many=500)
     files = segment_paths(path)
-    copy = JournalCopy(path)
-    found = copy.next()
+    copy = journal_copy(path)
+    found = next(copy)
     wanted = files[0].read_bytes() + files[1].read_bytes()[fmt.MAX_FILE_HEADER :]
     files[0].unlink()
     while len(found) < len(wanted) - AT_ONCE:
-        found += copy.next()
+        found += next(copy)
     files[2].unlink()
     with caplog.at_level(logging.WARNING, "stepscope.collector"):
         found += copied(copy)
@@ -90,13 +85,14 @@ def test_a_segment_that_is_evicted_meanwhile_ends_it(tmp_path: Path, caplog: pyt
 def test_what_is_begun_later_is_not_read(tmp_path: Path) -> None:
     """The copy is of what there was at first, or a little more."""
     path = journal(tmp_path / "journal", 4, segment_bytes=0)
-    copy = JournalCopy(path)
+    copy = journal_copy(path)
     whole = path.read_bytes()
+    found = next(copy)
     segment_path(path, 1).write_bytes(whole)
-    assert copied(copy) == whole
+    assert found + copied(copy) == whole
 
 
 def test_a_missing_journal_raises(tmp_path: Path) -> None:
     """No copy begins before there is a file."""
     with pytest.raises(FileNotFoundError):
-        JournalCopy(tmp_path / "journal")
+        next(journal_copy(tmp_path / "journal"))

@@ -1,8 +1,8 @@
-"""What a segment contains is found by its index, or by the headers of its frames, and is the same: what a reader of it finds."""
+"""The windows of a segment are found by its index, or by the headers of its frames, and are those that a reader of it finds."""
 
 from __future__ import annotations
 
-from collections import Counter
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.collector.files.disk_use import SegmentFile
+from stepscope.collector.retention.segment import MAX_WINDOWS, Segment
 from stepscope.collector.runs.evicted import Evicted
-from stepscope.collector.runs.segment_contents import MAX_WINDOWS, SegmentContents
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
@@ -28,9 +29,10 @@ from tests.unit.runtime.journal.test_journal_index import ACT_LISTS, Act, window
 FAR = 1 << 62
 
 
-def contents(path: Path, earlier: Sequence[Evicted] = (), changed_ns: int = FAR) -> SegmentContents:
-    """What a segment contains."""
-    return SegmentContents.of(path, path.stat().st_size, changed_ns, earlier)
+def read(path: Path, changed_ns: int = FAR) -> Segment:
+    """A segment that was changed last at this time."""
+    os.utime(path, ns=(changed_ns, changed_ns))
+    return Segment.read(SegmentFile(path, path.stat()))
 
 
 def without_index(path: Path) -> None:
@@ -68,34 +70,26 @@ def test_it_is_what_a_reader_finds(
         writer.abandon()
     files = segment_paths(writer.path)
     files = files if ended else files[:-1]
-    earlier: list[Evicted] = []
     for number, path in enumerate(files):
-        found = contents(path, earlier)
+        found, counted = read(path), read(path).counted()
         moved = path.rename(place / f"alone-{number}")
         items, _ = read_journal(moved)
-        numbers = frame_numbers(moved)
-        counts = Counter[int]()
-        for item in items:
-            if isinstance(item, EventBatch):
-                counts[item.window] += len(item)
+        batches = [item for item in items if isinstance(item, EventBatch)]
         windows = [item for item in items if isinstance(item, Window)]
-        lost = sum(source.dropped["overflow"] for one in windows for source in one.ledger.sources.values())
         size = moved.stat().st_size - (fmt.MAX_FILE_HEADER if number else fmt.FILE_HEADER.size)
-        expected = Evicted(
-            segment=number, first=numbers[0], frames=len(numbers), nbytes=size, events=dict(counts),
-            windows=len(windows), dropped=lost,
-        )  # fmt: skip
-        assert found.counts == expected
-        assert [(one.index, one.steps) for one in found.closed] == [
+        expected = (number, len(frame_numbers(moved)), size, sum(map(len, batches)))
+        assert (counted.segment, counted.frames, counted.nbytes, counted.events) == expected
+        finished = [one for one in found.windows if one.end_ns is not None]
+        assert [(one.index, one.steps) for one in finished] == [
             (one.index, (one.steps[0].number, one.steps[-1].number) if one.steps else None) for one in windows
         ]
+        there = {*(batch.window for batch in batches if len(batch)), *(one.index for one in windows)}
+        assert there <= {one.index for one in found.windows}
+        assert not there or counted.first_window <= min(there) <= max(there) <= counted.last_window
         moved.rename(path)
         without_index(path)
-        scanned = contents(path, earlier)
-        assert scanned.counts == expected and scanned.run == found.run
-        assert scanned.closed == found.closed
-        assert scanned.last_ns == found.last_ns
-        earlier.append(found.counts)
+        scanned = read(path)
+        assert scanned.run == found.run and [one for one in scanned.windows if one.end_ns is not None] == finished
 
 
 def segment(path: Path, *frames: Frame) -> Path:
@@ -104,19 +98,21 @@ def segment(path: Path, *frames: Frame) -> Path:
     return path
 
 
-def test_of_very_many_windows_most_are_added_up(tmp_path: Path) -> None:
-    """Memory and the line that is written down are bounded; nothing is lost from the sums, and the slowest is known."""
+def test_of_very_many_windows_some_are_told_apart(tmp_path: Path) -> None:
+    """Memory is bounded; nothing is lost from the sums, and the slowest is known."""
     count, slow = 3 * MAX_WINDOWS, 5
     made = [
         frame for number in range(count) for frame in (events(number, 128, number), closed(number, 2 * number, number))
     ]
     made[2 * slow + 1] = closed(slow, 2 * slow, slow, seconds=9.0)
     made.append(events(count, 6400, count))
-    found = contents(segment(tmp_path / "journal", run_of(), *made))
-    assert found.counts.total == 2 * count + 100 and found.counts.windows == count
-    assert len(found.counts.events) == MAX_WINDOWS and found.counts.events[count] == 100
-    indices = {one.index for one in found.closed}
-    assert len(indices) <= MAX_WINDOWS and {slow, count - 1, count - MAX_WINDOWS // 2} <= indices
+    found = read(segment(tmp_path / "journal", run_of(), *made))
+    assert found.counted() == Evicted(
+        segment=0, frames=2 * count + 2, nbytes=found.counted().nbytes, events=2 * count + 100, first_window=0,
+        last_window=count,
+    )  # fmt: skip
+    indices = {one.index for one in found.windows}
+    assert len(indices) <= MAX_WINDOWS + 1 and {slow, count - 1, count - MAX_WINDOWS // 2, count} <= indices
 
 
 def test_a_clock_that_is_ahead_is_not_believed(tmp_path: Path) -> None:
@@ -124,15 +120,16 @@ def test_a_clock_that_is_ahead_is_not_believed(tmp_path: Path) -> None:
     years = 10**9
     path = segment(tmp_path / "journal", run_of(0, began=years), *windows(range(2), 128, began=years))
     now = START + 100 * SECOND
-    found = contents(path, changed_ns=now)
-    assert found.last_ns == now and {one.end_ns for one in found.closed} == {now}
+    found = read(path, now)
+    assert found.last_ns == now and {one.end_ns for one in found.windows} == {now}
     right = segment(tmp_path / "right", run_of(), *windows(range(2), 128))
-    assert [one.end_ns for one in contents(right, changed_ns=now).closed] == [START + SECOND, START + 2 * SECOND]
+    assert [one.end_ns for one in read(right, now).windows] == [START + SECOND, START + 2 * SECOND]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xf5abc", bytes(100)])
 def test_a_segment_that_was_cut_is_read_as_far_as_it_is_whole(tmp_path: Path, damage: bytes) -> None:
     path = segment(tmp_path / "journal", run_of(), *windows(range(3), 256))
     path.write_bytes(path.read_bytes()[:-10] + damage)
-    found = contents(path)
-    assert found.counts.total == 12 and [one.index for one in found.closed] == [0, 1]
+    found = read(path)
+    assert found.counted().events == 12
+    assert [(one.index, one.end_ns is None) for one in found.windows] == [(0, False), (1, False), (2, True)]
