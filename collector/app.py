@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from litestar.enums import ScopeType
 from litestar.types import Receive, Scope, Send, WebSocketScope
 
+from stepscope.collector import clock_names
 from stepscope.collector.audit import Audit
 from stepscope.collector.background_tasks import BackgroundTasks
 from stepscope.collector.connection import Connection
@@ -133,6 +134,7 @@ class Collector:
         self._lock.acquire()
         try:
             self.server = Server(self.app, self.settings, self.budget, self.events.stop, self.no_request)
+            await asyncio.to_thread(clock_names.add, self.settings.directory, self.clock.id)
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
             await asyncio.to_thread(restoring.look)

@@ -18,6 +18,7 @@ FILES = (
     "audit.1.jsonl",
     "refused.jsonl",
     "refused.1.jsonl",
+    "clocks",
     "deleted",
     "identity",
     "lock",

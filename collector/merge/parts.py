@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from stepscope.collector import clock_names
 from stepscope.collector.runs.recording import journals_in, stream_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
@@ -64,7 +65,11 @@ def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
         parts = _in_order(paths)
         if len(parts) < 2:
             continue
-        place = place or room()
+        if place is None:
+            place = room()
+            for directory in sources:
+                for name in (clock_names.read(directory) or ()) if directory.is_dir() else ():
+                    clock_names.add(place, name)
         target = place / "streams" / stream / "journal"
         target.parent.mkdir(parents=True)
         _write(target, parts)

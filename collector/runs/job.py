@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.clocks.model import ClockModel
-from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
+from stepscope.collector.clocks.timeline import Fitted, Pieces, Readings, Timeline, contradict, pieces_by_clock
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.stream.protocol import job_of as job_of
 from stepscope.runtime.errors import FormatError
@@ -20,6 +20,8 @@ from stepscope.runtime.session.ranks import missing_ranges
 SAME_CLOCK_NS = 50_000_000
 """Two processes read one monotonic clock if its name is the same and their wall clocks agree so well: a machine that was
 copied while it ran has the name of the other."""
+WITNESSES = 3
+"""Of those who read a clock, so many are compared with each that says it does, too."""
 
 
 def jobs_of(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
@@ -162,23 +164,50 @@ def error_between(one: Member, one_at: int, other: Member, other_at: int) -> flo
     return one.error(one_at) + other.error(other_at)
 
 
+class _Clock:
+    """A clock, and the recordings that read it."""
+
+    def __init__(self, name: str, first: Recording) -> None:
+        self._name = name
+        self._ahead = _ahead(first.run.anchor)
+        self.recordings = [first]
+        self._witnesses: list[Pieces] | None = None
+
+    def shows(self, recording: Recording) -> bool:
+        """Whether a recording can be of this clock: by its name, its wall clock and what it measured."""
+        run = recording.run
+        if run.clock != self._name or abs(_ahead(run.anchor) - self._ahead) >= SAME_CLOCK_NS:
+            return False
+        if self._witnesses is None:
+            self._witnesses = [pieces_by_clock(self.recordings[0].syncs)]
+        pieces = pieces_by_clock(recording.syncs)
+        if any(contradict(pieces, witness) for witness in self._witnesses):
+            return False
+        if len(self._witnesses) < WITNESSES:
+            self._witnesses.append(pieces)
+        return True
+
+
 def _clocks(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
-    """Recordings by the clock that they read; one whose clock has no name has its own."""
-    named: dict[str, list[list[Recording]]] = {}
+    """Recordings by the clock that they read; one whose clock has no name has its own.
+
+    Names are what streams claim: one whose round trips contradict those of the others has a clock of its own.
+    """
+    named: dict[str, list[_Clock]] = {}
     clocks: dict[str, list[Recording]] = {}
     for recording in recordings:
-        name, ahead = recording.run.clock, _ahead(recording.run.anchor)
+        name = recording.run.clock
         if not name:
             clocks[f"stream {recording.id}"] = [recording]
             continue
         same_name = named.setdefault(name, [])
-        sharing = next((one for one in same_name if abs(_ahead(one[0].run.anchor) - ahead) < SAME_CLOCK_NS), None)
-        if sharing is None:
-            same_name.append([recording])
+        clock = next((clock for clock in same_name if clock.shows(recording)), None)
+        if clock is None:
+            same_name.append(_Clock(name, recording))
         else:
-            sharing.append(recording)
+            clock.recordings.append(recording)
     for name, several in named.items():
-        clocks |= {f"{name} {number}": sharing for number, sharing in enumerate(several)}
+        clocks |= {f"{name} {number}": clock.recordings for number, clock in enumerate(several)}
     return clocks
 
 

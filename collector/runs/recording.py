@@ -88,6 +88,11 @@ class Recording(msgspec.Struct, kw_only=True):
     """The windows without an end, after `read_open`."""
 
     @property
+    def directory(self) -> Path:
+        """Of the collector that keeps it, if `stream` is known."""
+        return self.path.absolute().parent.parent.parent
+
+    @property
     def process(self) -> RunRecord:
         """Identity: equal in all recordings of its run, and in no other."""
         return identity(self.run)

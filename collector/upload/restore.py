@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from stepscope.collector import clock_names
 from stepscope.collector.files.lock import DirectoryLock
 from stepscope.collector.upload.object_store import ObjectStore
-from stepscope.collector.upload.uploader import EVICTED, FILE
+from stepscope.collector.upload.uploader import CLOCKS, EVICTED, FILE, read_clocks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.files.private_files import make_directories, refuse_link, temporary_name
 from stepscope.runtime.journal.frame_reader import FrameReader
@@ -59,6 +61,11 @@ def restore(objects: ObjectStore, directory: Path) -> Restored:
     lock.acquire()
     segments: list[str] = []
 
+    def add_clocks() -> None:
+        names = clock_names.read(directory) or frozenset()
+        for clock in sorted(read_clocks(objects, sizes.get(CLOCKS, 0)) - names):
+            clock_names.add(directory, clock)
+
     def restore_file(name: str, match: re.Match[str]) -> None:
         path = directory / "streams" / name
         for place in (path, path.parent, path.parent.parent):
@@ -87,7 +94,8 @@ def restore(objects: ObjectStore, directory: Path) -> Restored:
             raise FormatError(f"{objects.root}/{name} is damaged ({damage}); what is left of it was restored")
 
     try:
-        errors = objects.in_parallel({name: partial(restore_file, name, files[name]) for name in files})
+        calls: dict[str, Callable[[], None]] = {CLOCKS: add_clocks}
+        errors = objects.in_parallel(calls | {name: partial(restore_file, name, files[name]) for name in files})
     finally:
         lock.release()
     texts = [str(errors[name]) for name in sorted(errors)]

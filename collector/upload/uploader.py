@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from stepscope.collector import clock_names
 from stepscope.collector.live.views import UploadView
 from stepscope.collector.upload.object_store import ENDING_S, ObjectStore
 from stepscope.exporters.stream.shipper import has_end
@@ -25,8 +28,10 @@ from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 
 log = logging.getLogger("stepscope.collector")
 
+CLOCKS = "clocks.json"
 EVICTED = "evicted"
 """File beside a stream's segments that counts what was evicted."""
+CLOCK = re.compile("[0-9a-f]{32}")
 FILE = re.compile(r"(?P<stream>[0-9a-f]{32})/(?:journal(?:\.(?P<number>[1-9][0-9]{0,4}))?|evicted)")
 """Name of an object that is a file of a stream. Its path below `streams` is the same."""
 LIST_S = 3600.0
@@ -80,6 +85,8 @@ class Uploader:
         """Files in the store that do not change any more."""
         self._ends: dict[str, tuple[int, bool]] = {}
         """Of last segments: size at the last look, and whether there was an END frame."""
+        self._clocks: frozenset[str] | None = None
+        """Clocks in the store, if known."""
         self._failed = frozenset[str]()
         """Objects that could not be put the last time. They come last."""
         self._refused = 0
@@ -110,7 +117,7 @@ class Uploader:
         errors: Errors = {}
         try:
             if self._listed is None or time.monotonic() - self._listed > LIST_S:
-                self._sizes = self.store.sizes()
+                self._sizes, self._clocks = self.store.sizes(), None
                 self._listed = time.monotonic()
             # With the rest a second time: a segment may have been closed while a shorter one was put.
             for with_rest in (True, False) if rest else (False,):
@@ -127,13 +134,17 @@ class Uploader:
         files = self._files(errors)
         seen = {file.name for file in files}
         self.streams = len({name[:32] for name in seen})
-        self._sizes = {name: size for name, size in self._sizes.items() if name in seen or name[:32] in errors}
+        self._sizes = {
+            name: size for name, size in self._sizes.items() if name in seen or name == CLOCKS or name[:32] in errors
+        }
         self._ends = {name: end for name, end in self._ends.items() if name in seen}
         missing = [file for file in files if self._sizes.get(file.name) != file.size]
         self._final = {file.name for file in files if file.final} - {file.name for file in missing}
         self.waiting = sum(file.size for file in missing if file.final)
         missing.sort(key=lambda file: (file.name in self._failed, file.changed))
-        failed = self.store.in_parallel({file.name: partial(self._put, file) for file in missing if file.final or rest})
+        calls: dict[str, Callable[[], None]] = {CLOCKS: self._put_clocks}
+        calls |= {file.name: partial(self._put, file) for file in missing if file.final or rest}
+        failed = self.store.in_parallel(calls)
         self._failed = frozenset(failed)
         self.complete = sum(ended and name in self._final for name, (_, ended) in self._ends.items())
         return errors | failed
@@ -186,6 +197,36 @@ class Uploader:
             if file.final:
                 self._final.add(file.name)
                 self.waiting -= file.size
+
+    def _put_clocks(self) -> None:
+        """Adds the names of this collector's clocks to those in the store: a merge needs all."""
+        if self._clocks is None:
+            self._clocks = read_clocks(self.store, self._sizes.get(CLOCKS, 0))
+        names = self._clocks | (clock_names.read(self._streams.parent) or frozenset())
+        if names != self._clocks:
+            data = msgspec.json.format(msgspec.json.encode(sorted(names)))
+            self.store.put(CLOCKS, io.BytesIO(data), len(data))
+            self._clocks = names
+
+
+def read_clocks(store: ObjectStore, nbytes: int) -> frozenset[str]:
+    """Reads the names of the clocks of all collectors that uploaded to this URL.
+
+    Args:
+        store: where they are.
+        nbytes: size of the object; 0 if there is none.
+
+    Raises:
+        OutputError: if the store refuses.
+        FormatError: if the object is damaged.
+    """
+    data = io.BytesIO()
+    store.get(CLOCKS, data, nbytes)
+    try:
+        return frozenset(filter(CLOCK.fullmatch, msgspec.json.decode(data.getvalue() or b"[]", type=list[str])))
+    except msgspec.MsgspecError as error:
+        text = f"{store.root}/{CLOCKS} is not a list of clocks: {error}; delete it, and upload again"
+        raise FormatError(text) from error
 
 
 class Uploading:

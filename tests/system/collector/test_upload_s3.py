@@ -87,7 +87,7 @@ def test_a_collector_uploads_there(server: S3Server, tmp_path: Path) -> None:
     arguments = ("--upload", f"s3://{server.BUCKET}/a/b", "--upload-every", "0.2")
     with collecting(collected, *arguments, files=None, **server.environment) as collector:
         until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
-    found = server.sizes()
+    found = {name: size for name, size in server.sizes().items() if not name.endswith("clocks.json")}
     assert found == {f"a/b/{stream.id}/{path.name}": path.stat().st_size for path in stream.segments}
     arguments = ("--upload", "s3://nowhere/job1", "--upload-every", "0.2")
     with collecting(collected, *arguments, files=None, **server.environment) as collector:

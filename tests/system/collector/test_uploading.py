@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import uuid
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.collector import clock_names
 from stepscope.collector.app import Collector
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.upload import uploader as uploader_module
@@ -60,7 +62,7 @@ def test_a_collector_that_is_killed_in_the_middle_goes_on(collected: Path, tmp_p
                 assert upload["url"] == f"file://{remote}" and upload["at_ns"] != 0
     there = contents(remote)
     assert {name: data for name, data in there.items() if name in made} == made
-    assert all(name.endswith(".part") for name in there.keys() - made.keys())
+    assert all(name.endswith(".part") for name in there.keys() - made.keys() - {"clocks.json"})
 
 
 async def test_one_that_ends_in_the_middle_goes_on(collected: Path, url: str) -> None:
@@ -109,6 +111,7 @@ def test_ranks_that_train_are_uploaded(tmp_path: Path) -> None:
         stream = collector.ranks()[0]["stream"]
         journals = {path.name: path.read_bytes() for path in (collected / "streams" / stream).glob("journal*")}
         assert journals and {path.name: path.read_bytes() for path in (remote / stream).iterdir()} == journals
+        assert frozenset(json.loads((remote / "clocks.json").read_text())) == clock_names.read(collected)
 
 
 async def test_a_store_that_fails_is_reported_and_asked_again(
