@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,8 +43,6 @@ class PerfettoFile(TraceFile):
         self._notes = self._process ^ 1 << 63 or 1
         """Number of the row of what the file says of its run and windows."""
         self._ahead = 0  # wall clock less monotonic clock, as the file has it
-        self._unsure = False  # whether the encoder's last bytes may be missing in the file
-        self._pieces: int = 0  # in the file before these
 
     @classmethod
     async def create(cls, path: Path, run: Run, gzip: bool, limit: int | None, note: TraceNote) -> PerfettoFile:
@@ -60,41 +58,32 @@ class PerfettoFile(TraceFile):
 
     def count_unfinished(self) -> int:
         """Spans whose begin is held."""
-        self._forget_unwritten()
         return self._encoder.held
 
-    async def write_pending(self) -> int:
-        """Writes the pending begins."""
-        if self._ended:
-            return 0
-        await self._make_sure()
+    def write_pending(self) -> int:
+        """Writes the pending begins. If the file is full, they are dropped."""
         waiting = self._encoder.held
-        if not waiting:
+        if self._ended or not waiting:
             return 0
         limit = None if self._limit is None else self._limit + TAIL // 4
-        return 0 if await self._put(self._encoder.release, limit) else waiting
+        written = False
+        try:
+            written = self._output.write(self._encoder.release(), limit)
+            if not written:
+                self._encoder.release()  # takes them for written: they are dropped
+        finally:
+            if not written:
+                self._encoder.forget()  # the names in them are not in the file
+        return 0 if written else waiting
 
-    async def _write(self, events: Block, args: bytes, window: int) -> bool:
-        return await self._put(lambda: self._encoder.encode(events, args, window), self._limit, len(events))
-
-    async def _put(self, encode: Callable[[], bytes], limit: int | None, events: int = 0) -> bool:
-        await self._make_sure()
-        self._pieces = self._output.pieces
-        self._unsure = True
-        written = await self._output.write(encode(), limit, events=events)
-        self._unsure = not written
+    def _write(self, events: Block, args: bytes, window: int) -> bool:
+        written = False
+        try:
+            written = self._output.write(self._encoder.encode(events, args, window), self._limit, events=len(events))
+        finally:
+            if not written:
+                self._encoder.forget()  # it makes these packets again
         return written
-
-    async def _make_sure(self) -> None:
-        """If it is not known whether the encoder's last bytes reached the file, asks, and lets it encode these again if not."""
-        if self._unsure:
-            await self._output.check_deleted()  # returns when the write that was cancelled has ended
-            self._forget_unwritten()
-
-    def _forget_unwritten(self) -> None:
-        if self._unsure and self._output.pieces == self._pieces:
-            self._encoder.forget()
-        self._unsure = False
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
         annotations = b"".join(
@@ -121,11 +110,11 @@ class PerfettoFile(TraceFile):
         self._ahead = wall - at
         return packet(SAYING, _snapshot(at, wall))
 
-    async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
+    def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
         """The same, and what the wall clock shows now if it was set."""
         if self._opened and abs(self._run.wall(at) - at - self._ahead) > WALL_STEP_NS:
-            await self._output.write(self._clocks(at))
-        return await super().mark(name, at, args)
+            self._output.write(self._clocks(at))
+        return super().mark(name, at, args)
 
     def _head(self) -> bytes:
         run = self._run
