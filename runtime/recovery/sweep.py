@@ -96,7 +96,7 @@ def _sweep_slowly(place: Path) -> None:
 def sweep(place: Path, pause: float = 0.0) -> None:
     """Removes sessions of killed processes from a directory, first those that no run needs, and of these the oldest first.
 
-    A session that no run needs is removed after a day, and at once if its process had closed its profilers; others after a week.
+    A session that no run needs is removed after a day; others after a week.
     Younger ones are removed only if less than `FREE_BYTES` and `FREE_SHARE` are free. The note of each run that loses its session
     and the log report it. Only private directories of this user with a readable `process.json` are touched, and of those only a
     session's files; no locked ones.
@@ -133,7 +133,7 @@ def _reason_to_remove(session: KilledSession) -> str:
     age = time.time() - session.last_used
     if session.unrecovered:
         return "it was left for a week" if age > WEEK else ""
-    return "no run needs it" if session.delivered or age > DAY else ""
+    return "no run needs it" if age > DAY else ""
 
 
 def _remove(session: KilledSession, why: str) -> bool:
