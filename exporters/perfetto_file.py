@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from stepscope.exporters.chrome_rows import NOTES
 from stepscope.exporters.output import OutputFile
-from stepscope.exporters.protobuf import field
 from stepscope.exporters.trace_file import TAIL, TraceFile, begin, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import WALL_STEP_NS
@@ -125,6 +125,27 @@ class PerfettoFile(TraceFile):
         descriptor = field(1, self._process) + field(3, process)
         notes = field(1, self._notes) + field(5, self._process) + field(2, NOTES)
         return packet(SAYING, field(60, descriptor)) + packet(SAYING, field(60, notes))
+
+
+def _varint(number: int) -> bytes:
+    """An unsigned integer, or a negative one of 64 bits, as 7 bits a byte."""
+    number &= (1 << 64) - 1
+    made = bytearray()
+    while number > 0x7F:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
+
+
+def field(number: int, value: int | float | str | bytes) -> bytes:
+    """One field: integers and bools as varint, floats as double, text, or a message that was made before."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    if isinstance(value, float):
+        return _varint(number << 3 | 1) + struct.pack("<d", value)
+    data = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
 def packet(sequence: int, fields: bytes) -> bytes:

@@ -15,6 +15,7 @@ import numpy as np
 
 from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger
+from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch, cut_block, empty_block
 from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
 from stepscope.runtime.export.exporter import (
@@ -95,11 +96,10 @@ class ExporterWorker:
         exporter: Exporter,
         run: Run,
         max_bytes: int,
-        now: Callable[[], int],
         outputs: Callable[[int], dict[str, OutputLedger]] = lambda _: {},
         drop_oldest: bool = False,
     ) -> None:
-        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window; whether a full
+        """Args: the exporter; the run; limit of the queue in bytes; accounts of all exporters by window; whether a full
         queue drops the oldest batches instead of new ones."""
         self.exporter = exporter
         self.name = readable(exporter.name)
@@ -110,7 +110,6 @@ class ExporterWorker:
         self._run = run
         self._max = max_bytes
         self._drop_oldest = drop_oldest
-        self._now = now
         self._outputs = outputs
         self._queue: deque[Item] = deque()
         self._batch: deque[Item] = deque()
@@ -273,7 +272,7 @@ class ExporterWorker:
 
     def behind(self) -> bool:
         """Whether more than half of its queue is full while it makes progress, so that events without urgency should wait."""
-        now = self._now()
+        now = clock.now()
         full = self._bytes > self._max // 2
         if not full or self._batches != self._batches_seen[0]:
             self._batches_seen = (self._batches, now)
@@ -570,7 +569,7 @@ class ExporterWorker:
     async def _guard(self, what: str, method: Callable[..., Awaitable[None]], *args: Any) -> bool:
         """Awaits a call of the exporter, and stores its exception. Only a cancellation of this task propagates."""
         self._inside = what
-        busy, began = self._calls[0], self._now()
+        busy, began = self._calls[0], clock.now()
         self._calls = busy, began
         try:
             await (run_async(partial(method, *args)) if self._is_programs else method(*args))
@@ -580,13 +579,13 @@ class ExporterWorker:
             self._record_error(what, error)
             return False
         finally:
-            self._calls = busy + self._now() - began, None
+            self._calls = busy + clock.now() - began, None
         return True
 
     def _busy_ns(self) -> int:
         """Time in calls so far, the one in progress included, as one that hangs never ends."""
         busy, began = self._calls
-        return busy if began is None else busy + self._now() - began
+        return busy if began is None else busy + clock.now() - began
 
     def _record_error(self, what: str, error: BaseException) -> None:
         if what == self._late:

@@ -6,8 +6,8 @@ Nothing here touches a file.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from typing import Annotated, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -17,6 +17,9 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, Block
+
+if TYPE_CHECKING:
+    from stepscope.runtime.journal.ids import IdMap
 
 MAX_CONTENT_BYTES = 64 << 20
 """Limit for columns, arguments and table together."""
@@ -47,57 +50,34 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
     """Id, kind, pid, tid, id of the parent or 0, place of the name. Ids are the writer's."""
 
 
-class TrackMap(Protocol):
-    """Maps the track ids of a recording to those of this process."""
-
-    def add_tracks(self, records: Iterable[TrackRecord], /) -> None:
-        """Adds tracks. Known tracks are ignored."""
-
-    def track(self, theirs: int, /) -> int:
-        """The id in this process; 0 if the track is unknown."""
-        ...
-
-
 _decode_table = msgspec.msgpack.Decoder(_Table)
 
 
-class ColumnDecoder:
-    """Decodes events of one recording.
+def decode(count: int, stored: memoryview, compressed: bool, ids: IdMap) -> tuple[Block, bytes]:
+    """Decodes events of a recording.
 
     Args:
-        tracks: maps the tracks of the recording to those of this process.
+        count: number of events.
+        stored: a header and its content, joined.
+        compressed: whether the content is compressed.
+        ids: maps the tracks of the recording to those of this process.
+
+    Returns:
+        The events, and the heap of their arguments.
+
+    Raises:
+        FormatError: if it is damaged.
     """
-
-    def __init__(self, tracks: TrackMap) -> None:
-        self._tracks = tracks
-
-    def decode(self, count: int, stored: memoryview, compressed: bool) -> tuple[Block, bytes]:
-        """Decodes a header and its content, joined.
-
-        Args:
-            count: number of events.
-
-        Returns:
-            The events, and the heap of their arguments.
-
-        Raises:
-            FormatError: if it is damaged.
-        """
-        columns, args, table = _parts(count, stored, compressed, MAX_CONTENT_BYTES)
-        names = np.array([strings.intern(name) for name in table.names], np.uint32)
-        return _events(
-            columns, count, args, names, self._track_ids(table), lambda place: strings.category(table.names[place])
-        )
-
-    def _track_ids(self, table: _Table) -> NDArray[np.uint32]:
-        """Ids of this process for the tracks of a table, in their order."""
-        # Parents are older than their children.
-        self._tracks.add_tracks(
-            TrackRecord(number, kind, pid, tid, parent, table.names[name])
-            for number, kind, pid, tid, parent, name in sorted(table.tracks)
-            if number
-        )
-        return np.array([self._tracks.track(row[0]) for row in table.tracks], np.uint32)
+    columns, args, table = _parts(count, stored, compressed, MAX_CONTENT_BYTES)
+    names = np.array([strings.intern(name) for name in table.names], np.uint32)
+    # Parents are older than their children.
+    ids.add_tracks(
+        TrackRecord(number, kind, pid, tid, parent, table.names[name])
+        for number, kind, pid, tid, parent, name in sorted(table.tracks)
+        if number
+    )
+    track_ids = np.array([ids.track(row[0]) for row in table.tracks], np.uint32)
+    return _events(columns, count, args, names, track_ids, lambda place: strings.category(table.names[place]))
 
 
 def decode_unnamed(count: int, stored: memoryview, compressed: bool, max_bytes: int) -> tuple[Block, list[str]]:
