@@ -207,25 +207,27 @@ class OutputFile:
             raise
         return cls(path, file, key, gzip, tail)
 
-    def write(self, piece: bytes, limit: int | None = None, *, events: int = 0) -> bool:
+    def write(self, piece: bytes, *, events: int = 0) -> None:
         """Appends a piece.
 
         Args:
             piece: any number of bytes.
-            limit: size in bytes that the file must not exceed.
             events: how many events are in it, for `events`.
-
-        Returns:
-            False if the piece would have made the file larger than `limit`; the file is as it was then.
 
         Raises:
             OutputError: if the system refused; the file is as it was.
         """
-        # How long a compressed piece will be is not known before.
-        if self._grouping and len(piece) <= SMALL_PIECE_BYTES and (limit is None or self._deflate is None):
-            return self._add_to_group(piece, limit, events)
+        if self._grouping and len(piece) <= SMALL_PIECE_BYTES:
+            self._waiting.append(piece)
+            self._waiting_bytes += len(piece)
+            self._waiting_events += events
+            self.events += events
+            if self._waiting_bytes > SMALL_PIECE_BYTES:
+                self._write_waiting()
+            return
         self._write_waiting()
-        return self._write(piece, limit, events)
+        self._write(piece)
+        self.events += events
 
     def begin_group(self) -> None:
         """Small pieces may wait in memory until `end_group`."""
@@ -282,17 +284,6 @@ class OutputFile:
             raise output_error(error, path, "rename the finished file to it") from error
         self.path = path
 
-    def _add_to_group(self, piece: bytes, limit: int | None, events: int) -> bool:
-        if limit is not None and self.size + len(piece) > limit:
-            return False
-        self._waiting.append(piece)
-        self._waiting_bytes += len(piece)
-        self._waiting_events += events
-        self.events += events
-        if self._waiting_bytes > SMALL_PIECE_BYTES:
-            self._write_waiting()
-        return True
-
     def _write_waiting(self) -> None:
         if not self._waiting:
             return
@@ -300,19 +291,16 @@ class OutputFile:
         self._waiting.clear()
         self._waiting_bytes = self._waiting_events = 0
         try:
-            self._write(piece, None, 0)
+            self._write(piece)
         except BaseException:
             self.refused += events
             raise
 
-    def _write(self, piece: bytes, limit: int | None, events: int) -> bool:
+    def _write(self, piece: bytes) -> None:
         self._check_deleted(CHECK_INTERVAL_S)
         before = self._deflate.copy() if self._deflate else None
         size = self._at + len(self._end)
         packed, end = self._pack(piece) if self._deflate else (piece, self.tail)
-        if limit is not None and self._at + len(packed) + len(end) > limit:
-            self._deflate = before
-            return False
         try:
             written = _write_all(self._file.fileno(), packed + end, self._at)
             if written < size:  # less than what ended the file before
@@ -323,8 +311,6 @@ class OutputFile:
             raise output_error(error, self.path, "write") from error
         self._at += len(packed)
         self._end = end
-        self.events += events
-        return True
 
     def _check_deleted(self, within_s: float) -> None:
         if not self._file.closed:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from stepscope.exporters.chrome_rows import NOTES
 from stepscope.exporters.output import OutputFile
-from stepscope.exporters.trace_file import TAIL, TraceFile, begin, write_head
+from stepscope.exporters.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import WALL_STEP_NS
 from stepscope.runtime.events.json_values import plain
@@ -60,30 +60,21 @@ class PerfettoFile(TraceFile):
         """Spans whose begin is held."""
         return self._encoder.held
 
-    def write_pending(self) -> int:
-        """Writes the pending begins. If the file is full, they are dropped."""
-        waiting = self._encoder.held
-        if self._ended or not waiting:
-            return 0
-        limit = None if self._limit is None else self._limit + TAIL // 4
-        written = False
-        try:
-            written = self._output.write(self._encoder.release(), limit)
-            if not written:
-                self._encoder.release()  # takes them for written: they are dropped
-        finally:
-            if not written:
-                self._encoder.forget()  # the names in them are not in the file
-        return 0 if written else waiting
+    def write_pending(self) -> None:
+        """Writes the pending begins."""
+        if not self._ended and self._encoder.held:
+            self._put(self._encoder.release())
 
-    def _write(self, events: Block, args: bytes, window: int) -> bool:
-        written = False
+    def _write(self, events: Block, args: bytes, window: int) -> None:
+        self._put(self._encoder.encode(events, args, window), len(events))
+
+    def _put(self, packets: bytes, events: int = 0) -> None:
+        """Writes the encoder's last packets. If the system refuses them, the encoder makes them again, with the names in them."""
         try:
-            written = self._output.write(self._encoder.encode(events, args, window), self._limit, events=len(events))
-        finally:
-            if not written:
-                self._encoder.forget()  # it makes these packets again
-        return written
+            self._output.write(packets, events=events)
+        except BaseException:
+            self._encoder.forget()
+            raise
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
         annotations = b"".join(
@@ -110,11 +101,11 @@ class PerfettoFile(TraceFile):
         self._ahead = wall - at
         return packet(SAYING, _snapshot(at, wall))
 
-    def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
+    def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:
         """The same, and what the wall clock shows now if it was set."""
         if self._opened and abs(self._run.wall(at) - at - self._ahead) > WALL_STEP_NS:
             self._output.write(self._clocks(at))
-        return super().mark(name, at, args)
+        super().mark(name, at, args)
 
     def _head(self) -> bytes:
         run = self._run

@@ -19,8 +19,11 @@ SLICE = 8192
 """Events that are encoded at a time: about half a millisecond of the loop's time. What more of them become is so large that
 malloc has it from the system each time, whose new pages cost Chrome JSON a third of its speed."""
 
+SMALLEST_SLICE = 16
+SLICES = 4096
+"""Events of a slice of a file with a size limit: the limit divided by this, so that a slice has some percent of the file."""
 TAIL = 16_384
-"""Bytes below the size limit that events leave free: one half for marks, one for the end of the file."""
+"""Bytes below the size limit that events leave free, for marks and the end of the file."""
 
 
 class TraceFile(ABC):
@@ -30,7 +33,7 @@ class TraceFile(ABC):
         path: where the complete file will be.
         run: owner of the trace.
         output: the file, whose head is written already.
-        limit: size in bytes that it must not exceed.
+        limit: size in bytes at which it is full; its last events and its end may exceed that.
     """
 
     groups = False
@@ -42,8 +45,8 @@ class TraceFile(ABC):
         self._run = run
         self._output = output
         self._noted = output.path
-        self._limit = None if limit is None else max(limit - TAIL, 0)
-        self._slice = SLICE
+        self._limit = limit
+        self._slice = SLICE if limit is None else min(max(limit // SLICES, SMALLEST_SLICE), SLICE)
         self._last = run.anchor.monotonic_ns
         self._opened = self._ended = self._failed = False
         self._unfinished = self._lost_reported = 0
@@ -77,9 +80,14 @@ class TraceFile(ABC):
         self._output.end_group()
 
     @property
-    def size(self) -> int:
-        """Bytes written."""
-        return self._output.size
+    def full(self) -> bool:
+        """Whether it has events, and the size limit leaves no room for more."""
+        return self._limit is not None and self._output.size >= self._limit - TAIL and self.written > 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the size limit leaves no room for marks either."""
+        return self._limit is not None and self._output.size >= self._limit
 
     def add(self, events: Block, args: bytes, window: int) -> int:
         """Writes events of a window.
@@ -93,27 +101,19 @@ class TraceFile(ABC):
         done = 0
         if len(events) and not self._opened:
             self._open(int(events["ts"].min()))
-        while done < len(events):
+        while done < len(events) and not self.full:
             some = events[done : done + self._slice]
             self._last = max(self._last, int(some["ts"].max()))
-            if self._write(some, args, window):
-                done += len(some)
-            elif len(some) > 1:
-                self._slice = len(some) // 2
-            else:
-                break
+            self._write(some, args, window)
+            done += len(some)
         return done
 
-    def write_pending(self) -> int:
+    def write_pending(self) -> None:  # noqa: B027 - most formats write each event at once
         """Writes the rest of events of which a part is still pending.
-
-        Returns:
-            Events that could not be written whole, as the file is full.
 
         Raises:
             OutputError: if the system refused.
         """
-        return 0
 
     def count_unfinished(self) -> int:
         """Events of which a part is still pending, so that no reader shows them yet."""
@@ -123,8 +123,8 @@ class TraceFile(ABC):
         """They cannot be written any more, and are lost."""
         self._unfinished = self.count_unfinished()
 
-    def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
-        """Writes an instant event of the whole process, such as the end of a window, if there is room.
+    def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:
+        """Writes an instant event of the whole process, such as the end of a window.
 
         Args:
             name: what is shown.
@@ -134,8 +134,7 @@ class TraceFile(ABC):
         self._open(at)
         self._last = max(self._last, at)
         self._output.check_deleted()
-        limit = None if self._limit is None else self._limit + TAIL // 2
-        return self._output.write(self._instant(name, at, args), limit)
+        self._output.write(self._instant(name, at, args))
 
     async def finish(self, args: Mapping[str, Any], at: int | None = None) -> None:
         """Writes the end, closes the file and gives it its name; goes on where a cancelled call was.
@@ -154,8 +153,6 @@ class TraceFile(ABC):
             try:
                 self._open(self._last)
                 end = self._end(args)
-                if self._limit is not None and len(end) > TAIL // 2:
-                    end = self._end({"left out": "more than the size limit allows"})
                 self._output.tail = b""
                 self._output.write(end)
             except OutputError:
@@ -184,8 +181,8 @@ class TraceFile(ABC):
         """Metadata of the run in the file, at a monotonic time in ns."""
 
     @abstractmethod
-    def _write(self, events: Block, args: bytes, window: int) -> bool:
-        """Writes these events, or none of them if the file is full."""
+    def _write(self, events: Block, args: bytes, window: int) -> None:
+        """Writes these events."""
 
     @abstractmethod
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:

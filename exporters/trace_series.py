@@ -90,27 +90,25 @@ class TraceSeries:
         """
         while len(events) and not self._stopped:
             file = await self.begin()
-            fresh = file.written == 0
             events = events[file.add(events, args, window) :]
             if not len(events):
                 return
             if self._on_full == "stop":
                 self._stopped = True
                 file.mark("stopped: the file is full", int(events["ts"][0]), {"limit": self._limit})
-            elif fresh and file.written == 0:
-                events = events[1:]  # larger than a whole file
-                self.dropped += 1
             else:
-                await self._next({"continued in": numbered(self._path, self._number + 1).name})
+                await self._next()
         self.dropped += len(events)
 
     async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:
-        """Writes an instant event about the process; in a file that is full, only if another file may follow."""
+        """Writes an instant event about the process; where no further file follows a full one, only as long as there is some room."""
         file = await self.begin()
-        self.dropped += file.write_pending()
-        if not file.mark(name, at, args) and self._on_full == "rotate":
-            await self._next({"continued in": numbered(self._path, self._number + 1).name})
-            (await self.begin()).mark(name, at, args)
+        file.write_pending()
+        if file.over and file.full and self._on_full == "rotate":
+            await self._next()
+            file = await self.begin()
+        if not (file.over and self._on_full == "stop"):
+            file.mark(name, at, args)
 
     def begin_group(self) -> None:
         """See `TraceFile.begin_group`."""
@@ -136,7 +134,7 @@ class TraceSeries:
         file = await self.begin()
         refusal: OutputError | None = None
         try:
-            self.dropped += file.write_pending()
+            file.write_pending()
         except OutputError as error:
             refusal = error
             file.abandon_unfinished()
@@ -144,10 +142,10 @@ class TraceSeries:
         if refusal is not None:
             raise refusal
 
-    async def _next(self, args: Mapping[str, Any]) -> None:
+    async def _next(self) -> None:
         assert self._file is not None
-        self.dropped += self._file.write_pending()
-        await self._file.finish(args)
+        self._file.write_pending()
+        await self._file.finish({"continued in": numbered(self._path, self._number + 1).name})
         self._complete_events += self._file.written
         self._file = None
         self._number += 1

@@ -123,17 +123,6 @@ async def test_a_file_per_window(tmp_path: Path) -> None:
     assert len(spans(read(tmp_path / "w1.json.gz")["traceEvents"])) == 4
 
 
-async def test_an_event_larger_than_a_file(tmp_path: Path) -> None:
-    """An event that no file can hold is counted, and what follows is written."""
-    scene = Scene(make_run(tmp_path))
-    scene.span("\x01" * 1024, 0, 1, **{key * 1000: "\x01" * 4096 for key in "abc"})
-    scene.span("small", 1, 1)
-    exporter = ChromeTraceExporter(tmp_path / "t.json", max_bytes=65_536)
-    await write(exporter, tmp_path, scene.batch())
-    assert spans(read(tmp_path / "t.json")) == ["small"]
-    assert exporter.dropped_cap == 1
-
-
 async def test_rows_are_named_when_they_appear(tmp_path: Path) -> None:
     """A track is named once, before its first event."""
     exporter = ChromeTraceExporter(tmp_path / "t.json")
