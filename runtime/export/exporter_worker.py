@@ -131,7 +131,7 @@ class ExporterWorker:
         """The method that was running at the deadline for closing."""
         self._abandoned = ""
         """Why all further events are dropped; empty while the exporter gets events."""
-        self._bytes = self._peak = self._batches = self._handled = 0
+        self._bytes = self._batches = self._handled = 0
         self._accounts = Accounts()
         self._unsent_files: UnsentFiles | None = None
         self._cap_seen = 0
@@ -198,8 +198,6 @@ class ExporterWorker:
 
     def _append(self, item: Item, size: int = 0) -> None:
         self._bytes += size
-        if self._bytes > self._peak:
-            self._peak = self._bytes
         self._queue.append(item)
         self.items_queued += 1
         self._idle = False
@@ -614,11 +612,9 @@ class ExporterWorker:
             return ExporterStatistics(
                 name=self.name,
                 ledger=self._accounts.total(),
-                batches=self._batches,
                 waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch))
                 + self._accounts.in_flight,
                 waiting_bytes=self._bytes,
-                peak_bytes=self._peak,
                 windows_left_out=self._skipped_windows,
                 errors=count,
                 first_error=first[0].text if first else "",

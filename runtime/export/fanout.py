@@ -26,7 +26,6 @@ class Fanout:
     def __init__(self, exporters: Sequence[Exporter], run: Run, max_bytes: int, drop_oldest: bool) -> None:
         """Args: the exporters; the run; limit of each queue in bytes; whether a full queue drops the oldest batches."""
         self.workers = [ExporterWorker(exporter, run, max_bytes, self.outputs, drop_oldest) for exporter in exporters]
-        self.batches = 0
         self.offered = 0
         """Number of events that were offered to each exporter."""
         self._name = run.name
@@ -40,7 +39,6 @@ class Fanout:
         """Queues a batch for all exporters, unless it is empty."""
         count = len(batch.events)
         if count:
-            self.batches += 1
             self.offered += count
             for worker in self.workers:
                 worker.offer(batch)

@@ -13,7 +13,6 @@ import random
 import re
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -53,7 +52,7 @@ def sweep_in_background(place: Path) -> None:
     """
     global _running
     try:
-        scarce = Room.of(place).scarce
+        scarce = is_scarce(place)
     except OSError as error:  # creating the session there reports the same error
         log.debug("%s is not swept: %s", place, error)
         return
@@ -123,7 +122,7 @@ def sweep(place: Path, pause: float = 0.0) -> None:
             sessions.append(found)
     sessions.sort(key=lambda session: (bool(session.unrecovered), session.last_used))
     for session in sessions:
-        if not Room.of(place).scarce:
+        if not is_scarce(place):
             break
         _remove(session, f"{place} was full")
 
@@ -180,24 +179,13 @@ def _events(session: KilledSession) -> int:
             part.close()
 
 
-class Room(NamedTuple):
-    """Space of a file system, in bytes."""
-
-    size: int
-    free: int
-
-    @property
-    def scarce(self) -> bool:
-        """Whether so little is free that younger sessions are removed."""
-        return self.free < min(FREE_BYTES, self.size * FREE_SHARE)
-
-    @classmethod
-    def of(cls, place: Path) -> Room:
-        """Space of a directory's file system; for one in memory, at most the memory of the machine."""
-        stat = os.statvfs(place)
-        size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-        if not MEMORY.is_dir() or place.stat().st_dev != MEMORY.stat().st_dev:
-            return cls(size, free)
+def is_scarce(place: Path) -> bool:
+    """Whether so little of a directory's file system is free that younger sessions are removed. One in memory has at most as much as
+    the machine."""
+    stat = os.statvfs(place)
+    size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    if MEMORY.is_dir() and place.stat().st_dev == MEMORY.stat().st_dev:
         values = dict(_MEMINFO.findall(Path("/proc/meminfo").read_text()))
-        kib = {name: int(values.get(name, 1 << 50)) for name in ("MemTotal", "MemAvailable")}
-        return cls(min(size, kib["MemTotal"] << 10), min(free, kib["MemAvailable"] << 10))
+        total, available = (int(values.get(name, 1 << 50)) << 10 for name in ("MemTotal", "MemAvailable"))
+        size, free = min(size, total), min(free, available)
+    return free < min(FREE_BYTES, size * FREE_SHARE)

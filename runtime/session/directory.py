@@ -287,9 +287,7 @@ def remove_files(directory: int) -> None:
         elif PART.fullmatch(name):
             part = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
             try:
-                for file in os.listdir(part):
-                    if is_session_file(file):
-                        os.unlink(file, dir_fd=part)
+                remove_files(part)
             finally:
                 os.close(part)
             os.rmdir(name, dir_fd=directory)
