@@ -16,6 +16,7 @@ class ExporterStatistics(msgspec.Struct, frozen=True):
     waiting_events: int
     """Events in the queue, in the current call, or in flight."""
     waiting_bytes: int
+    peak_bytes: int
     windows_left_out: int
     """Windows that were skipped because too many others waited for it. Their events were dropped, with the reason `queue`."""
     errors: int

@@ -126,12 +126,12 @@ class ExporterWorker:
         """Time in calls so far, and when the call in progress began; `None` between two calls."""
         self._unreadable = bool(getattr(exporter, "whole_or_nothing", False))
         """Whether the output can be read only after the exporter is closed."""
-        self._closing = self._broken = self._idle = self._stuck = False
+        self._closing = self._refused = self._idle = self._stuck = False
         self._late = ""
         """The method that was running at the deadline for closing."""
         self._abandoned = ""
         """Why all further events are dropped; empty while the exporter gets events."""
-        self._bytes = self._batches = self._handled = 0
+        self._bytes = self._peak = self._batches = self._handled = 0
         self._accounts = Accounts()
         self._unsent_files: UnsentFiles | None = None
         self._cap_seen = 0
@@ -181,9 +181,7 @@ class ExporterWorker:
             batch, size = msgspec.structs.replace(batch, events=np.broadcast_to(_NO_EVENT, count), args=b""), 0
         with self._lock:
             self._accounts.offer(batch.window, count)
-            if self._broken:
-                self._accounts.drop(batch.window, "error", count)
-            elif self._abandoned:
+            if self._abandoned:
                 self._accounts.drop(batch.window, self._abandoned, count)
             elif (batch.window > self._latest or self._skipped) and self._skips(batch.window):
                 self._accounts.drop(batch.window, "queue", count)
@@ -198,6 +196,7 @@ class ExporterWorker:
 
     def _append(self, item: Item, size: int = 0) -> None:
         self._bytes += size
+        self._peak = max(self._peak, self._bytes)
         self._queue.append(item)
         self.items_queued += 1
         self._idle = False
@@ -241,7 +240,10 @@ class ExporterWorker:
     def close_window(self, window: Window) -> None:
         """Queues the end of a window, unless the window is skipped."""
         with self._lock:
-            skipped = not self._abandoned and self._skips(window.index)
+            if self._abandoned:
+                self._accounts.close(window.index)
+                return
+            skipped = self._skips(window.index)
         if skipped:
             self._progress.notify_all()
             return
@@ -360,12 +362,13 @@ class ExporterWorker:
     def _drop_all(self, reason: str) -> None:
         with self._lock:
             self._abandoned = self._abandoned or reason
-            for batch in (*self._batch, *self._queue):
-                if isinstance(batch, EventBatch):
-                    self._accounts.drop(batch.window, reason, len(batch))
-            for item in self._group:
-                if isinstance(item, _Exported):
+            for item in (*self._batch, *self._queue, *self._group):
+                if isinstance(item, EventBatch):
+                    self._accounts.drop(item.window, reason, len(item))
+                elif isinstance(item, _Exported):
                     self._accounts.lose(Lost(item.events, reason, item.window))
+                elif isinstance(item, WindowClosed):
+                    self._count_closed(item)
             self._group.clear()
             self._accounts.drop_in_flight(reason)
             if self._unreadable:
@@ -382,7 +385,8 @@ class ExporterWorker:
         self._task = asyncio.current_task()
         try:
             if not await self._guard("open", self.exporter.open, self._run):
-                self._broken = True
+                self._refused = True
+                self._drop_all("error")
             while True:
                 closing = self._closing  # before the queue is read: no batch is offered after it is set
                 if self._fill_batch():
@@ -405,7 +409,7 @@ class ExporterWorker:
         self._drop_all("error")
 
     async def _close(self) -> None:
-        if not self._broken:
+        if not self._refused:
             try:
                 done = await self._guard("aclose", self.exporter.aclose)
                 with self._lock:
@@ -435,7 +439,7 @@ class ExporterWorker:
 
     async def _export_batches(self) -> None:
         """Has the exporter handle the batch, as one group of writes if there are several."""
-        group = self._grouped if len(self._batch) > 1 and not self._broken else None
+        group = self._grouped if len(self._batch) > 1 else None
         if group is not None:
             group.begin_group()
             self._in_group = True
@@ -471,7 +475,7 @@ class ExporterWorker:
         elif isinstance(item, WindowClosed):
             await self._close_window(item)
         else:
-            if not self._broken and isinstance(self.exporter, SupportsDiscard):
+            if isinstance(self.exporter, SupportsDiscard):
                 await self._guard("discard_window", self.exporter.discard_window, item.index)
             with self._lock:
                 self._remove()
@@ -485,20 +489,16 @@ class ExporterWorker:
                 self._group.append(handled)
 
     async def _close_window(self, item: WindowClosed) -> None:
-        if not self._broken:
-            window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
-            done = await self._guard("close_window", self.exporter.close_window, window)
-            if not (done and self._in_group and self._cap() == self._cap_seen):
-                self._collect_results()
+        window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
+        done = await self._guard("close_window", self.exporter.close_window, window)
+        if not (done and self._in_group and self._cap() == self._cap_seen):
+            self._collect_results()
         with self._lock:
             if not self._in_group:
                 self._count_closed(item)
             self._remove(item)
 
     async def _export(self, batch: EventBatch) -> None:
-        if self._broken:
-            self._account(batch, "error")
-            return
         self._batches += 1
         try:
             done = await self._guard("export", self.exporter.export, batch)
@@ -523,7 +523,7 @@ class ExporterWorker:
             rest = count - refused
             if refused:
                 self._accounts.drop(batch.window, "cap", refused)
-            if self._deferred is not None and not self._broken:
+            if self._deferred is not None:
                 self._accounts.add_in_flight(batch.window, rest)
                 self._remove()
             elif not lost:
@@ -615,6 +615,7 @@ class ExporterWorker:
                 waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch))
                 + self._accounts.in_flight,
                 waiting_bytes=self._bytes,
+                peak_bytes=self._peak,
                 windows_left_out=self._skipped_windows,
                 errors=count,
                 first_error=first[0].text if first else "",

@@ -44,6 +44,22 @@ async def test_the_window_that_an_exporter_gets_knows_its_own_account(tmp_path: 
     assert (own.offered, own.exported) == (10, 10)
 
 
+async def test_no_window_waits_for_one_that_cannot_be_opened(tmp_path: Path) -> None:
+    """The events of its windows are dropped, those of later ones as well, and accounts of old windows are joined."""
+    outlet = ExporterWorker(MemoryExporter(fail={"open": OSError("disk on fire")}), run_facts(tmp_path), 1 << 20)
+    for index in range(3):
+        outlet.offer(batch(index))
+        outlet.close_window(closed(index))
+    assert outlet.windows_waiting == 3
+    outlet.finish()
+    await outlet.run()
+    for index in range(3, MAX_WINDOWS + 4):
+        outlet.offer(batch(index))
+        outlet.close_window(closed(index))
+    assert outlet.windows_waiting == 0 and outlet.ledger(0) is None
+    assert outlet.statistics().ledger.dropped == {"error": 10 * (MAX_WINDOWS + 4)}
+
+
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
 async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> None:
     """No exception leaves the outlet; each is stored with a note of where, and nothing is unaccounted for."""
