@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -116,8 +116,11 @@ def sum_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
 
 def _sums(kind: type[L], ledgers: Sequence[L]) -> L:
     """The sum of ledgers of a kind, each of whose fields is a count, or counts by reason."""
-    columns = {name: [getattr(each, name) for each in ledgers] for name in kind.__struct_fields__}
-    return kind(**{name: (_counts if isinstance(each[0], dict) else _sum)(each) for name, each in columns.items()})
+    sums: dict[str, Any] = {}
+    for name in kind.__struct_fields__:
+        column: list[Any] = [getattr(each, name) for each in ledgers]
+        sums[name] = _counts(column) if isinstance(column[0], dict) else _sum(column)
+    return kind(**sums)
 
 
 def _counts(counters: Iterable[dict[str, int]]) -> dict[str, int]:
