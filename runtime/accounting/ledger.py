@@ -87,7 +87,7 @@ class Ledger(msgspec.Struct, frozen=True):
         return sum(sum(source.dropped.values()) for source in self.sources.values())
 
 
-L = TypeVar("L", "SourceLedger", "OutputLedger")
+L = TypeVar("L", SourceLedger, OutputLedger)
 
 MAX_COUNT = (1 << 63) - 1
 """Counts of journals may be damaged; their sums must fit into a journal."""

@@ -6,8 +6,8 @@ Nothing here touches a file.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
@@ -17,9 +17,6 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, Block
-
-if TYPE_CHECKING:
-    from stepscope.runtime.journal.ids import IdMap
 
 MAX_CONTENT_BYTES = 64 << 20
 """Limit for columns, arguments and table together."""
@@ -50,17 +47,28 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
     """Id, kind, pid, tid, id of the parent or 0, place of the name. Ids are the writer's."""
 
 
+class TrackMap(Protocol):
+    """Maps the track ids of a recording to those of this process: an `IdMap`."""
+
+    def add_tracks(self, records: Iterable[TrackRecord], /) -> None:
+        """Adds tracks. Known tracks are ignored."""
+
+    def track(self, theirs: int, /) -> int:
+        """The id in this process; 0 if the track is unknown."""
+        ...
+
+
 _decode_table = msgspec.msgpack.Decoder(_Table)
 
 
-def decode(count: int, stored: memoryview, compressed: bool, ids: IdMap) -> tuple[Block, bytes]:
+def decode(count: int, stored: memoryview, compressed: bool, tracks: TrackMap) -> tuple[Block, bytes]:
     """Decodes events of a recording.
 
     Args:
         count: number of events.
         stored: a header and its content, joined.
         compressed: whether the content is compressed.
-        ids: maps the tracks of the recording to those of this process.
+        tracks: maps the tracks of the recording to those of this process.
 
     Returns:
         The events, and the heap of their arguments.
@@ -71,12 +79,12 @@ def decode(count: int, stored: memoryview, compressed: bool, ids: IdMap) -> tupl
     columns, args, table = _parts(count, stored, compressed, MAX_CONTENT_BYTES)
     names = np.array([strings.intern(name) for name in table.names], np.uint32)
     # Parents are older than their children.
-    ids.add_tracks(
+    tracks.add_tracks(
         TrackRecord(number, kind, pid, tid, parent, table.names[name])
         for number, kind, pid, tid, parent, name in sorted(table.tracks)
         if number
     )
-    track_ids = np.array([ids.track(row[0]) for row in table.tracks], np.uint32)
+    track_ids = np.array([tracks.track(row[0]) for row in table.tracks], np.uint32)
     return _events(columns, count, args, names, track_ids, lambda place: strings.category(table.names[place]))
 
 

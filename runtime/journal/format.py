@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -21,9 +20,6 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag
 from stepscope.runtime.journal import columns
-
-if TYPE_CHECKING:
-    from stepscope.runtime.journal.ids import IdMap
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
 """First bytes of a journal. They reveal a transfer that changed line ends or the eighth bit."""
@@ -260,14 +256,14 @@ def decode_rows(payload: bytes, flags: int) -> tuple[EventsHeader, Block, bytear
     return header, events, bytearray(body[split:])
 
 
-def decode_columns(payload: bytes, flags: int, ids: IdMap) -> tuple[EventsHeader, Block, bytes] | None:
+def decode_columns(payload: bytes, flags: int, tracks: columns.TrackMap) -> tuple[EventsHeader, Block, bytes] | None:
     """Header, events and arguments of an events payload in a journal, with ids of this process; `None` if it is damaged."""
     decoded = decode_events_header(payload) if flags & COLUMNS else None
     if decoded is None:
         return None
     header, at = decoded
     try:
-        events, args = columns.decode(header.count, memoryview(payload)[at:], bool(flags & ZSTD), ids)
+        events, args = columns.decode(header.count, memoryview(payload)[at:], bool(flags & ZSTD), tracks)
     except FormatError:
         return None
     return header, events, args
