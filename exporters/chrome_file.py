@@ -101,7 +101,7 @@ class ChromeFile(TraceFile):
             await write_head(output, file._head(run.anchor.monotonic_ns).encode())
         return file
 
-    async def _write(self, events: Block, args: bytes, window: int) -> bool:
+    def _write(self, events: Block, args: bytes, window: int) -> None:
         if self._refused != self._output.refused:
             # Names of rows were among what the system refused.
             self._refused, self._rows = self._output.refused, Rows(self._run)
@@ -109,10 +109,8 @@ class ChromeFile(TraceFile):
             self._first = min(self._first, int(events["ts"].min(initial=self._first)))
         self._pending += self._rows.before(events).encode()
         lines = self._encode(events, args)
-        written = await self._output.write(self._pending + lines, self._limit, events=len(events))
-        if written:
-            self._pending = b""
-        return written
+        self._output.write(self._pending + lines, events=len(events))
+        self._pending = b""
 
     def _encode(self, events: Block, args: bytes) -> bytes:
         dialect = self._layout.dialect

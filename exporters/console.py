@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 import msgspec
 
-from stepscope.exporters import account
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime.accounting.ledger import losses
-from stepscope.runtime.display.text_table import human_time, printable
+from stepscope.runtime.accounting.ledger import Ledger, SourceLedger, losses
+from stepscope.runtime.display.text_table import human_count, human_time, printable
 from stepscope.runtime.events.record import Kind
+from stepscope.runtime.export.delivery_outcome import counted
 from stepscope.runtime.loop_threads.loop_thread import call_in_thread
 from stepscope.runtime.settings.arguments import got, number_argument
 from stepscope.runtime.windows.summary import SORT_KEYS
@@ -104,7 +104,7 @@ class ConsoleExporter:
         length = human_time(max(window.end_ns - window.start_ns, 0))
         steps = f"{len(window.steps)} step" + ("" if len(window.steps) == 1 else "s")
         lines = [f"{self._title}: window {window.index} ended: {steps} in {length}{state}"]
-        lines += [f"  {printable(line)}" for line in account.lines(window.ledger)]
+        lines += [f"  {printable(line)}" for line in _account(window.ledger)]
         lines += [f"  {printable(reason)}" for reason in window.diagnostics]
         if self._top and window.actions is not None:
             lines.append(window.summary().table(self._sort_by, self._top))
@@ -116,7 +116,7 @@ class ConsoleExporter:
             windows = f"{now.windows} window" + ("" if now.windows == 1 else "s")
             text = f"{self._title}: {windows}, {now.events:,} events, {now.dropped:,} dropped"
             if ledger.sources or ledger.outputs:
-                lines = "".join(f"\n  {printable(line)}" for line in account.lines(ledger))
+                lines = "".join(f"\n  {printable(line)}" for line in _account(ledger))
                 text = f"{self._title}: accounts of the run{lines}\n{text}"
             self._run = None
             await self._show(text, last=True)
@@ -166,3 +166,22 @@ class ConsoleExporter:
             stream.flush()
         except (OSError, ValueError):
             self.write_errors += 1
+
+
+def _account(ledger: Ledger) -> Iterator[str]:
+    """Rows: events that sources made and lost; then each source with events in no window, each output, and texts that were left out or cut."""
+    yield str(ledger)
+    for name, source in ledger.sources.items():
+        if source.outside or source.superseded:
+            yield f"{name}: {_outside(source)}"
+    for name, output in ledger.outputs.items():
+        yield f"{name}: {counted(output)}"
+    if ledger.windows_left_out:
+        yield f"left out: {human_count(ledger.windows_left_out, 'window')}, which began faster than they could be sorted"
+    if any(ledger.cut.values()):
+        yield "cut: " + ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in ledger.cut.items() if count)
+
+
+def _outside(source: SourceLedger) -> str:
+    parts = ((source.outside, "in no window"), (source.superseded, "written as open ones before"))
+    return f"of {source.produced:,} events, " + ", ".join(f"{count:,} {what}" for count, what in parts if count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -10,12 +9,11 @@ import os
 import stat
 import tempfile
 import zlib
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import aiofiles
-import aiofiles.os
 
 from stepscope.exporters.rotation import PART, part
 from stepscope.runtime.errors import OutputError
@@ -33,10 +31,8 @@ from stepscope.runtime.session.file_lock import is_locked_by_another
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncFileIO
 
-T = TypeVar("T")
-
 SMALL_PIECE_BYTES = 64 << 10
-"""Pieces up to this are written by the exporter's own thread: another one would take the interpreter's lock from the program twice."""
+"""Pieces up to this may wait for the end of a group: each write lets another thread take the interpreter's lock."""
 GZIP_LEVEL = 3
 """Three times as fast as zlib's default of 6 on traces, for a tenth more bytes."""
 
@@ -58,20 +54,16 @@ def make_directory(directory: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory)) from error
 
 
-async def check_directory(directory: Path) -> None:
+def check_directory(directory: Path) -> None:
     """Makes a directory and sees that files can be created there.
 
     Raises:
         OutputError: if not.
     """
-
-    def probe() -> None:
+    try:
         make_directory(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
-
-    try:
-        await asyncio.to_thread(probe)
     except OSError as error:
         raise output_error(error, directory, "create files in the directory") from error
 
@@ -128,23 +120,18 @@ def whole_file(path: Path) -> Generator[Path]:
         raise
 
 
-async def delete_files(paths: Iterable[Path]) -> None:
+def delete_files(paths: Iterable[Path]) -> None:
     """Deletes files; one that is gone already is none to delete.
 
     Raises:
         OutputError: if the system refused, after all were tried.
     """
-
-    def delete() -> OutputError | None:
-        failed: OutputError | None = None
-        for path in paths:
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                failed = failed or output_error(error, path, "delete the file")
-        return failed
-
-    failed = await asyncio.to_thread(delete)
+    failed: OutputError | None = None
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            failed = failed or output_error(error, path, "delete the file")
     if failed is not None:
         raise failed
 
@@ -161,29 +148,26 @@ class OutputFile:
 
     If it is deleted meanwhile, what it held is lost: `deleted` is set, and every call raises from then on.
 
-    An operation whose caller is cancelled runs to its end before the next one begins.
+    The caller's thread writes, as that is the exporter's own.
     """
 
-    def __init__(self, path: Path, file: AsyncFileIO, gzip: bool, tail: bytes = b"", alone: bool = False) -> None:
+    def __init__(self, path: Path, file: AsyncFileIO, key: str, gzip: bool, tail: bytes) -> None:
         self.path = path
         """Where the file is now."""
         self.tail = tail
         """The end of the file, after the last piece, from the next piece on."""
-        self.pieces = 0
-        """Pieces written."""
         self.events = 0
-        """Events in these, as `write` was told."""
+        """Events in the pieces, as the caller of `write` counts them."""
         self.deleted = False
         """Whether the file was deleted before it was closed: the events in it are lost."""
         self._file = file
-        self._alone = alone
+        self._key = key
         self._at = 0  # where the next piece goes
         self._end = b""  # what follows the last piece
         self._deflate = zlib.compressobj(GZIP_LEVEL, wbits=31) if gzip else None
-        self._untold: BaseException | None = None
-        self._last: asyncio.Future[Any] | None = None
         self._closed = False
-        self._key = ""
+        self._refusal: OutputError | None = None
+        """Why what waited for the end of a group could not be written when the file was closed."""
         self._deletion = DeletionCheck()
         self.refused = 0
         """Events of a group that the system refused."""
@@ -198,62 +182,58 @@ class OutputFile:
         return self._at + len(self._end) + self._waiting_bytes
 
     @classmethod
-    async def create(cls, path: Path, *, gzip: bool, tail: bytes = b"", alone: bool = False) -> OutputFile:
+    async def create(cls, path: Path, *, gzip: bool, tail: bytes = b"") -> OutputFile:
         """Creates or empties the file, and the directories above it.
 
         Args:
             path: the file.
             gzip: whether to compress.
             tail: see the class.
-            alone: whether nothing else needs the loop. The caller's thread writes then: another processor would have to fetch
-                each piece from this one's cache.
 
         Raises:
             OutputError: if that cannot be done.
         """
-        key = await asyncio.to_thread(real, path)
+        key = real(path)
         if key in being_written:
             raise OutputError(errno.EBUSY, f"another exporter of this process writes to {path}; give one another name")
         being_written.add(key)
         try:
-            await asyncio.to_thread(make_directory, path.parent)
+            make_directory(path.parent)
             file = await aiofiles.open(path, "w+b", buffering=0, opener=open_for_writing)
-            output = cls(path, file, gzip, tail, alone)
         except BaseException as error:
             being_written.discard(key)
             if isinstance(error, OSError):
                 raise output_error(error, path, "create the file") from error
             raise
-        output._key = key
-        return output
+        return cls(path, file, key, gzip, tail)
 
-    async def write(self, piece: bytes, limit: int | None = None, *, events: int = 0) -> bool:
+    def write(self, piece: bytes, *, events: int = 0) -> None:
         """Appends a piece.
 
         Args:
             piece: any number of bytes.
-            limit: size in bytes that the file must not exceed.
             events: how many events are in it, for `events`.
-
-        Returns:
-            False if the piece would have made the file larger than `limit`; the file is as it was then.
 
         Raises:
             OutputError: if the system refused; the file is as it was.
         """
-        if (self._alone or len(piece) <= SMALL_PIECE_BYTES) and (self._last is None or self._last.done()):
-            # How long a compressed piece will be is not known yet.
-            if self._grouping and (limit is None or self._deflate is None):
-                return self._add_to_group(piece, limit, events)
-            return self._write(piece, limit, events)
+        if self._grouping and len(piece) <= SMALL_PIECE_BYTES:
+            self._waiting.append(piece)
+            self._waiting_bytes += len(piece)
+            self._waiting_events += events
+            self.events += events
+            if self._waiting_bytes > SMALL_PIECE_BYTES:
+                self._write_waiting()
+            return
         self._write_waiting()
-        return await self._in_turn(lambda: asyncio.to_thread(self._write, piece, limit, events))
+        self._write(piece)
+        self.events += events
 
     def begin_group(self) -> None:
         """Small pieces may wait in memory until `end_group`."""
         self._grouping = True
 
-    async def end_group(self) -> None:
+    def end_group(self) -> None:
         """Writes the pieces that wait.
 
         Raises:
@@ -262,16 +242,47 @@ class OutputFile:
         self._grouping = False
         self._write_waiting()
 
-    def _add_to_group(self, piece: bytes, limit: int | None, events: int) -> bool:
-        if limit is not None and self.size + len(piece) > limit:
-            return False
-        self._waiting.append(piece)
-        self._waiting_bytes += len(piece)
-        self._waiting_events += events
-        self.events += events
-        if self._waiting_bytes > SMALL_PIECE_BYTES:
-            self._write_waiting()
-        return True
+    def check_deleted(self) -> None:
+        """Checks whether the file was deleted, at most ten times a second; that is done once a second in any case, and when it is
+        closed.
+
+        Raises:
+            OutputError: if it was.
+        """
+        self._check_deleted(WINDOW_CHECK_INTERVAL_S)
+
+    async def close(self) -> None:
+        """Closes the file; goes on where a cancelled call was, else more calls do nothing.
+
+        Raises:
+            OutputError: if the system had not written everything after all.
+        """
+        if not self._closed:
+            self._closed = True
+            try:
+                self._write_waiting()
+                self._check_deleted(0.0)
+            except OutputError as error:
+                self._refusal = error
+            being_written.discard(self._key)
+        try:
+            await self._file.close()
+        except OSError as error:
+            raise output_error(error, self.path, "close the file") from error
+        if self._refusal is not None:
+            raise self._refusal
+
+    def rename(self, path: Path) -> None:
+        """Gives the closed file its final name in one step, over whatever is there.
+
+        Raises:
+            OutputError: if that cannot be done.
+        """
+        try:
+            os.replace(self.path, path)
+        except OSError as error:
+            raise output_error(error, path, "rename the finished file to it") from error
+        self.path = path
 
     def _write_waiting(self) -> None:
         if not self._waiting:
@@ -280,56 +291,16 @@ class OutputFile:
         self._waiting.clear()
         self._waiting_bytes = self._waiting_events = 0
         try:
-            self._write(piece, None, 0)
+            self._write(piece)
         except BaseException:
             self.refused += events
             raise
 
-    async def close(self) -> None:
-        """Closes the file; more calls do nothing.
-
-        Raises:
-            OutputError: if the system had not written everything after all, or had refused a piece whose writer was
-                cancelled and did not hear of it.
-        """
-        await self._in_turn(self._close)
-
-    async def rename(self, path: Path) -> None:
-        """Gives the closed file its final name in one step, over whatever is there.
-
-        Raises:
-            OutputError: if that cannot be done.
-        """
-        await self._in_turn(lambda: self._rename(path))
-
-    async def _in_turn(self, operation: Callable[[], Awaitable[T]]) -> T:
-        previous = self._last
-
-        async def turn() -> T:
-            if previous is not None and not previous.done():
-                await asyncio.wait([previous])
-            return await operation()
-
-        task = asyncio.ensure_future(turn())
-        self._last = task
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(self._store_error)
-            raise
-
-    def _store_error(self, done: asyncio.Future[Any]) -> None:
-        error = None if done.cancelled() else done.exception()
-        self._untold = self._untold or error
-
-    def _write(self, piece: bytes, limit: int | None, events: int) -> bool:
+    def _write(self, piece: bytes) -> None:
         self._check_deleted(CHECK_INTERVAL_S)
         before = self._deflate.copy() if self._deflate else None
         size = self._at + len(self._end)
         packed, end = self._pack(piece) if self._deflate else (piece, self.tail)
-        if limit is not None and self._at + len(packed) + len(end) > limit:
-            self._deflate = before
-            return False
         try:
             written = _write_all(self._file.fileno(), packed + end, self._at)
             if written < size:  # less than what ended the file before
@@ -340,27 +311,9 @@ class OutputFile:
             raise output_error(error, self.path, "write") from error
         self._at += len(packed)
         self._end = end
-        self.pieces += 1
-        self.events += events
-        return True
-
-    async def check_deleted(self) -> None:
-        """Checks whether the file was deleted, at most ten times a second; that is done once a second in any case, and when it is
-        closed.
-
-        Raises:
-            OutputError: if it was.
-        """
-        if self._last is None or self._last.done():
-            self._check_deleted(WINDOW_CHECK_INTERVAL_S)
-        else:
-            await self._in_turn(self._check_now)
-
-    async def _check_now(self) -> None:
-        self._check_deleted(WINDOW_CHECK_INTERVAL_S)
 
     def _check_deleted(self, within_s: float) -> None:
-        if not self._closed:
+        if not self._file.closed:
             self.deleted = self.deleted or self._deletion.deleted(self._file.fileno(), self.path, within_s)
         if self.deleted:
             raise deleted_error(self.path, self.events)
@@ -377,30 +330,6 @@ class OutputFile:
         packed = self._deflate.compress(piece) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
         ending = self._deflate.copy()
         return packed, ending.compress(self.tail) + ending.flush(zlib.Z_FINISH)
-
-    async def _close(self) -> None:
-        if self._closed:
-            return
-        try:
-            self._write_waiting()
-            self._check_deleted(0.0)
-        except OutputError as error:
-            self._untold = self._untold or error
-        self._closed = True
-        being_written.discard(self._key)
-        try:
-            await self._file.close()
-        except OSError as error:
-            raise output_error(error, self.path, "close the file") from error
-        if self._untold is not None:
-            raise self._untold
-
-    async def _rename(self, path: Path) -> None:
-        try:
-            await aiofiles.os.replace(self.path, path)
-        except OSError as error:
-            raise output_error(error, path, "rename the finished file to it") from error
-        self.path = path
 
 
 def _write_all(descriptor: int, data: bytes, at: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -14,7 +13,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import open_for_writing, output_error
 from stepscope.exporters.parquet_rows import COLUMNS, DIVERSE, RISING, STATISTICS, STEADY, ParquetRows, WindowRow
 from stepscope.exporters.plainjson import dumps
@@ -101,8 +99,8 @@ class ParquetExporter:
             OutputError: if it cannot be written.
         """
         note = TraceNote(first=str(self._path), format="parquet")
-        await asyncio.to_thread(run.note_output, part(self._path), True, note)
-        await asyncio.to_thread(self._begin)
+        run.note_output(part(self._path), True, note)
+        self._begin()
         self._run = self._member = run
 
     async def begin_member(self, run: Run) -> None:
@@ -117,11 +115,7 @@ class ParquetExporter:
             OutputError: if the system refused, then or earlier.
             ClosedError: before `open` or after `aclose`.
         """
-        run = self._opened()
-        if run.alone:
-            self._add(batch, run)
-        else:
-            await asyncio.to_thread(self._add, batch, run)
+        self._add(batch, self._opened())
 
     async def close_window(self, window: Window) -> None:
         """Takes what there is to say of the window as a row.
@@ -131,15 +125,18 @@ class ParquetExporter:
             ClosedError: before `open` or after `aclose`.
         """
         self._opened()
-        await asyncio.to_thread(self._add_window, window)
+        self._add_window(window)
 
     async def aclose(self) -> None:
-        """Completes the file. A cancelled call still does so if half a second is enough.
+        """Completes the file.
 
         Raises:
             OutputError: if it could not be written; it is deleted then.
         """
-        await complete_all(lambda: () if self._run is None else (0,), self._complete)
+        try:
+            self._finish()
+        finally:
+            self._run = None
 
     def end_calls(self, timeout: float) -> None:
         """Waits until no thread is inside of pyarrow for this file, `timeout` seconds at most. No call begins afterwards: the file
@@ -150,13 +147,6 @@ class ParquetExporter:
         if self._run is None or self._member is None:
             raise ClosedError(f"{self.name} is not open")
         return self._member
-
-    async def _complete(self, key: int) -> None:
-        try:
-            await asyncio.to_thread(self._finish)
-        finally:
-            if self._file is None:
-                self._run = None
 
     def _begin(self) -> None:
         with self._lock:
@@ -179,10 +169,7 @@ class ParquetExporter:
         self._arrow.array(np.empty(0))
 
     def _add(self, batch: EventBatch, run: Run) -> None:
-        # A cancelled call goes on in its thread: the next one must wait.
         with self._lock:
-            if self._file is None:
-                return
             if self._failure is not None:
                 raise self._failure
             for first in range(0, len(batch), ROW_GROUP):
@@ -192,7 +179,7 @@ class ParquetExporter:
 
     def _add_window(self, window: Window) -> None:
         with self._lock:
-            if self._file is None or self._run is None or self._failure is not None:
+            if self._failure is not None:
                 return
             self._windows["complete" if window.complete else "incomplete"] += 1
             row = WindowRow(window.index, window.start_ns, window.end_ns, dumps(about_window(window)))

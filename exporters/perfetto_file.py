@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from stepscope.exporters.chrome_rows import NOTES
 from stepscope.exporters.output import OutputFile
-from stepscope.exporters.protobuf import field
-from stepscope.exporters.trace_file import TAIL, TraceFile, begin, write_head
+from stepscope.exporters.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import WALL_STEP_NS
 from stepscope.runtime.events.json_values import plain
@@ -43,8 +43,6 @@ class PerfettoFile(TraceFile):
         self._notes = self._process ^ 1 << 63 or 1
         """Number of the row of what the file says of its run and windows."""
         self._ahead = 0  # wall clock less monotonic clock, as the file has it
-        self._unsure = False  # whether the encoder's last bytes may be missing in the file
-        self._pieces: int = 0  # in the file before these
 
     @classmethod
     async def create(cls, path: Path, run: Run, gzip: bool, limit: int | None, note: TraceNote) -> PerfettoFile:
@@ -60,41 +58,23 @@ class PerfettoFile(TraceFile):
 
     def count_unfinished(self) -> int:
         """Spans whose begin is held."""
-        self._forget_unwritten()
         return self._encoder.held
 
-    async def write_pending(self) -> int:
+    def write_pending(self) -> None:
         """Writes the pending begins."""
-        if self._ended:
-            return 0
-        await self._make_sure()
-        waiting = self._encoder.held
-        if not waiting:
-            return 0
-        limit = None if self._limit is None else self._limit + TAIL // 4
-        return 0 if await self._put(self._encoder.release, limit) else waiting
+        if not self._ended and self._encoder.held:
+            self._put(self._encoder.release())
 
-    async def _write(self, events: Block, args: bytes, window: int) -> bool:
-        return await self._put(lambda: self._encoder.encode(events, args, window), self._limit, len(events))
+    def _write(self, events: Block, args: bytes, window: int) -> None:
+        self._put(self._encoder.encode(events, args, window), len(events))
 
-    async def _put(self, encode: Callable[[], bytes], limit: int | None, events: int = 0) -> bool:
-        await self._make_sure()
-        self._pieces = self._output.pieces
-        self._unsure = True
-        written = await self._output.write(encode(), limit, events=events)
-        self._unsure = not written
-        return written
-
-    async def _make_sure(self) -> None:
-        """If it is not known whether the encoder's last bytes reached the file, asks, and lets it encode these again if not."""
-        if self._unsure:
-            await self._output.check_deleted()  # returns when the write that was cancelled has ended
-            self._forget_unwritten()
-
-    def _forget_unwritten(self) -> None:
-        if self._unsure and self._output.pieces == self._pieces:
+    def _put(self, packets: bytes, events: int = 0) -> None:
+        """Writes the encoder's last packets. If the system refuses them, the encoder makes them again, with the names in them."""
+        try:
+            self._output.write(packets, events=events)
+        except BaseException:
             self._encoder.forget()
-        self._unsure = False
+            raise
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
         annotations = b"".join(
@@ -121,11 +101,11 @@ class PerfettoFile(TraceFile):
         self._ahead = wall - at
         return packet(SAYING, _snapshot(at, wall))
 
-    async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
+    def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:
         """The same, and what the wall clock shows now if it was set."""
         if self._opened and abs(self._run.wall(at) - at - self._ahead) > WALL_STEP_NS:
-            await self._output.write(self._clocks(at))
-        return await super().mark(name, at, args)
+            self._output.write(self._clocks(at))
+        super().mark(name, at, args)
 
     def _head(self) -> bytes:
         run = self._run
@@ -136,6 +116,27 @@ class PerfettoFile(TraceFile):
         descriptor = field(1, self._process) + field(3, process)
         notes = field(1, self._notes) + field(5, self._process) + field(2, NOTES)
         return packet(SAYING, field(60, descriptor)) + packet(SAYING, field(60, notes))
+
+
+def _varint(number: int) -> bytes:
+    """An unsigned integer, or a negative one of 64 bits, as 7 bits a byte."""
+    number &= (1 << 64) - 1
+    made = bytearray()
+    while number > 0x7F:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
+
+
+def field(number: int, value: int | float | str | bytes) -> bytes:
+    """One field: integers and bools as varint, floats as double, text, or a message that was made before."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    if isinstance(value, float):
+        return _varint(number << 3 | 1) + struct.pack("<d", value)
+    data = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
 def packet(sequence: int, fields: bytes) -> bytes:

@@ -6,23 +6,18 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from stepscope.exporters.chrome_file import ChromeFile, Layout
-from stepscope.exporters.open_files import OpenFiles
+from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.output import check_directory
-from stepscope.exporters.trace_file import about_window
-from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
-from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.settings.arguments import got, path_argument, switch_argument
 from stepscope.runtime.windows.window import Window
 
 
-class TensorBoardExporter(OpenFiles[ChromeFile]):
+class TensorBoardExporter(ChromeTraceExporter):
     """Writes one file per window for TensorBoard's PyTorch profiler plugin; may also be given as `on_trace_ready`.
 
     The files are called `<worker>.<nanoseconds>.pt.trace.json`. The plugin shows a directory as a run, its workers in
@@ -61,11 +56,13 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
             raise ValueError(f"worker_name must be a part of a file's name, got {worker_name!r}")
         if layout not in ("spans", "runs"):
             raise ValueError(f"layout must be 'spans' or 'runs', got {layout!r}")
-        super().__init__(f"tensorboard:{directory}", by_window=True)
+        suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
+        path = os.path.join(directory, f"{{window}}{suffix}")
+        super().__init__(path, gzip=use_gzip, dialect="tensorboard", form="object")
+        self.name = f"tensorboard:{directory}"
         self._directory = absolute(dir_name)
         self._worker = worker_name
-        self._suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
-        self._layout = Layout(dialect="tensorboard", form="object", gzip=use_gzip)
+        self._suffix = suffix
         self._runs = layout == "runs"
         self._stamp = 0
 
@@ -75,27 +72,13 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         Raises:
             OutputError: if it cannot.
         """
-        await check_directory(self._directory)
+        check_directory(self._directory)
         self._run = run
 
-    async def export(self, batch: EventBatch) -> None:
-        """Appends a batch to the file of its window.
-
-        Raises:
-            OutputError: if the system refused; the file keeps what was written whole.
-            ClosedError: before `open` or after `aclose`.
-        """
-        run = self._opened()
-        if batch.window not in self._open:
-            path = self._path(run, batch.window)
-            arguments = {"gzip": self._layout.gzip, "dialect": self._layout.dialect, "form": self._layout.form}
-            note = TraceNote(first=str(path), format="chrome", arguments=dict(arguments), window=batch.window)
-            self._open[batch.window] = await ChromeFile.create(path, run, self._layout, note)
-        await self._open[batch.window].add(batch.events, batch.args, batch.window)
-
     async def close_window(self, window: Window) -> None:
-        """Completes the window's file and shows it to TensorBoard."""
-        await self._complete(window.index, about_window(window), window.end_ns)
+        """Completes the window's file, if it has events, and shows it to TensorBoard."""
+        if window.index in self._open:
+            await super().close_window(window)
 
     async def discard_window(self, window: int) -> None:
         """Deletes the window's file, and its directory if it had one.
@@ -109,20 +92,13 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
             with contextlib.suppress(OSError):  # what else somebody put there stays
                 path.parent.rmdir()
 
-    def _path(self, run: Run, window: int) -> Path:
+    def _path_of(self, run: Run, window: int | None) -> Path:
         # The plugin sorts windows by this number as text: all have 19 digits, and it must grow.
         self._stamp = max(time.time_ns(), self._stamp + 1)
         # The host may be what a journal says.
         worker = self._worker or f"{_part_of_a_name(run.host)}_{run.pid}"
         directory = self._directory / f"window_{window}" if self._runs else self._directory
         return directory / f"{worker}.{self._stamp}{self._suffix}"
-
-    async def _complete(self, key: int, args: Mapping[str, Any], at: int | None = None) -> None:
-        file = self._open.get(key)
-        if file is not None:
-            await file.finish(args, at)
-            self._complete_files[key] = [file.path]
-            self._close(key)
 
 
 def _part_of_a_name(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,8 +19,11 @@ SLICE = 8192
 """Events that are encoded at a time: about half a millisecond of the loop's time. What more of them become is so large that
 malloc has it from the system each time, whose new pages cost Chrome JSON a third of its speed."""
 
+SMALLEST_SLICE = 16
+SLICES = 4096
+"""Events of a slice of a file with a size limit: the limit divided by this, so that a slice has some percent of the file."""
 TAIL = 16_384
-"""Bytes below the size limit that events leave free: one half for marks, one for the end of the file."""
+"""Bytes below the size limit that events leave free, for marks and the end of the file."""
 
 
 class TraceFile(ABC):
@@ -31,7 +33,7 @@ class TraceFile(ABC):
         path: where the complete file will be.
         run: owner of the trace.
         output: the file, whose head is written already.
-        limit: size in bytes that it must not exceed.
+        limit: size in bytes at which it is full; its last events and its end may exceed that.
     """
 
     groups = False
@@ -43,8 +45,8 @@ class TraceFile(ABC):
         self._run = run
         self._output = output
         self._noted = output.path
-        self._limit = None if limit is None else max(limit - TAIL, 0)
-        self._slice = SLICE
+        self._limit = limit
+        self._slice = SLICE if limit is None else min(max(limit // SLICES, SMALLEST_SLICE), SLICE)
         self._last = run.anchor.monotonic_ns
         self._opened = self._ended = self._failed = False
         self._unfinished = self._lost_reported = 0
@@ -73,16 +75,21 @@ class TraceFile(ABC):
         if self.groups:
             self._output.begin_group()
 
-    async def end_group(self) -> None:
+    def end_group(self) -> None:
         """Writes what waits in memory. Raises `OutputError` if the system refused it."""
-        await self._output.end_group()
+        self._output.end_group()
 
     @property
-    def size(self) -> int:
-        """Bytes written."""
-        return self._output.size
+    def full(self) -> bool:
+        """Whether it has events, and the size limit leaves no room for more."""
+        return self._limit is not None and self._output.size >= self._limit - TAIL and self.written > 0
 
-    async def add(self, events: Block, args: bytes, window: int) -> int:
+    @property
+    def over(self) -> bool:
+        """Whether the size limit leaves no room for marks either."""
+        return self._limit is not None and self._output.size >= self._limit
+
+    def add(self, events: Block, args: bytes, window: int) -> int:
         """Writes events of a window.
 
         Returns:
@@ -93,28 +100,20 @@ class TraceFile(ABC):
         """
         done = 0
         if len(events) and not self._opened:
-            await self._open(int(events["ts"].min()))
-        while done < len(events):
+            self._open(int(events["ts"].min()))
+        while done < len(events) and not self.full:
             some = events[done : done + self._slice]
             self._last = max(self._last, int(some["ts"].max()))
-            if await self._write(some, args, window):
-                done += len(some)
-            elif len(some) > 1:
-                self._slice = len(some) // 2
-            else:
-                break
+            self._write(some, args, window)
+            done += len(some)
         return done
 
-    async def write_pending(self) -> int:
+    def write_pending(self) -> None:  # noqa: B027 - most formats write each event at once
         """Writes the rest of events of which a part is still pending.
-
-        Returns:
-            Events that could not be written whole, as the file is full.
 
         Raises:
             OutputError: if the system refused.
         """
-        return 0
 
     def count_unfinished(self) -> int:
         """Events of which a part is still pending, so that no reader shows them yet."""
@@ -124,19 +123,18 @@ class TraceFile(ABC):
         """They cannot be written any more, and are lost."""
         self._unfinished = self.count_unfinished()
 
-    async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
-        """Writes an instant event of the whole process, such as the end of a window, if there is room.
+    def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:
+        """Writes an instant event of the whole process, such as the end of a window.
 
         Args:
             name: what is shown.
             at: monotonic time in ns.
             args: JSON-like values.
         """
-        await self._open(at)
+        self._open(at)
         self._last = max(self._last, at)
-        await self._output.check_deleted()
-        limit = None if self._limit is None else self._limit + TAIL // 2
-        return await self._output.write(self._instant(name, at, args), limit)
+        self._output.check_deleted()
+        self._output.write(self._instant(name, at, args))
 
     async def finish(self, args: Mapping[str, Any], at: int | None = None) -> None:
         """Writes the end, closes the file and gives it its name; goes on where a cancelled call was.
@@ -151,19 +149,12 @@ class TraceFile(ABC):
         if not self._ended:
             if at is not None:
                 self._last = max(self._last, at)
-            self._ended = True  # also if this call is cancelled: what was begun is written
+            self._ended = True
             try:
-                await self._open(self._last)
-            except OutputError:
-                self._failed = True
-                await self._output.close()
-                raise
-            end = self._end(args)
-            if self._limit is not None and len(end) > TAIL // 2:
-                end = self._end({"left out": "more than the size limit allows"})
-            self._output.tail = b""
-            try:
-                await self._output.write(end)
+                self._open(self._last)
+                end = self._end(args)
+                self._output.tail = b""
+                self._output.write(end)
             except OutputError:
                 self._failed = True
                 await self._output.close()
@@ -176,27 +167,22 @@ class TraceFile(ABC):
             self._failed = True
             raise
         if self._output.path != self.path:
-            await self._output.rename(self.path)
-        await asyncio.to_thread(self._run.note_output, self._noted, False)
+            self._output.rename(self.path)
+        self._run.note_output(self._noted, False)
 
-    async def _open(self, at: int) -> None:
+    def _open(self, at: int) -> None:
         """Writes what the file says of its run, at the time of the first event: a viewer shows no time before that."""
-        if self._opened:
-            return
-        self._opened = True  # also if this call is cancelled: what was begun is written
-        try:
-            await self._output.write(self._opening(at))
-        except OutputError:
-            self._opened = False
-            raise
+        if not self._opened:
+            self._output.write(self._opening(at))
+            self._opened = True
 
     @abstractmethod
     def _opening(self, at: int) -> bytes:
         """Metadata of the run in the file, at a monotonic time in ns."""
 
     @abstractmethod
-    async def _write(self, events: Block, args: bytes, window: int) -> bool:
-        """Writes these events, or none of them if the file is full."""
+    def _write(self, events: Block, args: bytes, window: int) -> None:
+        """Writes these events."""
 
     @abstractmethod
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
@@ -220,8 +206,8 @@ async def begin(path: Path, run: Run, note: TraceNote, *, gzip: bool, tail: byte
     Raises:
         OutputError: if that cannot be done.
     """
-    await asyncio.to_thread(run.note_output, path, True, note)
-    return await OutputFile.create(path, gzip=gzip, tail=tail, alone=run.alone)
+    run.note_output(path, True, note)
+    return await OutputFile.create(path, gzip=gzip, tail=tail)
 
 
 async def write_head(output: OutputFile, head: bytes) -> None:
@@ -231,7 +217,7 @@ async def write_head(output: OutputFile, head: bytes) -> None:
         OutputError: if the system refused; the file is closed then.
     """
     try:
-        await output.write(head)
+        output.write(head)
     except OutputError:
         await output.close()
         raise

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import anyio
 import msgspec
 
-from stepscope.exporters.open_files import OpenFiles
-from stepscope.exporters.output import check_directory
+from stepscope.exporters.output import check_directory, delete_files
 from stepscope.exporters.rotation import fill, numbered
-from stepscope.exporters.trace_file import TraceFile, about_window
-from stepscope.runtime.errors import OutputError
+from stepscope.exporters.trace_file import TraceFile, about_run, about_window
+from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.run import Run
@@ -26,6 +26,9 @@ from stepscope.runtime.windows.window import Window
 
 OnFull: TypeAlias = Literal["rotate", "stop"]
 """Behaviour at the size limit: the next file is begun, or events are dropped and counted."""
+
+GRACE = 0.5
+"""Seconds that a cancelled `aclose` still takes to complete what it can."""
 
 SMALLEST = 65_536
 """Smallest size limit in bytes: room for the head, the end and some events."""
@@ -87,36 +90,35 @@ class TraceSeries:
         """
         while len(events) and not self._stopped:
             file = await self.begin()
-            fresh = file.written == 0
-            events = events[await file.add(events, args, window) :]
+            events = events[file.add(events, args, window) :]
             if not len(events):
                 return
             if self._on_full == "stop":
                 self._stopped = True
-                await file.mark("stopped: the file is full", int(events["ts"][0]), {"limit": self._limit})
-            elif fresh and file.written == 0:
-                events = events[1:]  # larger than a whole file
-                self.dropped += 1
+                file.mark("stopped: the file is full", int(events["ts"][0]), {"limit": self._limit})
             else:
-                await self._next({"continued in": numbered(self._path, self._number + 1).name})
+                await self._next()
         self.dropped += len(events)
 
     async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:
-        """Writes an instant event about the process; in a file that is full, only if another file may follow."""
-        self.dropped += await (await self.begin()).write_pending()
-        if not await (await self.begin()).mark(name, at, args) and self._on_full == "rotate":
-            await self._next({"continued in": numbered(self._path, self._number + 1).name})
-            await (await self.begin()).mark(name, at, args)
+        """Writes an instant event about the process; where no further file follows a full one, only as long as there is some room."""
+        file = await self.begin()
+        file.write_pending()
+        if file.over and file.full and self._on_full == "rotate":
+            await self._next()
+            file = await self.begin()
+        if not (file.over and self._on_full == "stop"):
+            file.mark(name, at, args)
 
     def begin_group(self) -> None:
         """See `TraceFile.begin_group`."""
         if self._file is not None:
             self._file.begin_group()
 
-    async def end_group(self) -> None:
+    def end_group(self) -> None:
         """See `TraceFile.end_group`."""
         if self._file is not None:
-            await self._file.end_group()
+            self._file.end_group()
 
     @property
     def paths(self) -> list[Path]:
@@ -132,7 +134,7 @@ class TraceSeries:
         file = await self.begin()
         refusal: OutputError | None = None
         try:
-            self.dropped += await file.write_pending()
+            file.write_pending()
         except OutputError as error:
             refusal = error
             file.abandon_unfinished()
@@ -140,10 +142,10 @@ class TraceSeries:
         if refusal is not None:
             raise refusal
 
-    async def _next(self, args: Mapping[str, Any]) -> None:
+    async def _next(self) -> None:
         assert self._file is not None
-        self.dropped += await self._file.write_pending()
-        await self._file.finish(args)
+        self._file.write_pending()
+        await self._file.finish({"continued in": numbered(self._path, self._number + 1).name})
         self._complete_events += self._file.written
         self._file = None
         self._number += 1
@@ -152,8 +154,8 @@ class TraceSeries:
 _ENDINGS = {"chrome": ".json", "perfetto": ".pftrace"}
 
 
-class TraceExporter(OpenFiles[TraceSeries]):
-    """The base of exporters of trace files; see those for their arguments."""
+class TraceExporter(ABC):
+    """The base of exporters of trace files; see those for their arguments. Counts the events in them (`Counting`)."""
 
     def __init__(
         self, kind: str, path: str | os.PathLike[str], gzip: bool | None, max_bytes: int | None, on_full: OnFull
@@ -166,18 +168,40 @@ class TraceExporter(OpenFiles[TraceSeries]):
             if max_bytes < SMALLEST:
                 raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
         switch_argument("gzip", gzip)
-        super().__init__(f"{kind}:{text}", by_window="{window}" in text)
+        self.name = f"{kind}:{text}"
         self._format = kind
         self._path = absolute(path)
+        self._by_window = "{window}" in text
         self._gzip = self._path.name.endswith(".gz") if gzip is None else gzip
         self._limit = max_bytes
         self._on_full: OnFull = on_full
-        self._dropped = 0
+        self._run: Run | None = None
+        self._open: dict[int, TraceSeries] = {}
+        """By window, if every window has its own file; else one under the key 0."""
+        self._complete_files: dict[int, list[Path]] = {}
+        """Complete files by window."""
+        self._closed_events = self._closed_dropped = 0
+        self._lost: list[Lost] = []
 
     @property
     def dropped_cap(self) -> int:
         """Events that `max_bytes` kept out so far."""
-        return self._dropped + sum(series.dropped for series in self._open.values())
+        return self._closed_dropped + sum(series.dropped for series in self._open.values())
+
+    @property
+    def written(self) -> int:
+        """Events written so far, into all files."""
+        return self._closed_events + sum(series.written for series in self._open.values())
+
+    def take_lost(self) -> list[Lost]:
+        """Events that were written and are lost since the last call."""
+        for key in self._open:
+            self._take_lost(key)
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _take_lost(self, key: int) -> None:
+        self._lost += self._open[key].take_lost(key if self._by_window else None)
 
     async def open(self, run: Run) -> None:
         """Begins the file; sees that it can be written, if every window has its own.
@@ -186,12 +210,11 @@ class TraceExporter(OpenFiles[TraceSeries]):
             OutputError: if it cannot.
         """
         if self._by_window:
-            await check_directory(fill(self._path, run, 0).parent)
-            self._run = run
-            return
-        series = self._begin(run, None)
-        await series.begin()
-        self._open[0] = series
+            check_directory(self._path_of(run, 0).parent)
+        else:
+            series = self._begin(run, None)
+            await series.begin()
+            self._open[0] = series
         self._run = run
 
     async def export(self, batch: EventBatch) -> None:
@@ -211,6 +234,42 @@ class TraceExporter(OpenFiles[TraceSeries]):
         else:
             await series.mark(f"window {window.index}", window.end_ns, about_window(window))
 
+    async def discard_window(self, window: int) -> None:
+        """Deletes the files of a window, if every window has its own; from a file of all windows none is taken out.
+
+        Raises:
+            OutputError: if the system refused.
+        """
+        delete_files(self._complete_files.pop(window, ()))
+
+    async def aclose(self) -> None:
+        """Completes what is open. A cancelled call still completes what it can within half a second.
+
+        Raises:
+            OutputError: the first one, after all files were tried.
+        """
+        if self._run is None:
+            return
+        about = about_run(self._run)
+        try:
+            await self._complete_all(about)
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(GRACE, shield=True):
+                await self._complete_all(about)
+            raise
+        finally:
+            self._run = None
+
+    async def _complete_all(self, about: Mapping[str, Any]) -> None:
+        errors: list[OutputError] = []
+        for key in list(self._open):
+            try:
+                await self._complete(key, about)
+            except OutputError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
     def begin_group(self) -> None:
         """See `SupportsGroupedWrites`."""
         for series in self._open.values():
@@ -221,21 +280,26 @@ class TraceExporter(OpenFiles[TraceSeries]):
         refused: OutputError | None = None
         for series in self._open.values():
             try:
-                await series.end_group()
+                series.end_group()
             except OutputError as error:
                 refused = refused or error
         if refused is not None:
             raise refused
 
+    def _path_of(self, run: Run, window: int | None) -> Path:
+        """Where the trace goes, of a window if every window has its own."""
+        return fill(self._path, run, window)
+
     def _series(self, window: int) -> TraceSeries:
-        run = self._opened()
+        if self._run is None:
+            raise ClosedError(f"{self.name} is not open")
         key = window if self._by_window else 0
         if key not in self._open:
-            self._open[key] = self._begin(run, window if self._by_window else None)
+            self._open[key] = self._begin(self._run, window if self._by_window else None)
         return self._open[key]
 
     def _begin(self, run: Run, window: int | None) -> TraceSeries:
-        path = fill(self._path, run, window)
+        path = self._path_of(run, window)
         note = TraceNote(first=str(path), format=self._format, arguments=self._arguments(), window=window)
         return TraceSeries(path, lambda path, note: self._create(path, run, note), note, self._limit, self._on_full)
 
@@ -252,9 +316,12 @@ class TraceExporter(OpenFiles[TraceSeries]):
         """
 
     async def _complete(self, key: int, args: Mapping[str, Any], at: int | None = None) -> None:
+        """Writes the end of the files under a key; goes on where a cancelled call was. `at` as for `TraceFile.finish`."""
         series = self._open[key]
         await series.finish(args, at)
-        self._dropped += series.dropped
+        self._take_lost(key)
+        self._closed_dropped += series.dropped
+        self._closed_events += series.written
         if self._by_window:
             self._complete_files[key] = series.paths
-        self._close(key)
+        del self._open[key]

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.exporters.completion import complete_all
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.output import delete_files
 from stepscope.exporters.rotation import PART
@@ -100,12 +99,23 @@ class WindowJournalsExporter:
             OutputError: if the system refuses.
         """
         path = self._complete.pop(window, None)
-        await delete_files([] if path is None else [path])
+        delete_files([] if path is None else [path])
 
     async def aclose(self) -> None:
-        """Completes what is open. A cancelled call still completes what it can within half a second."""
-        await complete_all(lambda: self._open, lambda index: self._finish(index, window_name(index, None)))
+        """Completes what is open.
+
+        Raises:
+            OutputError: the first one, after all journals were tried.
+        """
+        errors: list[OutputError] = []
+        for index in list(self._open):
+            try:
+                await self._finish(index, window_name(index, None))
+            except OutputError as error:
+                errors.append(error)
         self._run = None
+        if errors:
+            raise errors[0]
 
     async def _journal(self, window: int) -> JournalExporter:
         if self._run is None:
@@ -165,15 +175,7 @@ def _rename(path: Path, name: str) -> Path:
     """Gives a file its name in one step; one of that name, an earlier run's, is left alone."""
     for number in range(1, 1000):
         target = path.with_name(f"{name}-{number}.journal" if number > 1 else f"{name}.journal")
-        try:
-            os.link(path, target, follow_symlinks=False)
-        except FileExistsError:
-            continue
-        except OSError:  # a file system without links
-            if target.exists():
-                continue
+        if not os.path.lexists(target):
             path.rename(target)
             return target
-        path.unlink()
-        return target
     return path

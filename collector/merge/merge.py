@@ -223,7 +223,6 @@ class Merge:
             metadata=lambda: {"merged": msgspec.to_builtins(self.report())},
             ledger=lambda: self._ledger(self._present()),
             job=self._job.name,
-            alone=True,
         )
 
     def _member_run(self, member: Member, starts: Sequence[Member] = ()) -> Run:
@@ -241,7 +240,6 @@ class Merge:
             metadata=lambda: {**member.recording.metadata, "aligned clock": about},
             ledger=lambda: self._ledger(starts or [member]),
             job=self._job.name,
-            alone=True,
         )
 
     def _ledger(self, members: Sequence[Member]) -> Ledger:

@@ -78,7 +78,7 @@ async def write_merged(
             report = await merge.together(exporter)
             written = getattr(exporter, "path", target)  # a journal does not replace another
             return report if written == target else msgspec.structs.replace(report, written=str(written))
-        await check_directory(target)
+        check_directory(target)
         staged = room()
         report = await merge.apart(lambda rank, member: _exporter(format or "", staged, member))
         await anyio.to_thread.run_sync(_publish, staged, target)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -86,6 +87,8 @@ class Ledger(msgspec.Struct, frozen=True):
         return sum(sum(source.dropped.values()) for source in self.sources.values())
 
 
+L = TypeVar("L", SourceLedger, OutputLedger)
+
 MAX_COUNT = (1 << 63) - 1
 """Counts of journals may be damaged; their sums must fit into a journal."""
 
@@ -104,32 +107,20 @@ def sum_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
         cuts.append(ledger.cut)
         left_out.append(ledger.windows_left_out)
     return Ledger(
-        {name: _source(each) for name, each in sources.items()},
-        {name: _output(each) for name, each in outputs.items()},
+        {name: _sums(SourceLedger, each) for name, each in sources.items()},
+        {name: _sums(OutputLedger, each) for name, each in outputs.items()},
         _counts(cuts),
         _sum(left_out),
     )
 
 
-def _source(ledgers: list[SourceLedger]) -> SourceLedger:
-    return SourceLedger(
-        produced=_sum(each.produced for each in ledgers),
-        accepted=_sum(each.accepted for each in ledgers),
-        dropped=_counts(each.dropped for each in ledgers),
-        outside=_sum(each.outside for each in ledgers),
-        superseded=_sum(each.superseded for each in ledgers),
-        missing=_counts(each.missing for each in ledgers),
-    )
-
-
-def _output(ledgers: list[OutputLedger]) -> OutputLedger:
-    return OutputLedger(
-        offered=_sum(each.offered for each in ledgers),
-        exported=_sum(each.exported for each in ledgers),
-        dropped=_counts(each.dropped for each in ledgers),
-        in_flight=_sum(each.in_flight for each in ledgers),
-        kept=_sum(each.kept for each in ledgers),
-    )
+def _sums(kind: type[L], ledgers: Sequence[L]) -> L:
+    """The sum of ledgers of a kind, each of whose fields is a count, or counts by reason."""
+    sums: dict[str, Any] = {}
+    for name in kind.__struct_fields__:
+        column: list[Any] = [getattr(each, name) for each in ledgers]
+        sums[name] = _counts(column) if isinstance(column[0], dict) else _sum(column)
+    return kind(**sums)
 
 
 def _counts(counters: Iterable[dict[str, int]]) -> dict[str, int]:

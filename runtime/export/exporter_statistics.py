@@ -13,7 +13,6 @@ class ExporterStatistics(msgspec.Struct, frozen=True):
 
     name: str
     ledger: OutputLedger
-    batches: int
     waiting_events: int
     """Events in the queue, in the current call, or in flight."""
     waiting_bytes: int

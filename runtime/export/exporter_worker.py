@@ -15,6 +15,7 @@ import numpy as np
 
 from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger
+from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch, cut_block, empty_block
 from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
 from stepscope.runtime.export.exporter import (
@@ -95,11 +96,10 @@ class ExporterWorker:
         exporter: Exporter,
         run: Run,
         max_bytes: int,
-        now: Callable[[], int],
         outputs: Callable[[int], dict[str, OutputLedger]] = lambda _: {},
         drop_oldest: bool = False,
     ) -> None:
-        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window; whether a full
+        """Args: the exporter; the run; limit of the queue in bytes; accounts of all exporters by window; whether a full
         queue drops the oldest batches instead of new ones."""
         self.exporter = exporter
         self.name = readable(exporter.name)
@@ -110,7 +110,6 @@ class ExporterWorker:
         self._run = run
         self._max = max_bytes
         self._drop_oldest = drop_oldest
-        self._now = now
         self._outputs = outputs
         self._queue: deque[Item] = deque()
         self._batch: deque[Item] = deque()
@@ -127,7 +126,7 @@ class ExporterWorker:
         """Time in calls so far, and when the call in progress began; `None` between two calls."""
         self._unreadable = bool(getattr(exporter, "whole_or_nothing", False))
         """Whether the output can be read only after the exporter is closed."""
-        self._closing = self._broken = self._idle = self._stuck = False
+        self._closing = self._refused = self._idle = self._stuck = False
         self._late = ""
         """The method that was running at the deadline for closing."""
         self._abandoned = ""
@@ -182,9 +181,7 @@ class ExporterWorker:
             batch, size = msgspec.structs.replace(batch, events=np.broadcast_to(_NO_EVENT, count), args=b""), 0
         with self._lock:
             self._accounts.offer(batch.window, count)
-            if self._broken:
-                self._accounts.drop(batch.window, "error", count)
-            elif self._abandoned:
+            if self._abandoned:
                 self._accounts.drop(batch.window, self._abandoned, count)
             elif (batch.window > self._latest or self._skipped) and self._skips(batch.window):
                 self._accounts.drop(batch.window, "queue", count)
@@ -199,8 +196,7 @@ class ExporterWorker:
 
     def _append(self, item: Item, size: int = 0) -> None:
         self._bytes += size
-        if self._bytes > self._peak:
-            self._peak = self._bytes
+        self._peak = max(self._peak, self._bytes)
         self._queue.append(item)
         self.items_queued += 1
         self._idle = False
@@ -244,7 +240,10 @@ class ExporterWorker:
     def close_window(self, window: Window) -> None:
         """Queues the end of a window, unless the window is skipped."""
         with self._lock:
-            skipped = not self._abandoned and self._skips(window.index)
+            if self._abandoned:
+                self._accounts.close(window.index)
+                return
+            skipped = self._skips(window.index)
         if skipped:
             self._progress.notify_all()
             return
@@ -273,7 +272,7 @@ class ExporterWorker:
 
     def behind(self) -> bool:
         """Whether more than half of its queue is full while it makes progress, so that events without urgency should wait."""
-        now = self._now()
+        now = clock.now()
         full = self._bytes > self._max // 2
         if not full or self._batches != self._batches_seen[0]:
             self._batches_seen = (self._batches, now)
@@ -363,12 +362,13 @@ class ExporterWorker:
     def _drop_all(self, reason: str) -> None:
         with self._lock:
             self._abandoned = self._abandoned or reason
-            for batch in (*self._batch, *self._queue):
-                if isinstance(batch, EventBatch):
-                    self._accounts.drop(batch.window, reason, len(batch))
-            for item in self._group:
-                if isinstance(item, _Exported):
+            for item in (*self._batch, *self._queue, *self._group):
+                if isinstance(item, EventBatch):
+                    self._accounts.drop(item.window, reason, len(item))
+                elif isinstance(item, _Exported):
                     self._accounts.lose(Lost(item.events, reason, item.window))
+                elif isinstance(item, WindowClosed):
+                    self._count_closed(item)
             self._group.clear()
             self._accounts.drop_in_flight(reason)
             if self._unreadable:
@@ -385,7 +385,8 @@ class ExporterWorker:
         self._task = asyncio.current_task()
         try:
             if not await self._guard("open", self.exporter.open, self._run):
-                self._broken = True
+                self._refused = True
+                self._drop_all("error")
             while True:
                 closing = self._closing  # before the queue is read: no batch is offered after it is set
                 if self._fill_batch():
@@ -408,7 +409,7 @@ class ExporterWorker:
         self._drop_all("error")
 
     async def _close(self) -> None:
-        if not self._broken:
+        if not self._refused:
             try:
                 done = await self._guard("aclose", self.exporter.aclose)
                 with self._lock:
@@ -438,7 +439,7 @@ class ExporterWorker:
 
     async def _export_batches(self) -> None:
         """Has the exporter handle the batch, as one group of writes if there are several."""
-        group = self._grouped if len(self._batch) > 1 and not self._broken else None
+        group = self._grouped if len(self._batch) > 1 else None
         if group is not None:
             group.begin_group()
             self._in_group = True
@@ -474,7 +475,7 @@ class ExporterWorker:
         elif isinstance(item, WindowClosed):
             await self._close_window(item)
         else:
-            if not self._broken and isinstance(self.exporter, SupportsDiscard):
+            if isinstance(self.exporter, SupportsDiscard):
                 await self._guard("discard_window", self.exporter.discard_window, item.index)
             with self._lock:
                 self._remove()
@@ -488,20 +489,16 @@ class ExporterWorker:
                 self._group.append(handled)
 
     async def _close_window(self, item: WindowClosed) -> None:
-        if not self._broken:
-            window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
-            done = await self._guard("close_window", self.exporter.close_window, window)
-            if not (done and self._in_group and self._cap() == self._cap_seen):
-                self._collect_results()
+        window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
+        done = await self._guard("close_window", self.exporter.close_window, window)
+        if not (done and self._in_group and self._cap() == self._cap_seen):
+            self._collect_results()
         with self._lock:
             if not self._in_group:
                 self._count_closed(item)
             self._remove(item)
 
     async def _export(self, batch: EventBatch) -> None:
-        if self._broken:
-            self._account(batch, "error")
-            return
         self._batches += 1
         try:
             done = await self._guard("export", self.exporter.export, batch)
@@ -526,7 +523,7 @@ class ExporterWorker:
             rest = count - refused
             if refused:
                 self._accounts.drop(batch.window, "cap", refused)
-            if self._deferred is not None and not self._broken:
+            if self._deferred is not None:
                 self._accounts.add_in_flight(batch.window, rest)
                 self._remove()
             elif not lost:
@@ -570,7 +567,7 @@ class ExporterWorker:
     async def _guard(self, what: str, method: Callable[..., Awaitable[None]], *args: Any) -> bool:
         """Awaits a call of the exporter, and stores its exception. Only a cancellation of this task propagates."""
         self._inside = what
-        busy, began = self._calls[0], self._now()
+        busy, began = self._calls[0], clock.now()
         self._calls = busy, began
         try:
             await (run_async(partial(method, *args)) if self._is_programs else method(*args))
@@ -580,13 +577,13 @@ class ExporterWorker:
             self._record_error(what, error)
             return False
         finally:
-            self._calls = busy + self._now() - began, None
+            self._calls = busy + clock.now() - began, None
         return True
 
     def _busy_ns(self) -> int:
         """Time in calls so far, the one in progress included, as one that hangs never ends."""
         busy, began = self._calls
-        return busy if began is None else busy + self._now() - began
+        return busy if began is None else busy + clock.now() - began
 
     def _record_error(self, what: str, error: BaseException) -> None:
         if what == self._late:
@@ -615,7 +612,6 @@ class ExporterWorker:
             return ExporterStatistics(
                 name=self.name,
                 ledger=self._accounts.total(),
-                batches=self._batches,
                 waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch))
                 + self._accounts.in_flight,
                 waiting_bytes=self._bytes,

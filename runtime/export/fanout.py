@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import anyio
 
 from stepscope.runtime.accounting.ledger import OutputLedger
-from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.exporter_worker import ExporterWorker
@@ -26,10 +25,7 @@ class Fanout:
 
     def __init__(self, exporters: Sequence[Exporter], run: Run, max_bytes: int, drop_oldest: bool) -> None:
         """Args: the exporters; the run; limit of each queue in bytes; whether a full queue drops the oldest batches."""
-        self.workers = [
-            ExporterWorker(exporter, run, max_bytes, clock.now, self.outputs, drop_oldest) for exporter in exporters
-        ]
-        self.batches = 0
+        self.workers = [ExporterWorker(exporter, run, max_bytes, self.outputs, drop_oldest) for exporter in exporters]
         self.offered = 0
         """Number of events that were offered to each exporter."""
         self._name = run.name
@@ -43,7 +39,6 @@ class Fanout:
         """Queues a batch for all exporters, unless it is empty."""
         count = len(batch.events)
         if count:
-            self.batches += 1
             self.offered += count
             for worker in self.workers:
                 worker.offer(batch)

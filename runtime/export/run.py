@@ -110,8 +110,6 @@ class Run(Documented, frozen=True, kw_only=True):
     """The journal of all windows that this run writes; `None` if it writes none."""
     steps: LiveSteps | None = None
     """The facts of its steps; `None` for a run of another process."""
-    alone: bool = False
-    """Whether nothing but this run's export needs the loop, as in a merge: what waits for the disk needs no other thread."""
 
     def wall(self, monotonic_ns: int) -> int:
         """Unix time in ns at a monotonic time of this run, including changes of the wall clock since.

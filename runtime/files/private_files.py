@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.runtime.errors import OutputError
@@ -14,8 +13,6 @@ CHECK_INTERVAL_S = 1.0
 """Between two checks of one file whether it was deleted."""
 WINDOW_CHECK_INTERVAL_S = 0.1
 """The same at the ends of windows."""
-
-_MAX_NAMES = 1000
 
 
 class DeletionCheck:
@@ -71,36 +68,6 @@ def _is_named(path: Path, about: os.stat_result) -> bool:
         return os.path.samestat(path.lstat(), about)
     except OSError:
         return False
-
-
-def create(
-    path: Path,
-    flags: int,
-    mode: int,
-    other_name: Callable[[Path, int], Path],
-    is_used: Callable[[Path], bool] = lambda _: False,
-) -> tuple[int, Path]:
-    """Creates a file with this name, or with the next free one. Links are not followed.
-
-    Args:
-        path: the name.
-        flags: for `os.open`.
-        mode: permissions, before the umask is applied.
-        other_name: returns alternative number 2, 3, ... of a name.
-        is_used: whether a name is not free although no file has it.
-
-    Raises:
-        OSError: if it cannot be created.
-    """
-    name = path
-    for number in range(2, _MAX_NAMES):
-        try:
-            if is_used(name):
-                raise FileExistsError
-            return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode), name
-        except FileExistsError:
-            name = other_name(path, number)
-    raise FileExistsError(errno.EEXIST, f"this name and {_MAX_NAMES - 2} like it are taken")
 
 
 def refuse_link(directory: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
-from stepscope.runtime.files.private_files import DeletionCheck, create
+from stepscope.runtime.files.private_files import DeletionCheck
 from stepscope.runtime.journal.format import FILE_HEADER, encode_file_header
 from stepscope.runtime.journal.segments import MAX_SEGMENTS, Segment, has_later, segment_path
 from stepscope.runtime.session.file_lock import acquire, release
@@ -18,6 +18,7 @@ from stepscope.runtime.session.file_lock import acquire, release
 Piece = bytes | bytearray | memoryview
 
 _FLAGS = os.O_RDWR | os.O_APPEND
+_MAX_NAMES = 1000
 
 
 class AppendFile:
@@ -52,7 +53,7 @@ class AppendFile:
                 self._fd = os.open(segment.path, _FLAGS | os.O_CLOEXEC | os.O_NOFOLLOW)
                 os.ftruncate(self._fd, segment.offset(size))
             else:
-                self._fd, self.path = create(path, _FLAGS, 0o600, _other_name, has_later)
+                self._fd, self.path = _create(path)
                 self._segment = Segment(self.path, 0, FILE_HEADER.size, FILE_HEADER.size)
                 self._lock = acquire(self.path)
         except OSError as error:
@@ -167,5 +168,14 @@ class AppendFile:
         return OutputError(error.errno, f"cannot {doing} the file: {error.strerror or error}", str(self.path))
 
 
-def _other_name(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.stem}-{number}{path.suffix}")
+def _create(path: Path) -> tuple[int, Path]:
+    """Creates a file with this name, or with the next free one, of which no file of a journal is there."""
+    name = path
+    for number in range(2, _MAX_NAMES):
+        try:
+            if has_later(name):
+                raise FileExistsError
+            return os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), name
+        except FileExistsError:
+            name = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    raise FileExistsError(errno.EEXIST, f"this name and {_MAX_NAMES - 2} like it are taken")

@@ -48,7 +48,7 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrackMap(Protocol):
-    """Maps the track ids of a recording to those of this process."""
+    """Maps the track ids of a recording to those of this process: an `IdMap`."""
 
     def add_tracks(self, records: Iterable[TrackRecord], /) -> None:
         """Adds tracks. Known tracks are ignored."""
@@ -61,43 +61,31 @@ class TrackMap(Protocol):
 _decode_table = msgspec.msgpack.Decoder(_Table)
 
 
-class ColumnDecoder:
-    """Decodes events of one recording.
+def decode(count: int, stored: memoryview, compressed: bool, tracks: TrackMap) -> tuple[Block, bytes]:
+    """Decodes events of a recording.
 
     Args:
+        count: number of events.
+        stored: a header and its content, joined.
+        compressed: whether the content is compressed.
         tracks: maps the tracks of the recording to those of this process.
+
+    Returns:
+        The events, and the heap of their arguments.
+
+    Raises:
+        FormatError: if it is damaged.
     """
-
-    def __init__(self, tracks: TrackMap) -> None:
-        self._tracks = tracks
-
-    def decode(self, count: int, stored: memoryview, compressed: bool) -> tuple[Block, bytes]:
-        """Decodes a header and its content, joined.
-
-        Args:
-            count: number of events.
-
-        Returns:
-            The events, and the heap of their arguments.
-
-        Raises:
-            FormatError: if it is damaged.
-        """
-        columns, args, table = _parts(count, stored, compressed, MAX_CONTENT_BYTES)
-        names = np.array([strings.intern(name) for name in table.names], np.uint32)
-        return _events(
-            columns, count, args, names, self._track_ids(table), lambda place: strings.category(table.names[place])
-        )
-
-    def _track_ids(self, table: _Table) -> NDArray[np.uint32]:
-        """Ids of this process for the tracks of a table, in their order."""
-        # Parents are older than their children.
-        self._tracks.add_tracks(
-            TrackRecord(number, kind, pid, tid, parent, table.names[name])
-            for number, kind, pid, tid, parent, name in sorted(table.tracks)
-            if number
-        )
-        return np.array([self._tracks.track(row[0]) for row in table.tracks], np.uint32)
+    columns, args, table = _parts(count, stored, compressed, MAX_CONTENT_BYTES)
+    names = np.array([strings.intern(name) for name in table.names], np.uint32)
+    # Parents are older than their children.
+    tracks.add_tracks(
+        TrackRecord(number, kind, pid, tid, parent, table.names[name])
+        for number, kind, pid, tid, parent, name in sorted(table.tracks)
+        if number
+    )
+    track_ids = np.array([tracks.track(row[0]) for row in table.tracks], np.uint32)
+    return _events(columns, count, args, names, track_ids, lambda place: strings.category(table.names[place]))
 
 
 def decode_unnamed(count: int, stored: memoryview, compressed: bool, max_bytes: int) -> tuple[Block, list[str]]:

@@ -256,16 +256,14 @@ def decode_rows(payload: bytes, flags: int) -> tuple[EventsHeader, Block, bytear
     return header, events, bytearray(body[split:])
 
 
-def decode_columns(
-    payload: bytes, flags: int, decoder: columns.ColumnDecoder
-) -> tuple[EventsHeader, Block, bytes] | None:
+def decode_columns(payload: bytes, flags: int, tracks: columns.TrackMap) -> tuple[EventsHeader, Block, bytes] | None:
     """Header, events and arguments of an events payload in a journal, with ids of this process; `None` if it is damaged."""
     decoded = decode_events_header(payload) if flags & COLUMNS else None
     if decoded is None:
         return None
     header, at = decoded
     try:
-        events, args = decoder.decode(header.count, memoryview(payload)[at:], bool(flags & ZSTD))
+        events, args = columns.decode(header.count, memoryview(payload)[at:], bool(flags & ZSTD), tracks)
     except FormatError:
         return None
     return header, events, args

@@ -13,7 +13,6 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
-from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.index import JournalIndex, Rows, index_records, read_index, record_at, scan
@@ -70,7 +69,6 @@ class JournalReader:
         self.path = Path(path)
         self.metadata = {}
         self._ids = ids or IdMap()
-        self._columns = ColumnDecoder(self._ids)
         self._frames = FrameReader(self.path)
         self._end_position = (0, 0)
         first = self._frames.peek()
@@ -284,7 +282,7 @@ class JournalReader:
         return item
 
     def _batch(self, flags: int, payload: bytes) -> EventBatch | None:
-        found = fmt.decode_columns(payload, flags, self._columns)
+        found = fmt.decode_columns(payload, flags, self._ids)
         if found is None:
             self._frames.count_undecodable()
             return None

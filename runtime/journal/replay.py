@@ -23,7 +23,6 @@ from stepscope.runtime.windows.window import Step, Window
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a replay."""
 
-    batches: int
     events: int
     windows: int
     """Closed windows, including those without an end in the journal."""
@@ -73,14 +72,13 @@ async def replay_into(
     only = window.index if isinstance(window, Window) else window
     items = reader.items(only)
     open_windows: dict[int, UnfinishedWindow] = {}
-    batches = events = windows = 0
+    events = windows = 0
     await exporter.open(run)
     try:
         while (item := await call_in_thread(_next, items)) is not None:
             if isinstance(item, EventBatch):
                 open_windows.setdefault(item.window, UnfinishedWindow(item.window)).add(item)
                 await exporter.export(item)
-                batches += 1
                 events += len(item)
             elif isinstance(item, Window):
                 open_windows.pop(item.index, None)
@@ -93,7 +91,6 @@ async def replay_into(
         with anyio.CancelScope(shield=True):
             await exporter.aclose()
     return Replayed(
-        batches=batches,
         events=events,
         windows=windows + len(open_windows),
         unfinished=len(open_windows),

@@ -630,7 +630,6 @@ class Pipeline:
             routed=self._routed,
             unrouted=self._unrouted,
             undelivered=self.delivered.events,
-            batches=self.fanout.batches,
             offered=self.fanout.offered,
             loop_ns=self._loop_ns,
             flight=None if self.flight is None else self.flight.statistics(),

@@ -25,7 +25,6 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     """Of these, events that were dropped because closing reached its deadline."""
     undelivered: int
     """Events of backends that wait for the window router: the steps of their time are not known yet."""
-    batches: int
     offered: int
     """Events offered to each exporter."""
     loop_ns: int

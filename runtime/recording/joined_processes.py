@@ -62,7 +62,7 @@ class Worker:
         self._drained: list[tuple[bytes, bytes]] = []
         self._unnamed_since = 0
         self._files = SessionFiles(directory)
-        self._rings = _core.Attached(str(directory))
+        self.rings = _core.Attached(str(directory))
         self._ids = IdMap()
 
     def check_state(self) -> None:
@@ -78,7 +78,7 @@ class Worker:
         """Drains its rings. If the files with its names cannot be read now, the events wait."""
         more = True
         while more:
-            events, args, more = self._rings.drain(DRAIN_LIMIT)
+            events, args, more = self.rings.drain(DRAIN_LIMIT)
             if events:
                 self._drained.append((events, args))
         self._drained += self._without_ring()
@@ -95,17 +95,9 @@ class Worker:
         drained, self._drained = self._drained, []
         return [self._localised(events, args) for events, args in drained]
 
-    def mark(self) -> None:
-        """Marks how far its rings were drained."""
-        self._rings.mark()
-
-    def release(self) -> None:
-        """Frees the slots of its rings up to the mark."""
-        self._rings.release()
-
     def has_unread(self) -> bool:
         """After it has ended, whether events could not be read for lack of descriptors or memory."""
-        rings = self._rings.statistics()
+        rings = self.rings.statistics()
         try:
             return bool(self._drained) or rings["waiting"] > 0 or rings["rings"] < self._files.ring_count()
         except OSError:
@@ -113,25 +105,25 @@ class Worker:
 
     def drop_waiting(self) -> list[tuple[Block, bytes]]:
         """Counts the remaining events of its rings as dropped, and returns a gap for them."""
-        self._lost = self._rings.statistics()["waiting"]
+        self._lost = self.rings.statistics()["waiting"]
         if not self._lost:
             return []
         return [self._localised(self._gap(self._lost), b"")]
 
     def open_spans(self, until: int) -> Block:
         """Spans that are open at the time `until`, cut there."""
-        spans = self._rings.open_spans(until)
+        spans = self.rings.open_spans(until)
         self._files.load_ids(self._ids)
         return self._localised(spans, b"")[0]
 
     def open_at_end(self, until: int) -> Block:
         """Open spans of an ended process, cut at `until`, or at the begin of the last one if that is later."""
-        begins = np.frombuffer(self._rings.open_spans(_core.now()), EVENT_DTYPE)["ts"]
+        begins = np.frombuffer(self.rings.open_spans(_core.now()), EVENT_DTYPE)["ts"]
         return self.open_spans(max([until, *begins.tolist()]))
 
     def statistics(self, state: str) -> WorkerStatistics:
         """Accounts so far."""
-        rings = self._rings.statistics()
+        rings = self.rings.statistics()
         refused = self._refused
         rings["produced"] += refused
         rings["dropped"] += refused + self._lost
@@ -279,12 +271,12 @@ class Workers:
     def mark(self) -> None:
         """Marks how far their rings were drained."""
         for worker in self._living.values():
-            worker.mark()
+            worker.rings.mark()
 
     def release(self) -> None:
         """Frees the slots of their rings up to the marks."""
         for worker in self._living.values():
-            worker.release()
+            worker.rings.release()
 
     def close(self) -> None:
         """Closes the files of all."""

@@ -31,10 +31,8 @@ from stepscope.runtime.session.directory import (
     ENVIRONMENT,
     end_session,
     make_session,
-    mark_delivered,
     release_session,
     remove_session,
-    unmark_delivered,
 )
 from stepscope.runtime.session.system import IN_MEMORY, file_system_of
 from stepscope.runtime.threads import greenlets
@@ -118,22 +116,19 @@ class Recorder:
         Raises:
             OutputError: if it cannot be created.
         """
-        if self.on_disk:
-            unmark_delivered(self.directory)
-        else:
+        if not self.on_disk:
             self._options = msgspec.structs.replace(self._options, session_dir=options.session_dir)
             self._make_directory(self._open_again, self.directory)
 
     def delivered(self, user: object) -> None:
         """All events of a run are delivered. When this holds for all runs, the session directory is removed. If joined processes
-        still run, it stays for them, with a mark that it is not needed once this process has ended."""
+        still run, it stays for them until this process ends."""
         with _making:
             self.undelivered.pop(user, None)
             if self.undelivered or not self.on_disk or _recorder is not self:
                 return
             joins = _core.joins()
             if self.workers.any_running() or not _core.detach_files(joins):  # false if a process joined since
-                mark_delivered(self.directory)
                 return
             self._detach()
             self._remove_directory()

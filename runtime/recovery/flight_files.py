@@ -56,7 +56,7 @@ def retained_blocks(session: SessionFiles, profiler: int) -> Iterator[RingConten
 
 def name_unfinished_windows(run: Path, note: SessionNote, living: set[str]) -> tuple[int, list[str]]:
     """Renames the journals of windows that were being saved to `*-unfinished.journal`: they can be read up to their end. One that is
-    empty is deleted, and of one that has its final name as well, the other name.
+    empty is deleted.
 
     Args:
         run: directory of the run.
@@ -72,15 +72,14 @@ def name_unfinished_windows(run: Path, note: SessionNote, living: set[str]) -> t
     noted = {os.path.basename(output) for output in note.outputs}
     if not directory.is_dir() or directory.is_symlink():
         return next_index, notes
-    names = sorted(os.listdir(directory))[:MAX_FILES]
-    for name in names:
+    for name in sorted(os.listdir(directory))[:MAX_FILES]:
         index = name[:6]
         if not (index.isascii() and index.isdecimal()) or ".journal" not in name:
             continue
         next_index = max(next_index, int(index) + 1)
         was_saving = name.endswith(PART) and name in noted and not note.running
         if was_saving and os.path.realpath(directory / name) not in living:
-            if _is_empty(directory / name) or _is_named(directory, name, names):
+            if (directory / name).lstat().st_size <= fmt.FILE_HEADER.size:  # nothing was written of it
                 (directory / name).unlink()
                 continue
             target = directory / f"{name.removesuffix(PART)}-unfinished.journal"
@@ -89,15 +88,3 @@ def name_unfinished_windows(run: Path, note: SessionNote, living: set[str]) -> t
             os.replace(directory / name, target)
             notes.append(f"{target} was being saved when the process died; what it holds can be converted")
     return next_index, notes
-
-
-def _is_empty(part: Path) -> bool:
-    """Whether nothing was written of a window's journal."""
-    return part.lstat().st_size <= fmt.FILE_HEADER.size
-
-
-def _is_named(directory: Path, part: str, names: list[str]) -> bool:
-    """Whether a window's journal has its final name besides: the process was killed before it removed the other one."""
-    status = (directory / part).lstat()
-    others = (name for name in names if name[:6] == part[:6] and name != part)
-    return status.st_nlink > 1 and any(os.path.samestat(status, (directory / name).lstat()) for name in others)

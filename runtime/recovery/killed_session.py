@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import SessionError
-from stepscope.runtime.session.directory import Identity, in_use, is_delivered, parts, read_identity, runs_of
+from stepscope.runtime.session.directory import Identity, in_use, parts, read_identity, runs_of
 from stepscope.runtime.session.note import SessionNote, is_note, read_note
 
 
@@ -23,8 +23,6 @@ class KilledSession(msgspec.Struct, frozen=True):
     """Time of the last visible write, in seconds since 1970."""
     unrecovered: tuple[tuple[Path, SessionNote], ...]
     """Notes of the runs whose events it contains, and that were not recovered."""
-    delivered: bool = False
-    """Whether its process had closed all profilers."""
 
     @classmethod
     def of(cls, path: Path) -> KilledSession | None:
@@ -44,7 +42,7 @@ class KilledSession(msgspec.Struct, frozen=True):
         notes = notes_of(path, identity.pid, identity.start_time, os.geteuid())
         # Not from a generator: if another thread lists all objects meanwhile, Python cannot complete the tuple.
         unrecovered = tuple([(run, note) for run, note in notes if not is_recovered(note)])
-        return cls(path, identity, last_use(path), unrecovered, is_delivered(path))
+        return cls(path, identity, last_use(path), unrecovered)
 
 
 def last_use(session: Path) -> float:

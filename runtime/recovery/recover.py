@@ -36,7 +36,7 @@ from stepscope.runtime.recovery.target import being_written, choose
 from stepscope.runtime.recovery.unsaved_events import UnfinishedWindow, UnsavedEvents
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.job import this_host
-from stepscope.runtime.session.note import SessionNote, replace_note
+from stepscope.runtime.session.note import JOURNAL, SessionNote, replace_note
 from stepscope.runtime.session.system import is_running
 from stepscope.runtime.windows.router import divide
 
@@ -174,7 +174,7 @@ def recover(
             journal_lacks_events = work.journal_dropped or at_risk > 0 or bool(_unread(reader))
             unsaved = UnsavedEvents(parts, profiler, released=journal_lacks_events)
             work.read_unfinished(reader, unsaved)
-        with _writer(reader, run, work, choice.target, copy) as writer:
+        with _writer(reader, run, work, place / JOURNAL, copy) as writer:
             work.add(writer, unsaved)
             writer.write_metadata(dict(run.metadata()))
         at_risk -= work.released_found

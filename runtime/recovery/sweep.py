@@ -13,7 +13,6 @@ import random
 import re
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -53,7 +52,7 @@ def sweep_in_background(place: Path) -> None:
     """
     global _running
     try:
-        scarce = Room.of(place).scarce
+        scarce = is_scarce(place)
     except OSError as error:  # creating the session there reports the same error
         log.debug("%s is not swept: %s", place, error)
         return
@@ -96,7 +95,7 @@ def _sweep_slowly(place: Path) -> None:
 def sweep(place: Path, pause: float = 0.0) -> None:
     """Removes sessions of killed processes from a directory, first those that no run needs, and of these the oldest first.
 
-    A session that no run needs is removed after a day, and at once if its process had closed its profilers; others after a week.
+    A session that no run needs is removed after a day; others after a week.
     Younger ones are removed only if less than `FREE_BYTES` and `FREE_SHARE` are free. The note of each run that loses its session
     and the log report it. Only private directories of this user with a readable `process.json` are touched, and of those only a
     session's files; no locked ones.
@@ -123,7 +122,7 @@ def sweep(place: Path, pause: float = 0.0) -> None:
             sessions.append(found)
     sessions.sort(key=lambda session: (bool(session.unrecovered), session.last_used))
     for session in sessions:
-        if not Room.of(place).scarce:
+        if not is_scarce(place):
             break
         _remove(session, f"{place} was full")
 
@@ -133,7 +132,7 @@ def _reason_to_remove(session: KilledSession) -> str:
     age = time.time() - session.last_used
     if session.unrecovered:
         return "it was left for a week" if age > WEEK else ""
-    return "no run needs it" if session.delivered or age > DAY else ""
+    return "no run needs it" if age > DAY else ""
 
 
 def _remove(session: KilledSession, why: str) -> bool:
@@ -180,24 +179,13 @@ def _events(session: KilledSession) -> int:
             part.close()
 
 
-class Room(NamedTuple):
-    """Space of a file system, in bytes."""
-
-    size: int
-    free: int
-
-    @property
-    def scarce(self) -> bool:
-        """Whether so little is free that younger sessions are removed."""
-        return self.free < min(FREE_BYTES, self.size * FREE_SHARE)
-
-    @classmethod
-    def of(cls, place: Path) -> Room:
-        """Space of a directory's file system; for one in memory, at most the memory of the machine."""
-        stat = os.statvfs(place)
-        size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-        if not MEMORY.is_dir() or place.stat().st_dev != MEMORY.stat().st_dev:
-            return cls(size, free)
+def is_scarce(place: Path) -> bool:
+    """Whether so little of a directory's file system is free that younger sessions are removed. One in memory has at most as much as
+    the machine."""
+    stat = os.statvfs(place)
+    size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    if MEMORY.is_dir() and place.stat().st_dev == MEMORY.stat().st_dev:
         values = dict(_MEMINFO.findall(Path("/proc/meminfo").read_text()))
-        kib = {name: int(values.get(name, 1 << 50)) for name in ("MemTotal", "MemAvailable")}
-        return cls(min(size, kib["MemTotal"] << 10), min(free, kib["MemAvailable"] << 10))
+        total, available = (int(values.get(name, 1 << 50)) << 10 for name in ("MemTotal", "MemAvailable"))
+        size, free = min(size, total), min(free, available)
+    return free < min(FREE_BYTES, size * FREE_SHARE)

@@ -12,7 +12,7 @@ from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.journal.segments import first_file
 from stepscope.runtime.recovery.journals import Journals, is_empty, run_record_of
-from stepscope.runtime.session.note import BUFFER_DIRECTORY, JOURNAL, SESSION_FILE, SessionNote, is_note, notes_in
+from stepscope.runtime.session.note import BUFFER_DIRECTORY, SESSION_FILE, SessionNote, is_note, notes_in
 
 _NO_JOURNALS = (".json", ".gz", ".pftrace", ".part")
 """Endings of outputs in a note that are no journals."""
@@ -27,8 +27,6 @@ class RecoveryTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Its note, if there is one."""
     note: SessionNote | None = None
     journal: Path | None = None
-    target: Path
-    """Path for a new journal, if there is no readable one."""
     notes: tuple[str, ...] = ()
     """Notes for the user, on other runs and journals."""
     missing: tuple[str, ...] = ()
@@ -99,7 +97,6 @@ def choose(named: Path, *, force: bool) -> RecoveryTarget:
         path=path,
         note=note,
         journal=journal,
-        target=place / JOURNAL,
         notes=tuple(remarks),
         missing=(*missing, *journals.unusable),
     )

@@ -6,7 +6,6 @@ process.json  the process that owns the session
 ring-00000 .. strings, tracks, stacks
 socket        accepts commands, if `Control.socket` is set (`control.local_socket`)
 run-1 ..      the path of the `SessionNote` of each run
-delivered     exists while all recorded events were delivered
 <pid>-<start time>/   of a process that joined: the same without control and options
 """
 
@@ -42,17 +41,7 @@ ENVIRONMENT = "STEPSCOPE_SESSION"
 PART = re.compile(r"\d+-\d+(-\d+)?")
 """Name of the directory of a process that joined."""
 
-_FILES = (
-    "strings",
-    "tracks",
-    "stacks",
-    "process.json",
-    ".process.json",
-    "control",
-    "options",
-    "socket",
-    "delivered",
-)
+_FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options", "socket")
 _NUMBERED = re.compile(r"(ring|run)-\d+")
 _MAX_FILE = 1 << 16
 _OVER, _OVER_AT = struct.pack("=iI", 0, 1), 8
@@ -137,23 +126,6 @@ _locks: dict[Path, int] = {}
 def release_session(session: Path) -> None:
     """Marks a session of this process as not in use. Idempotent."""
     release(_locks.pop(session, -1))
-
-
-def mark_delivered(session: Path) -> None:
-    """Marks that all events of a session were delivered, so that it can be deleted when its process has ended. If there is no
-    room for the mark, the session stays for a day."""
-    with contextlib.suppress(OSError):
-        _write(session / "delivered", b"")
-
-
-def unmark_delivered(session: Path) -> None:
-    """Removes the mark of `mark_delivered`, as more is recorded."""
-    (session / "delivered").unlink(missing_ok=True)
-
-
-def is_delivered(session: Path) -> bool:
-    """Whether a session has the mark of `mark_delivered`."""
-    return (session / "delivered").exists()
 
 
 def make_part(session: Path) -> Path:
@@ -315,9 +287,7 @@ def remove_files(directory: int) -> None:
         elif PART.fullmatch(name):
             part = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
             try:
-                for file in os.listdir(part):
-                    if is_session_file(file):
-                        os.unlink(file, dir_fd=part)
+                remove_files(part)
             finally:
                 os.close(part)
             os.rmdir(name, dir_fd=directory)

@@ -16,7 +16,6 @@ import pytest
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.journal import records as records
@@ -219,7 +218,7 @@ async def test_metadata_added_later_is_not_lost_by_a_crash(tmp_path: Path) -> No
 async def test_a_slow_disk_holds_up_the_journal_only(tmp_path: Path) -> None:
     """While the kernel does not take the bytes, everything else goes on: here it is this loop that lets it take them."""
     place = tmp_path / "journal"
-    outlet = ExporterWorker(JournalExporter(place), run_in(tmp_path), 1 << 26, clock.now)
+    outlet = ExporterWorker(JournalExporter(place), run_in(tmp_path), 1 << 26)
     outlet.start()
     await poll(place.exists)
     await outlet.drained()

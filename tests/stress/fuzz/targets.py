@@ -28,7 +28,6 @@ from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, join_blocks
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import run_record
@@ -221,7 +220,7 @@ def blocks(data: bytes) -> None:
     assert join_blocks([block[:1], block[1:1], block[1:]]).tobytes() == block.tobytes()
     ends(block)
     for flags, payload in events_payloads(EventBatch("any", 0, block, heap)):
-        decoded = fmt.decode_columns(payload, flags, ColumnDecoder(IdMap()))
+        decoded = fmt.decode_columns(payload, flags, IdMap())
         assert decoded is not None and len(decoded[1]) == len(block)
     rows = fmt.decode_rows(b"".join(map(bytes, fmt.encode_rows("any", 0, block, heap))), 0)
     assert rows is not None and rows[1].tobytes() == block.tobytes()
@@ -352,7 +351,7 @@ def compressed_events(data: bytes) -> None:
     """Events whose body is any bytes, said to be columns: there are as many events as were announced, or none."""
     for flags in (fmt.COLUMNS, fmt.COLUMNS | fmt.ZSTD):
         for payload in (data, fmt.EVENTS_HEADER.pack(0, 0, 0, 3, 5, 0) + data):
-            decoded = fmt.decode_columns(payload, flags, ColumnDecoder(IdMap()))
+            decoded = fmt.decode_columns(payload, flags, IdMap())
             assert decoded is None or len(decoded[1]) == decoded[0].count
             unnamed = fmt.decode_unnamed(payload, flags)
             assert decoded is None or unnamed is None or len(unnamed[0]) == decoded[0].count

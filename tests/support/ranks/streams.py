@@ -15,7 +15,6 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import (
     ClockSync,
@@ -130,7 +129,7 @@ def _anchor(anchor: ClockAnchor, clock: Clock) -> ClockAnchor:
 
 
 def _events(payload: bytes, flags: int, clock: Clock) -> tuple[int, bytes]:
-    decoded = fmt.decode_columns(payload, flags, ColumnDecoder(IdMap()))
+    decoded = fmt.decode_columns(payload, flags, IdMap())
     assert decoded is not None
     header, events, args = decoded
     starts = events["ts"].tolist()

@@ -13,7 +13,6 @@ import pytest
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.chrome_rows import NOTES_TID
-from stepscope.exporters.output import SMALL_PIECE_BYTES, OutputFile
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import EventBatch, Kind
 from tests.support.blocks import instant_block
@@ -124,17 +123,6 @@ async def test_a_file_per_window(tmp_path: Path) -> None:
     assert len(spans(read(tmp_path / "w1.json.gz")["traceEvents"])) == 4
 
 
-async def test_an_event_larger_than_a_file(tmp_path: Path) -> None:
-    """An event that no file can hold is counted, and what follows is written."""
-    scene = Scene(make_run(tmp_path))
-    scene.span("\x01" * 1024, 0, 1, **{key * 1000: "\x01" * 4096 for key in "abc"})
-    scene.span("small", 1, 1)
-    exporter = ChromeTraceExporter(tmp_path / "t.json", max_bytes=65_536)
-    await write(exporter, tmp_path, scene.batch())
-    assert spans(read(tmp_path / "t.json")) == ["small"]
-    assert exporter.dropped_cap == 1
-
-
 async def test_rows_are_named_when_they_appear(tmp_path: Path) -> None:
     """A track is named once, before its first event."""
     exporter = ChromeTraceExporter(tmp_path / "t.json")
@@ -165,21 +153,6 @@ async def test_full_disk(small_disk: Path) -> None:
     assert len(spans(json.loads(data[:-2] + b"]"))) % 5000 == 0
     await exporter.aclose()  # the end is small enough for what is left
     assert spans(read(path)) == spans(json.loads(data[:-2] + b"]"))
-
-
-async def test_refusal_that_nobody_heard(small_disk: Path) -> None:
-    """The error of a write whose caller was cancelled is raised when the file is closed."""
-    output = await OutputFile.create(small_disk / "t", gzip=False)
-    task = asyncio.ensure_future(output.write(bytes(2 << 20)))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await output.write(b"whole\n")
-    with refused(OutputError, "No space left"):
-        await output.close()
-    assert (small_disk / "t").read_bytes() == b"whole\n"
 
 
 @pytest.mark.parametrize("form", ["array", "object"])
@@ -254,15 +227,3 @@ async def test_two_exporters_do_not_share_a_file(tmp_path: Path) -> None:
     await third.export(batch)
     await third.aclose()
     assert json.loads((tmp_path / "t.json").read_text())
-
-
-@pytest.mark.parametrize("alone", [False, True])
-async def test_a_large_piece_leaves_the_loop_free_unless_nothing_else_needs_it(tmp_path: Path, alone: bool) -> None:
-    """A file that nothing else runs beside has the piece when the call returns: the call waits for no other thread."""
-    output = await OutputFile.create(tmp_path / "t", gzip=False, alone=alone)
-    others: list[bool] = []
-    asyncio.get_running_loop().call_soon(lambda: others.append(True))
-    assert await output.write(b"x" * (2 * SMALL_PIECE_BYTES))
-    assert others == ([] if alone else [True])
-    await output.close()
-    assert (tmp_path / "t").stat().st_size == 2 * SMALL_PIECE_BYTES

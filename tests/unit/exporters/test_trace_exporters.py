@@ -18,7 +18,7 @@ from stepscope.runtime.events.record import Flag
 from tests.support import pftrace
 from tests.support.basics import require
 from tests.support.messages import refused
-from tests.support.viewers.scene import Scene, make_run
+from tests.support.viewers.scene import Scene, make_run, make_window
 from tests.unit.exporters.test_chrome_exporter import listing, many, named, read, spans, write
 
 EACH = ("t.json", "t.json.gz", "t.pftrace", "t.pftrace.gz")
@@ -132,6 +132,7 @@ async def test_a_full_disk(small_disk: Path, name: str) -> None:
         with refused(OutputError, "No space left", name):
             await exporter.export(clipped(small_disk, 3000))
     filler.unlink()
+    await exporter.close_window(make_window())
     await exporter.export(many(small_disk, 5000))
     await exporter.aclose()
     assert sorted(names(path)) == sorted([f"n{n}" for n in (*range(100), *range(5000))] + ["c0", "c1"])

@@ -21,7 +21,7 @@ from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.options import Options
 from stepscope.runtime.recovery import sweep as sweeping
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.recovery.sweep import DAY, WEEK, Room, sweep, sweep_in_background
+from stepscope.runtime.recovery.sweep import DAY, WEEK, is_scarce, sweep, sweep_in_background
 from stepscope.runtime.session.directory import in_use, make_session
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.note import SessionNote, new_note, read_note
@@ -216,12 +216,13 @@ def test_who_starts_waits_for_room(left: Left, monkeypatch: pytest.MonkeyPatch) 
 
 def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the place is in memory, it is full when the memory is, whatever its own limit."""
-    disk = Room.of(left.sessions)
+    disk = os.statvfs(left.sessions)
+    enough = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    monkeypatch.setattr(sweeping, "FREE_BYTES", enough)
+    monkeypatch.setattr(sweeping, "FREE_SHARE", 1 << 30)
+    assert is_scarce(left.sessions) == (disk.f_bavail * disk.f_frsize < enough)
     monkeypatch.setattr(sweeping, "MEMORY", left.sessions)
-    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGESIZE")
-    memory = Room.of(left.sessions)
-    assert memory.size == min(disk.size, pages * page)
-    assert 0 < memory.free <= memory.size
+    assert is_scarce(left.sessions)
 
 
 def test_one_that_is_in_use_stays(left: Left) -> None:

@@ -12,7 +12,6 @@ import anyio.lowlevel
 import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
-from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import SupportsEarlyClose
 from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS
@@ -43,6 +42,22 @@ async def test_the_window_that_an_exporter_gets_knows_its_own_account(tmp_path: 
         outlet.close_window(closed())
     own = exporter.windows[0].ledger.outputs["memory"]
     assert (own.offered, own.exported) == (10, 10)
+
+
+async def test_no_window_waits_for_one_that_cannot_be_opened(tmp_path: Path) -> None:
+    """The events of its windows are dropped, those of later ones as well, and accounts of old windows are joined."""
+    outlet = ExporterWorker(MemoryExporter(fail={"open": OSError("disk on fire")}), run_facts(tmp_path), 1 << 20)
+    for index in range(3):
+        outlet.offer(batch(index))
+        outlet.close_window(closed(index))
+    assert outlet.windows_waiting == 3
+    outlet.finish()
+    await outlet.run()
+    for index in range(3, MAX_WINDOWS + 4):
+        outlet.offer(batch(index))
+        outlet.close_window(closed(index))
+    assert outlet.windows_waiting == 0 and outlet.ledger(0) is None
+    assert outlet.statistics().ledger.dropped == {"error": 10 * (MAX_WINDOWS + 4)}
 
 
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
@@ -161,7 +176,7 @@ async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: P
 async def test_cancelling_a_hanging_exporter_leaves_an_exact_account(tmp_path: Path) -> None:
     """At the deadline the batch in its hands and those that wait are dropped, and counted."""
     exporter = MemoryExporter(hang_in="export")
-    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(outlet.run)
         outlet.offer(batch())
@@ -177,7 +192,7 @@ async def test_cancelling_a_hanging_exporter_leaves_an_exact_account(tmp_path: P
 async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Path) -> None:
     """On threads of their own, the other gets everything; the one left behind is counted once, whatever it does later."""
     bad, good = MemoryExporter(block_in="export"), MemoryExporter()
-    outlets = [ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now) for exporter in (bad, good)]
+    outlets = [ExporterWorker(exporter, run_facts(tmp_path), 1 << 20) for exporter in (bad, good)]
     for outlet in outlets:
         outlet.start()
         outlet.offer(batch())
@@ -200,7 +215,7 @@ async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Pa
 async def test_one_that_is_cancelled_may_still_close_its_output(tmp_path: Path) -> None:
     """A hanging export is cancelled at the deadline, and `aclose` is called after it."""
     exporter = MemoryExporter(hang_in="export")
-    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     outlet.start()
     outlet.offer(batch())
     await poll(lambda: "export" in exporter.calls)
@@ -215,7 +230,7 @@ async def test_one_that_is_cancelled_may_still_close_its_output(tmp_path: Path) 
 async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
     """No descriptor is left for its loop: everything offered is counted, and the error says why."""
     exporter = MemoryExporter()
-    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -265,7 +280,7 @@ async def test_one_that_is_told_of_the_end_need_not_be_cancelled(
     """It is told on its own thread, while its `export` awaits or before; what it raises is kept, and costs no event."""
     exporter = Told(error)
     assert isinstance(exporter, SupportsEarlyClose) and not isinstance(MemoryExporter(), SupportsEarlyClose)
-    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     outlet.start()
     outlet.offer(batch())
     if when == "inside":

@@ -10,7 +10,6 @@ import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime.accounting.ledger import OutputLedger
-from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
 from stepscope.runtime.export.exporter import DeliveryResult, SupportsDeferredAck, SupportsUnsentFiles
@@ -131,7 +130,7 @@ class Keeper(Later):
 async def ended_late(exporter: Keeper, path: Path) -> ExporterWorker:
     """An outlet whose exporter was given 20 events and was cancelled in closing."""
     assert isinstance(exporter, SupportsUnsentFiles) and not isinstance(Later(), SupportsUnsentFiles)
-    outlet = ExporterWorker(exporter, run_facts(path), 1 << 20, clock.now)
+    outlet = ExporterWorker(exporter, run_facts(path), 1 << 20)
     outlet.start()
     outlet.offer(batch())
     outlet.offer(batch())

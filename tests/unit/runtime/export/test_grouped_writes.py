@@ -19,7 +19,7 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import run_in, window_of
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events import clock, tracks
+from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.export import exporter_worker
@@ -62,7 +62,7 @@ class Grouped(MemoryExporter):
 
 async def export_windows(exporter: Grouped, tmp_path: Path, count: int) -> ExporterWorker:
     """Has an exporter handle so many windows of ten events, which all wait when it begins."""
-    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     for index in range(count):
         worker.offer(batch(index))
         worker.close_window(closed(index))
@@ -87,7 +87,7 @@ async def test_items_that_wait_are_a_group(tmp_path: Path, monkeypatch: pytest.M
 async def test_a_group_that_was_not_written_is_lost(tmp_path: Path) -> None:
     """An exporter that hangs in the write: what it had taken counts as dropped."""
     exporter = Grouped()
-    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     found: list[object] = []
 
     async def hang() -> None:
@@ -151,7 +151,7 @@ async def test_the_size_limit_within_a_group(tmp_path: Path) -> None:
 async def test_a_cancellation_within_a_group(tmp_path: Path) -> None:
     """The events before it are in the file that `aclose` completes; the rest counts as dropped."""
     exporter = Counted()
-    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     original = exporter.export
     hangs = anyio.Event()
 
@@ -187,7 +187,7 @@ async def test_many_small_windows_need_few_writes(
 ) -> None:
     """Two hundred items that wait: a tenth of the system calls."""
     exporter = make(tmp_path / "trace.json")
-    worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 24, clock.now)
+    worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 24)
     for index in range(WINDOWS):
         worker.offer(batch(index))
         worker.close_window(closed(index))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import _core
-from stepscope.runtime.events import clock, strings
+from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, cut_block, empty_block
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.inbox.inbox import Inbox
@@ -82,7 +82,7 @@ def test_the_inbox_takes_the_first_events_of_a_block() -> None:
 
 def worker(path: Path, *, drop_oldest: bool) -> ExporterWorker:
     """One that was not started, with room for 100 events without arguments."""
-    return ExporterWorker(MemoryExporter(), run_facts(path), 64 * 100, clock.now, drop_oldest=drop_oldest)
+    return ExporterWorker(MemoryExporter(), run_facts(path), 64 * 100, drop_oldest=drop_oldest)
 
 
 async def test_a_full_queue_drops_what_comes(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from stepscope.exporters.specimens import run_in
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.writer import JournalWriter
@@ -35,10 +34,10 @@ def batch_of_sizes(sizes: Sequence[int]) -> EventBatch:
 def test_batches_come_back_from_their_payloads(sizes: list[int]) -> None:
     """Every event with its arguments."""
     batch = batch_of_sizes(sizes)
-    decoder = ColumnDecoder(IdMap())
+    ids = IdMap()
     found: list[Described] = []
     for flags, payload in events_payloads(batch):
-        decoded = fmt.decode_columns(payload, flags, decoder)
+        decoded = fmt.decode_columns(payload, flags, ids)
         assert decoded is not None
         header, events, heap = decoded
         assert (header.source, header.window, header.count) == (batch.source, 3, len(events))
@@ -62,9 +61,7 @@ def test_rows_come_back_as_they_were(data: bytes, heap: bytes, short: int) -> No
     header, back, args = decoded
     assert (header.source, header.window, back.tobytes(), bytes(args)) == ("any", 3, events.tobytes(), heap)
     assert short == 0 or fmt.decode_rows(payload[:-short], 0) is None
-    assert (
-        fmt.decode_rows(payload, fmt.COLUMNS) is None and fmt.decode_columns(payload, 0, ColumnDecoder(IdMap())) is None
-    )
+    assert fmt.decode_rows(payload, fmt.COLUMNS) is None and fmt.decode_columns(payload, 0, IdMap()) is None
 
 
 def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
@@ -93,7 +90,7 @@ def test_threads_encode_at_the_same_time() -> None:
     def encoded(seed: int) -> bool:
         batch = batch_with_arguments([f"{seed} {at}" for at in range(500)], [{"at": at} for at in range(500)])
         ((flags, payload),) = events_payloads(batch)
-        back = fmt.decode_columns(payload, flags, ColumnDecoder(IdMap()))
+        back = fmt.decode_columns(payload, flags, IdMap())
         return back is not None and described(EventBatch(batch.source, 0, back[1], back[2])) == described(batch)
 
     with ThreadPoolExecutor(4) as pool:

@@ -90,7 +90,7 @@ def unpacked(batch: EventBatch) -> tuple[bytes, int, int]:
 
 def decoded(count: int, frame: bytes, compressed: bool) -> EventBatch:
     """The same read again."""
-    return EventBatch("recorder", 3, *columns.ColumnDecoder(IdMap()).decode(count, memoryview(frame), compressed))
+    return EventBatch("recorder", 3, *columns.decode(count, memoryview(frame), compressed, IdMap()))
 
 
 def compare(before: EventBatch, after: EventBatch) -> None:
@@ -197,8 +197,8 @@ def test_tracks_of_a_recording_are_tracks_of_their_own() -> None:
     block = spans(1)
     block["track"] = TRACK
     frame, compressed, _ = encoded(EventBatch("recorder", 0, block, b""))
-    decoder = columns.ColumnDecoder(IdMap(reuse=False))
-    first, second = (decoder.decode(1, memoryview(frame), compressed)[0] for _ in range(2))
+    ids = IdMap(reuse=False)
+    first, second = (columns.decode(1, memoryview(frame), compressed, ids)[0] for _ in range(2))
     assert first["track"] == second["track"]
     row = tracks.get(int(first["track"][0]))
     assert row and row.id != TRACK and (row.pid, row.tid, row.name) == (77, 78, "a thread")
@@ -244,7 +244,7 @@ def frames_of(batch: EventBatch, sync: bytes = b"\xf5abc", number: int = 7) -> t
         kind, flags, numbered, length, crc = head
         payload = data[at + fmt.FRAME_HEADER.size : at + fmt.FRAME_HEADER.size + length]
         assert kind == fmt.FrameType.EVENTS and flags & fmt.COLUMNS and zlib.crc32(payload) == crc
-        decoded_columns = fmt.decode_columns(payload, flags, columns.ColumnDecoder(IdMap()))
+        decoded_columns = fmt.decode_columns(payload, flags, IdMap())
         assert decoded_columns is not None
         header, events, args = decoded_columns
         first, last = fmt.time_range(events)
