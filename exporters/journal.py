@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.export.exporter import Lost
+from stepscope.runtime.export.run import refuse_another_run
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.segments import SEGMENT_BYTES
 from stepscope.runtime.journal.writer import Fsync, JournalWriter, WhenFull

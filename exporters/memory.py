@@ -8,11 +8,11 @@ from typing import Literal
 import anyio
 
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import Block, Kind, join_blocks
+from stepscope.runtime.export.run import refuse_another_run
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.settings.arguments import number_argument
 from stepscope.runtime.threads.native_threads import Event

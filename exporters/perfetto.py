@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.exporters.perfetto_file import PerfettoFile
-from stepscope.exporters.trace_series import OnFull, TraceExporter
+from stepscope.exporters.files.perfetto_file import PerfettoFile
+from stepscope.exporters.files.trace_series import OnFull, TraceExporter
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.settings.validation import suggesting

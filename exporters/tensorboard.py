@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.output import check_directory
+from stepscope.exporters.files.output import check_directory
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.settings.arguments import got, path_argument, switch_argument

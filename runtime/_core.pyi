@@ -478,7 +478,7 @@ def align(events: Any, at: Any, ahead: Any, base: int, before: float, after: flo
     """
 
 def arrow_columns(events: Any, ahead: int, room: WriteableBuffer, /) -> tuple[list[int], list[list[int]]]:
-    """Writes the fields of a block as Arrow has columns: `exporters/parquet_rows.py` names them.
+    """Writes the fields of a block as Arrow has columns: `exporters/files/parquet_rows.py` names them.
 
     Args:
         events: the block.

@@ -20,7 +20,7 @@ from stepscope.collector.merge.report import MergeReport
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs.job import Job, Member, chosen_job
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.output import check_directory
+from stepscope.exporters.files.output import check_directory
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.export.exporter import Exporter

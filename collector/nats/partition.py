@@ -24,9 +24,9 @@ from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.nats.consumer import Consumer
 from stepscope.collector.nats.retries import Retries
 from stepscope.collector.nats.roster import NatsProcess, Roster
-from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.names import Names, job_token, key_of
+from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import job_of
 from stepscope.runtime.errors import FormatError

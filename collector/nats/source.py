@@ -24,12 +24,12 @@ from stepscope.collector.nats.partition import GAP_SECONDS, Partition, Session
 from stepscope.collector.nats.retries import Retries
 from stepscope.collector.nats.roster import Roster
 from stepscope.collector.server_clock import ServerClock
-from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.names import Names, key_of, partition_of
 from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import job_of
 from stepscope.runtime.errors import FormatError

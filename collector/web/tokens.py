@@ -15,7 +15,7 @@ import msgspec
 
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.secret_file import read_secret
+from stepscope.exporters.network.secret_file import read_secret
 from stepscope.exporters.stream.address import fits_header
 
 log = logging.getLogger("stepscope.collector")

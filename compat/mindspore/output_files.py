@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.exporters.output import whole_file
+from stepscope.exporters.files.output import whole_file
 
 
 def write_text(path: Path, text: str) -> Path:

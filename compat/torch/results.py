@@ -19,7 +19,7 @@ from stepscope.compat.torch.events.window_spans import WindowSpans
 from stepscope.compat.torch.windows.chrome_export import export_window
 from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults, export_memory_timeline
-from stepscope.exporters.output import whole_file
+from stepscope.exporters.files.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.events import clock
 from stepscope.runtime.export.metadata import Metadata

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit
 
 from stepscope.exporters.nats.access import NatsAccess
-from stepscope.exporters.secret_file import open_named, read_secret
+from stepscope.exporters.network.secret_file import open_named, read_secret
 from stepscope.exporters.stream.address import is_local
 from stepscope.runtime.settings import checked
 

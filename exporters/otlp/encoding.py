@@ -20,6 +20,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2 as metrics
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from stepscope.exporters.network.outcomes import Outcomes
 from stepscope.exporters.otlp.options import OtlpOptions, Signal
 from stepscope.exporters.otlp.selection import (
     MAX_ATTACHED,
@@ -34,7 +35,6 @@ from stepscope.exporters.otlp.selection import (
     map_ids,
     remember,
 )
-from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.json_values import plain

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from stepscope.exporters.one_run import refuse_another_run
+from stepscope.exporters.network.outcomes import Outcomes
 from stepscope.exporters.otlp.options import OtlpOptions, Signal, make_targets
-from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events.clock import wall_clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import DeliveryResult
-from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.run import Run, refuse_another_run
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.validation import suggesting
 from stepscope.runtime.windows.window import Window

@@ -19,11 +19,11 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from stepscope.exporters.backoff import Backoff, parse_retry_after
+from stepscope.exporters.network.backoff import Backoff, parse_retry_after
+from stepscope.exporters.network.redirects import redirected
+from stepscope.exporters.network.tls_mismatch import wants_plain, wants_tls
 from stepscope.exporters.otlp.encoding import Request
 from stepscope.exporters.otlp.options import OtlpOptions, Signal, Target
-from stepscope.exporters.redirects import redirected
-from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.display.text_table import printable
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.version import VERSION

@@ -19,8 +19,7 @@ import numpy as np
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.journal import JournalExporter
-from stepscope.exporters.one_run import refuse_another_run
-from stepscope.exporters.outcomes import Outcomes
+from stepscope.exporters.network.outcomes import Outcomes
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.address import NO_TOKEN, Address, Token
 from stepscope.exporters.stream.settings import LinkSettings
@@ -32,7 +31,7 @@ from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.export.delivery_outcome import UnsentFiles
 from stepscope.runtime.export.exporter import DeliveryResult
-from stepscope.runtime.export.run import LiveJournal
+from stepscope.runtime.export.run import LiveJournal, refuse_another_run
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.requests.command import VERSION as CONTROL

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from stepscope.exporters.backoff import Backoff
+from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Shipper

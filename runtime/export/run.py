@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.clock import ClockAnchor, ClockSync, identity, wall_clock
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop_threads.condition import LoopCondition
@@ -149,4 +150,20 @@ class Run(Documented, frozen=True, kw_only=True):
             id=secrets.token_hex(16),
             control=control,
             journal=journal,
+        )
+
+
+def refuse_another_run(exporter: object, before: Run | None) -> None:
+    """Sees that an exporter has had no run; to be called first in `open`.
+
+    Args:
+        exporter: which one.
+        before: the run that it was opened for; `None` if it was not.
+
+    Raises:
+        ClosedError: if it was.
+    """
+    if before is not None:
+        raise ClosedError(
+            f"this {type(exporter).__name__} was opened for the run {before.name!r} before; make another one for each run"
         )

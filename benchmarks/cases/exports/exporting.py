@@ -39,7 +39,7 @@ def slices(batches: Iterable[EventBatch]) -> Iterator[EventBatch]:
     """The same events, as many at a time as exporters of files encode."""
     from msgspec.structs import replace
 
-    from stepscope.exporters.trace_file import SLICE
+    from stepscope.exporters.files.trace_file import SLICE
 
     for batch in batches:
         for at in range(0, len(batch), SLICE):

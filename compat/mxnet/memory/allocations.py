@@ -14,7 +14,7 @@ from stepscope.backends.counters.nvml_library import LIBRARY, Nvml, NvmlError
 from stepscope.compat.mxnet.memory.counters import used_on_devices
 from stepscope.compat.mxnet.objects.scopes import CATEGORY, NONE
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.exporters.output import make_directory, output_error, whole_file
+from stepscope.exporters.files.output import make_directory, output_error, whole_file
 from stepscope.runtime.threads import locks
 
 MOST_ALLOCATIONS = 1 << 18

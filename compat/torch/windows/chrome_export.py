@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from stepscope.compat.torch.windows.cycle import Cycle
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.chrome_file import ChromeFile
+from stepscope.exporters.files.chrome_file import ChromeFile
 from stepscope.runtime.export.formats import staged
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.backends.torch.kineto.worker import FinishedTrace
-from stepscope.exporters.output import whole_file
+from stepscope.exporters.files.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.threads import locks
 from stepscope.runtime.windows.window import Window

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from stepscope.cli.network import client_tls
-from stepscope.exporters.redirects import redirected
+from stepscope.exporters.network.redirects import redirected
+from stepscope.exporters.network.tls_mismatch import wants_plain, wants_tls
 from stepscope.exporters.stream.address import Address
-from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.requests.armed import ArmedStatus
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from stepscope.cli.common import opening
-from stepscope.exporters.rewriting import rewrite_trace
-from stepscope.exporters.rotation import PART
+from stepscope.exporters.files.rewriting import rewrite_trace
+from stepscope.exporters.files.rotation import PART
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.recovery.recover import Recovery
 from stepscope.runtime.session.note import notes_in

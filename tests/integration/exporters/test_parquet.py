@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 import stepscope as sc
+from stepscope.exporters.files.parquet_rows import COLUMNS
 from stepscope.exporters.parquet import MOST_BYTES, MOST_PIECES, ParquetExporter
-from stepscope.exporters.parquet_rows import COLUMNS
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import ClosedError

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 import stepscope
+from stepscope.exporters.files.perfetto_file import PerfettoFile
 from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.exporters.perfetto_file import PerfettoFile
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.formats import exporter_for
 from tests.support import pftrace

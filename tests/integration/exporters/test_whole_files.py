@@ -10,7 +10,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.cli.main import main
-from stepscope.exporters.output import whole_file
+from stepscope.exporters.files.output import whole_file
 from stepscope.runtime.errors import INCOMPLETE, OutputError
 from stepscope.runtime.export.formats import staged
 from tests.support.basics import require

@@ -314,9 +314,9 @@ def otlp(data: bytes) -> None:
     """Events of any bytes, sent by OTLP: requests come out that a receiver can parse, and nothing is lost uncounted."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+    from stepscope.exporters.network.outcomes import Outcomes
     from stepscope.exporters.otlp.encoding import Conversion
     from stepscope.exporters.otlp.options import OtlpOptions
-    from stepscope.exporters.outcomes import Outcomes
 
     count = len(data) // _SIZE * 3 // 4
     events = np.frombuffer(bytearray(data[: count * _SIZE]), EVENT_DTYPE)
@@ -333,7 +333,7 @@ def otlp(data: bytes) -> None:
 
 def otlp_answers(data: bytes) -> None:
     """An answer of any bytes by an OTLP receiver: what it rejects is a number, what it says can be shown."""
-    from stepscope.exporters.backoff import parse_retry_after
+    from stepscope.exporters.network.backoff import parse_retry_after
     from stepscope.exporters.otlp.options import Signal
     from stepscope.exporters.otlp.sender import count_rejected, excerpt
 

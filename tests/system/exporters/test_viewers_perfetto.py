@@ -13,7 +13,7 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.control import WindowRequest
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.chrome_file import Dialect, base_of
+from stepscope.exporters.files.chrome_file import Dialect, base_of
 from stepscope.runtime.events.record import EventBatch, Flag, Kind
 from tests.support.viewers import catapult, perfetto
 from tests.support.viewers.perfetto import PROBLEMS, SLICES

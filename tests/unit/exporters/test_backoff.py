@@ -7,7 +7,7 @@ import random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.exporters.backoff import MAX_RETRY_AFTER, Backoff, parse_retry_after
+from stepscope.exporters.network.backoff import MAX_RETRY_AFTER, Backoff, parse_retry_after
 
 
 def in_upper_half(delay: float, most: float) -> bool:

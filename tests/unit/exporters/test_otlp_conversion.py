@@ -15,9 +15,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from stepscope.exporters.network.outcomes import Outcomes
 from stepscope.exporters.otlp.encoding import Conversion, Request
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.outcomes import Outcomes
 from stepscope.exporters.specimens import batch_of, every_kind, run_in, spans, window_of
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
 from stepscope.runtime.events import strings, tracks

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
+from stepscope.exporters.files.window_journals import WindowJournalsExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
-from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.runtime.errors import OutputError
 from tests.support.basics import require
 from tests.support.flights import Profile

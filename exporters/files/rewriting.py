@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.output import output_error
+from stepscope.exporters.files.output import output_error
+from stepscope.exporters.files.rotation import numbered
 from stepscope.exporters.parquet import ParquetExporter
 from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.exporters.rotation import numbered
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.journal.reader import JournalReader

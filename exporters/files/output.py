@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import aiofiles
 
-from stepscope.exporters.rotation import PART, part
+from stepscope.exporters.files.rotation import PART, part
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.formats import being_written
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from stepscope.exporters.base import EventBatch, Run, Window
+from stepscope.exporters.files.output import delete_files
+from stepscope.exporters.files.rotation import PART
 from stepscope.exporters.journal import JournalExporter
-from stepscope.exporters.output import delete_files
-from stepscope.exporters.rotation import PART
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.files.private_files import refuse_link

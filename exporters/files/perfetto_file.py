@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from stepscope.exporters.chrome_rows import NOTES
-from stepscope.exporters.output import OutputFile
-from stepscope.exporters.trace_file import TraceFile, begin, write_head
+from stepscope.exporters.files.chrome_rows import NOTES
+from stepscope.exporters.files.output import OutputFile
+from stepscope.exporters.files.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import WALL_STEP_NS
 from stepscope.runtime.events.json_values import plain

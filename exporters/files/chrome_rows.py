@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.exporters.plainjson import dumps
+from stepscope.exporters.files.plainjson import dumps
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.named_tracks import NamedTracks
 from stepscope.runtime.events.record import Block

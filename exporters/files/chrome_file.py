@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from stepscope.exporters.chrome_rows import NOTES_TID, Rows, metadata_event
-from stepscope.exporters.output import OutputFile
-from stepscope.exporters.plainjson import dumps, dumps_records
-from stepscope.exporters.rotation import part
-from stepscope.exporters.trace_file import TraceFile, begin, write_head
+from stepscope.exporters.files.chrome_rows import NOTES_TID, Rows, metadata_event
+from stepscope.exporters.files.output import OutputFile
+from stepscope.exporters.files.plainjson import dumps, dumps_records
+from stepscope.exporters.files.rotation import part
+from stepscope.exporters.files.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.events.intervals import FOREVER
 from stepscope.runtime.events.record import Block

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.exporters.output import OutputFile
+from stepscope.exporters.files.output import OutputFile
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.export.exporter import Lost

@@ -1,0 +1,1 @@
+"""Shared by exporters that send: when they try again, how they connect and with which secrets, and the outcome of events."""
