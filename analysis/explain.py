@@ -10,18 +10,18 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.analysis import data_pipeline
-from stepscope.analysis.collectives import Key, fastest_of
-from stepscope.analysis.devices import MOST_NAME, NAMES, Activity
-from stepscope.analysis.event_loop import loops_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
-from stepscope.analysis.flops import peak_of
-from stepscope.analysis.job import Job
-from stepscope.analysis.parallel_layout import layout_of
-from stepscope.analysis.processors import machine_use
-from stepscope.analysis.rank_summary import RankSummary, most_sampled
-from stepscope.analysis.recording import Recording, load
+from stepscope.analysis.measures.event_loop import loops_of
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.processors import machine_use
+from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
+from stepscope.analysis.tables import data_pipeline
+from stepscope.analysis.tables.collectives import Key, fastest_of
+from stepscope.analysis.tables.devices import MOST_NAME, NAMES, Activity
+from stepscope.analysis.tables.flops import peak_of
+from stepscope.analysis.tables.parallel_layout import layout_of
+from stepscope.analysis.tables.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_SAMPLES, FEWEST_STEPS, FINDING
 from stepscope.runtime.display.text_table import human_count, human_time, printable, shorten
 from stepscope.runtime.windows.step_facts import Phase

@@ -11,11 +11,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.analysis.allocations import memory_text
-from stepscope.analysis.collectives import collectives_text
-from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.findings import Answer, Finding, PipelineAnswer, RankAnswer, Share, processes
-from stepscope.analysis.flops import flops_text
+from stepscope.analysis.tables.allocations import memory_text
+from stepscope.analysis.tables.collectives import collectives_text
+from stepscope.analysis.tables.devices import MOST_NAME, idlest, meanwhile_of, use_of
+from stepscope.analysis.tables.flops import flops_text
 from stepscope.runtime.display.text_table import (
     Column,
     columns,

@@ -1,4 +1,4 @@
-"""Names of the events of data pipelines, which backends record and `stepscope.analysis.data_pipeline` reads.
+"""Names of the events of data pipelines, which backends record and `stepscope.analysis.tables.data_pipeline` reads.
 
 An instant `PIPELINE` has the operators as arguments: `source`, `interval_ms`, and `operators`, each with `id`, `type`, `workers`,
 `children` and `capacity`, the length of its output queue. Each operator has counters `<label> queue`, the length of its queue, and

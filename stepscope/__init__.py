@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stepscope import results as results
     from stepscope import triggers as triggers
     from stepscope.analysis.explain import explain as explain
-    from stepscope.analysis.recording import load as load
+    from stepscope.analysis.reading.recording import load as load
     from stepscope.backends.torch.backend import TorchBackend as TorchBackend
     from stepscope.build import trace as trace
     from stepscope.exporters.chrome import ChromeTraceExporter as ChromeTraceExporter
@@ -70,7 +70,7 @@ else:
             "stepscope.results": (),
             "stepscope.triggers": (),
             "stepscope.analysis.explain": ("explain",),
-            "stepscope.analysis.recording": ("load",),
+            "stepscope.analysis.reading.recording": ("load",),
             "stepscope.backends.torch.backend": ("TorchBackend",),
             "stepscope.build": ("trace",),
             "stepscope.exporters.chrome": ("ChromeTraceExporter",),

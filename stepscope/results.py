@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stepscope.analysis.findings import Answer as Answer
     from stepscope.analysis.findings import Finding as Finding
-    from stepscope.analysis.recording import Rank as Rank
-    from stepscope.analysis.recording import Recording as Recording
+    from stepscope.analysis.reading.recording import Rank as Rank
+    from stepscope.analysis.reading.recording import Recording as Recording
     from stepscope.runtime.annotations.instrument import Instrumentation as Instrumentation
     from stepscope.runtime.overhead.budget import OverheadStatistics as OverheadStatistics
     from stepscope.runtime.report.run_report import RunReport as RunReport
@@ -22,7 +22,7 @@ else:
         __name__,
         {
             "stepscope.analysis.findings": ("Answer", "Finding"),
-            "stepscope.analysis.recording": ("Rank", "Recording"),
+            "stepscope.analysis.reading.recording": ("Rank", "Recording"),
             "stepscope.runtime.annotations.instrument": ("Instrumentation",),
             "stepscope.runtime.overhead.budget": ("OverheadStatistics",),
             "stepscope.runtime.windows.step_facts": ("Phase",),

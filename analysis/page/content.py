@@ -15,9 +15,9 @@ import numpy as np
 
 from stepscope.analysis.findings import Answer, DeviceAnswer, ParallelGroup, RankAnswer
 from stepscope.analysis.page.icicle import icicle_of
-from stepscope.analysis.parallel_layout import groups_of, layout_of
-from stepscope.analysis.rank_summary import RankSummary, Row, durations
-from stepscope.analysis.recording import Rank, Recording
+from stepscope.analysis.reading.recording import Rank, Recording
+from stepscope.analysis.tables.parallel_layout import groups_of, layout_of
+from stepscope.analysis.tables.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.terminal import shown_rank
 from stepscope.analysis.thresholds import SLOW_STEP
 from stepscope.backends.parallel_layout import DECLARED

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from stepscope.analysis.findings import Place
-from stepscope.analysis.rank_summary import Sample, parse_frame
+from stepscope.analysis.tables.rank_summary import Sample, parse_frame
 from stepscope.runtime.display.code_places import COMMAND, in_library
 from stepscope.runtime.display.text_table import printable
 

@@ -14,14 +14,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from stepscope.analysis.allocations import human_bytes, memory_text
-from stepscope.analysis.devices import idlest, meanwhile_of, use_of
 from stepscope.analysis.explain import judge
 from stepscope.analysis.findings import Answer
-from stepscope.analysis.flops import flops_text, human_flops
 from stepscope.analysis.page.content import Content, content_of, parts_of_step, parts_table, shortened
-from stepscope.analysis.rank_summary import RankSummary
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
+from stepscope.analysis.tables.allocations import human_bytes, memory_text
+from stepscope.analysis.tables.devices import idlest, meanwhile_of, use_of
+from stepscope.analysis.tables.flops import flops_text, human_flops
+from stepscope.analysis.tables.rank_summary import RankSummary
 from stepscope.analysis.terminal import facts_of_steps, shown_rank
 from stepscope.runtime.display.text_table import Column, human_count, human_time, printable
 from stepscope.runtime.version import VERSION

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
+from stepscope.analysis.measures.job import Job
 from stepscope.analysis.rules import (
     communication_exposed,
     copies_exposed,

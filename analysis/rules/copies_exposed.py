@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.device_times import DeviceTimes, device_times
-from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
+from stepscope.analysis.measures.device_times import DeviceTimes, device_times
+from stepscope.analysis.measures.evidence import steps_with_most
+from stepscope.analysis.measures.job import Job
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.windows.step_facts import Device

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.data_pipeline import MINDSPORE, TORCH_WAITS, advice_on, all_busy, bottleneck_of
-from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.processors import machine_use
-from stepscope.analysis.rank_summary import RankSummary, Row, durations
+from stepscope.analysis.measures.evidence import steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.processors import machine_use
+from stepscope.analysis.tables.data_pipeline import MINDSPORE, TORCH_WAITS, advice_on, all_busy, bottleneck_of
+from stepscope.analysis.tables.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.thresholds import FINDING, MAJORITY, USUAL_STEPS
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase, class_of

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.data_pipeline import all_busy
-from stepscope.analysis.device_times import device_times
-from stepscope.analysis.devices import NAMES, Activity, meanwhile_of
-from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import DeviceAnswer, Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.processors import machine_use
+from stepscope.analysis.measures.device_times import device_times
+from stepscope.analysis.measures.evidence import steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.processors import machine_use
+from stepscope.analysis.tables.data_pipeline import all_busy
+from stepscope.analysis.tables.devices import NAMES, Activity, meanwhile_of
 from stepscope.analysis.thresholds import DEVICE_IDLE, FINDING, OPTIMIZER_LAUNCHES
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Device, Phase

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.evidence import longest, place_of_calls, places, steps_with_most
 from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import RankSummary, durations
+from stepscope.analysis.measures.evidence import longest, place_of_calls, places, steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.tables.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.evidence import intervals, longest, places, samples_at, steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import durations, hottest, samples_in
+from stepscope.analysis.measures.evidence import intervals, longest, places, samples_at, steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.tables.rank_summary import durations, hottest, samples_in
 from stepscope.analysis.thresholds import COLLECTIONS_REQUESTED, FINDING
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.windows.step_facts import Phase

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.data_pipeline import all_busy
-from stepscope.analysis.evidence import longest, places, steps_with_most
 from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.job import Job
-from stepscope.analysis.processors import children_run, demand, machine_use
-from stepscope.analysis.rank_summary import RankSummary, durations, hottest
+from stepscope.analysis.measures.evidence import longest, places, steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.processors import children_run, demand, machine_use
+from stepscope.analysis.measures.sampled_stacks import in_collate, in_loader
 from stepscope.analysis.rules.data_pipeline import CHEAPER, is_other_loader, waits
-from stepscope.analysis.sampled_stacks import in_collate, in_loader
+from stepscope.analysis.tables.data_pipeline import all_busy
+from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
 from stepscope.analysis.thresholds import (
     FEWEST_SAMPLES,
     FINDING,

@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 
-from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import durations
+from stepscope.analysis.measures.evidence import steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.tables.rank_summary import durations
 from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, OTHER_THREAD
 from stepscope.runtime.display.text_table import human_time
 

@@ -6,11 +6,11 @@ from collections import Counter
 
 import numpy as np
 
-from stepscope.analysis.event_loop import Loop, loops_of
-from stepscope.analysis.evidence import MOST_EVENTS, places, samples_at
 from stepscope.analysis.findings import EventReference, Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame, samples_in
+from stepscope.analysis.measures.event_loop import Loop, loops_of
+from stepscope.analysis.measures.evidence import MOST_EVENTS, places, samples_at
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.tables.rank_summary import RankSummary, hottest, parse_frame, samples_in
 from stepscope.analysis.thresholds import BLOCKED_NS, BRIEFLY_BLOCKED_NS, LOOP_BLOCKED, LOOP_OFTEN_BLOCKED
 from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
+from stepscope.analysis.measures.job import Job
 from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER_100_STEPS, LATE_GROWTH, RECORDED_BYTES
 
 

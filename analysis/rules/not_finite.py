@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analysis.findings import EventReference, Finding
-from stepscope.analysis.job import Job
+from stepscope.analysis.measures.job import Job
 
 LEARNT_FROM = ("loss", "grad", "norm", "weight", "param")
 """Parts of names of counters without which nothing is learnt."""

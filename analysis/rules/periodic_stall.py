@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.single_slow_steps import slow_steps_of
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.single_slow_steps import slow_steps_of
 
 
 def check(job: Job) -> list[Finding]:

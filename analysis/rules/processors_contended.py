@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.processors import busy_threads, demand, others_use
-from stepscope.analysis.rank_summary import RankSummary, durations
+from stepscope.analysis.measures.evidence import steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.processors import busy_threads, demand, others_use
+from stepscope.analysis.tables.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import OTHERS_USE, OVERSUBSCRIBED, OVERSUBSCRIBED_WITH_OTHERS, RUN_QUEUE
 from stepscope.runtime.display.text_table import human_count, human_time
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.evidence import places, steps_with_most
 from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.job import Job
-from stepscope.analysis.operators import operators_a_step
-from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest
+from stepscope.analysis.measures.evidence import places, steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.operators import operators_a_step
+from stepscope.analysis.measures.sampled_stacks import in_backward, in_loader, in_program_code
 from stepscope.analysis.rules.forced_writes import forced_writes, written_bytes
-from stepscope.analysis.sampled_stacks import in_backward, in_loader, in_program_code
+from stepscope.analysis.tables.rank_summary import RankSummary, Sample, durations, hottest
 from stepscope.analysis.thresholds import (
     FEWEST_SAMPLES,
     FINDING,

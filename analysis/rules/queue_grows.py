@@ -6,11 +6,11 @@ from collections import Counter
 
 import numpy as np
 
-from stepscope.analysis.event_loop import length_of
-from stepscope.analysis.evidence import places
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import parse_frame
+from stepscope.analysis.measures.event_loop import length_of
+from stepscope.analysis.measures.evidence import places
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.tables.rank_summary import parse_frame
 from stepscope.analysis.thresholds import FEWEST_READINGS, MAJORITY, QUEUE_FULL, QUEUE_GROWTH
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import hottest
-from stepscope.analysis.sampled_stacks import in_backward_hook
+from stepscope.analysis.measures.evidence import steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.sampled_stacks import in_backward_hook
+from stepscope.analysis.tables.rank_summary import hottest
 from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase

@@ -6,12 +6,12 @@ from collections import Counter
 
 import numpy as np
 
-from stepscope.analysis.evidence import places, steps_with_most
 from stepscope.analysis.findings import EventReference, Finding, Place
-from stepscope.analysis.job import Job
-from stepscope.analysis.processors import children_run
-from stepscope.analysis.rank_summary import durations
+from stepscope.analysis.measures.evidence import places, steps_with_most
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.processors import children_run
 from stepscope.analysis.rules.input_bound import item_of
+from stepscope.analysis.tables.rank_summary import durations
 from stepscope.analysis.thresholds import FEWEST_SLOW_ITEMS, FEWEST_STEPS, FINDING, MAJORITY, SLOW_ITEM, SLOW_ITEM_NS
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase

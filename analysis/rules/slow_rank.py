@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.evidence import MOST_STEPS, places
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_comparison import compare_ranks
-from stepscope.analysis.rank_summary import durations, hottest
-from stepscope.analysis.sampled_stacks import only_in
+from stepscope.analysis.measures.evidence import MOST_STEPS, places
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.rank_comparison import compare_ranks
+from stepscope.analysis.measures.sampled_stacks import only_in
+from stepscope.analysis.tables.rank_summary import durations, hottest
 from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_DISTINCT, RANK_LONGER
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_parts import is_uncovered, parts_of

@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 
-from stepscope.analysis.event_loop import length_of
-from stepscope.analysis.evidence import longest
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
+from stepscope.analysis.measures.event_loop import length_of
+from stepscope.analysis.measures.evidence import longest
+from stepscope.analysis.measures.job import Job
 from stepscope.analysis.thresholds import AT_THE_END, FEWEST_OPEN_TASKS, MAJORITY
 
 

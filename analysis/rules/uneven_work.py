@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stepscope.analysis.evidence import MOST_STEPS
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_comparison import compare_ranks
+from stepscope.analysis.measures.evidence import MOST_STEPS
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.rank_comparison import compare_ranks
 from stepscope.analysis.thresholds import UNEVEN_WORK
 from stepscope.runtime.display.text_table import human_time
 

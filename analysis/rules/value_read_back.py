@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.evidence import places, samples_at
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.job import Job
-from stepscope.analysis.operators import gaps_ns, hottest_of_operators
-from stepscope.analysis.rank_summary import durations
+from stepscope.analysis.measures.evidence import places, samples_at
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.operators import gaps_ns, hottest_of_operators
+from stepscope.analysis.tables.rank_summary import durations
 from stepscope.analysis.thresholds import FINDING, READ_BACKS
 from stepscope.runtime.display.text_table import human_time
 

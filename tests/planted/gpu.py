@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from stepscope.analysis.findings import Answer
-from stepscope.analysis.rank_summary import RankSummary
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
+from stepscope.analysis.tables.rank_summary import RankSummary
 from tests.planted.recordings import answer_of, ranks_of, stored, summary_of
 
 PROGRAM = Path(__file__).parent / "programs" / "causal_lm_gpu.py"

@@ -15,13 +15,22 @@ import msgspec
 import numpy as np
 
 from stepscope.analysis import explain
-from stepscope.analysis.allocations import MemoryTable
-from stepscope.analysis.collectives import CollectiveTable
-from stepscope.analysis.data_pipeline import DataPipeline
 from stepscope.analysis.findings import Answer, DeviceAnswer
-from stepscope.analysis.flops import FlopsTable
-from stepscope.analysis.rank_summary import Call, Collection, Fetch, RankSummary, Row, Sample, TaskRun, judged_steps_of
-from stepscope.analysis.recording import Rank, Recording, load
+from stepscope.analysis.reading.recording import Rank, Recording, load
+from stepscope.analysis.tables.allocations import MemoryTable
+from stepscope.analysis.tables.collectives import CollectiveTable
+from stepscope.analysis.tables.data_pipeline import DataPipeline
+from stepscope.analysis.tables.flops import FlopsTable
+from stepscope.analysis.tables.rank_summary import (
+    Call,
+    Collection,
+    Fetch,
+    RankSummary,
+    Row,
+    Sample,
+    TaskRun,
+    judged_steps_of,
+)
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Device, Facts, Phase
 from tests.planted.live import Outcome, Program, programs
 

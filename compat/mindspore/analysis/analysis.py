@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepscope.analysis.collectives import CollectiveTable, Key
-from stepscope.analysis.parallel_layout import has_groups
+from stepscope.analysis.tables.collectives import CollectiveTable, Key
+from stepscope.analysis.tables.parallel_layout import has_groups
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.output_layout import make_numbered

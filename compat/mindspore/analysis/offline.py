@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.analysis.collectives import Key, fastest_of
+from stepscope.analysis.tables.collectives import Key, fastest_of
 from stepscope.compat.mindspore.analysis.analysis import (
     Analysis,
     AnalysisRequest,

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from stepscope.analysis.flops import read_peak
+from stepscope.analysis.tables.flops import read_peak
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
 from stepscope.compat.mindspore.options.enums import (
     ACTIVITIES,

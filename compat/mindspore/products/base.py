@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis import collectives
+from stepscope.analysis.tables import collectives
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
 from stepscope.runtime.export.run import Run

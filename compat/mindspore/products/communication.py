@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.collectives import UNKNOWN, CollectiveRun, CollectiveTable, Key, wait_of
+from stepscope.analysis.tables.collectives import UNKNOWN, CollectiveRun, CollectiveTable, Key, wait_of
 from stepscope.compat.mindspore.output_files import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, is_communication, microseconds
 from stepscope.compat.mindspore.products.step_times import Intervals, length, union

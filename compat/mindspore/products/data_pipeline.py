@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.data_pipeline import (
+from stepscope.analysis.measures.processors import use_by_counters
+from stepscope.analysis.tables.data_pipeline import (
     DataPipeline,
     PipelineBuilder,
     PipelineOperator,
     advice_on,
     bottleneck_of,
 )
-from stepscope.analysis.processors import use_by_counters
 from stepscope.backends.counters.host import HostBackend
 from stepscope.compat.mindspore.output_files import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, readings, spans

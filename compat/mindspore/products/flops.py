@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.findings import OperatorFlops
-from stepscope.analysis.flops import FlopsTable, utilization_of
+from stepscope.analysis.tables.flops import FlopsTable, utilization_of
 from stepscope.compat.mindspore.output_files import write_json, write_text
 from stepscope.compat.mindspore.products.base import Product
 from stepscope.runtime.events.record import EventBatch

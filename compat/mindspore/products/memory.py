@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analysis.allocations import EARLIER, MemoryTable, capacity_of
 from stepscope.analysis.findings import DeviceMemory
+from stepscope.analysis.tables.allocations import EARLIER, MemoryTable, capacity_of
 from stepscope.compat.mindspore.output_files import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, memory_readings, microseconds
 from stepscope.runtime.events.clock import ClockAnchor

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.span_choice import SpanChoice
+from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.compat.mindspore.output_files import write_csv
 from stepscope.compat.mindspore.products.base import OPERATORS, Product, in_categories, is_communication, spans
 from stepscope.runtime.events.clock import ClockAnchor

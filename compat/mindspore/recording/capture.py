@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from stepscope.analysis.allocations import CAPACITY
-from stepscope.analysis.flops import PEAK
+from stepscope.analysis.tables.allocations import CAPACITY
+from stepscope.analysis.tables.flops import PEAK
 from stepscope.backends.counters.process_memory import COUNTER, capacities, resident_bytes
 from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.build import trace

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.analysis.allocations import AllocationLog
+from stepscope.analysis.tables.allocations import AllocationLog
 from stepscope.backends.counters.nvml_library import LIBRARY, Nvml, NvmlError
 from stepscope.compat.mxnet.memory.counters import used_on_devices
 from stepscope.compat.mxnet.objects.scopes import CATEGORY, NONE

@@ -116,8 +116,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
     def _judged(self) -> Answer:
         from stepscope.analysis.explain import judge
-        from stepscope.analysis.rank_summary import RankSummary
-        from stepscope.analysis.recording import load
+        from stepscope.analysis.reading.recording import load
+        from stepscope.analysis.tables.rank_summary import RankSummary
 
         recording = load(self.path)
         if self.ranks:  # an earlier job with more ranks may have written here
@@ -141,7 +141,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         """Waits a short time for the other ranks on this machine. Returns a note on those that have not ended or are not there."""
         if not self.ranks:
             return []
-        from stepscope.analysis.run_choice import launches_in
+        from stepscope.analysis.reading.run_choice import launches_in
 
         place, until = Path(self.path), time.monotonic() + RANKS_WAIT_S
         while True:

@@ -73,7 +73,7 @@ def _peak(text: str) -> float:
 def explain(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from stepscope.analysis.explain import explain as answer_of
-    from stepscope.analysis.recording import load
+    from stepscope.analysis.reading.recording import load
 
     path: Path = arguments.path or RUNS
     if arguments.path is None and not path.is_dir():

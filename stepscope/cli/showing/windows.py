@@ -20,7 +20,7 @@ from stepscope.runtime.windows.step_statistics import begins_with_startup
 from stepscope.runtime.windows.window import Window
 
 if TYPE_CHECKING:
-    from stepscope.analysis.recording import Rank
+    from stepscope.analysis.reading.recording import Rank
 
 DESCRIPTION = """\
 Lists the windows of a run. Events are read only of a window without an end, so a long run is listed as soon as a short one.
@@ -81,7 +81,7 @@ def windows(arguments: argparse.Namespace) -> int:
         FileNotFoundError: if there is nothing of that name.
         FormatError: if there is no recording.
     """
-    from stepscope.analysis.recording import load
+    from stepscope.analysis.reading.recording import load
 
     recording = load(arguments.path, only=())
     lines: list[Line] = []

@@ -23,8 +23,8 @@ import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import Answer
 from stepscope.analysis.page.render import report_html
-from stepscope.analysis.rank_summary import RankSummary
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
+from stepscope.analysis.tables.rank_summary import RankSummary
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.analysis.collectives import CollectiveTable, fastest_of, is_collective
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
+from stepscope.analysis.tables.collectives import CollectiveTable, fastest_of, is_collective
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.mindspore import Profiler
 from stepscope.runtime.events.record import Kind

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.analysis.data_pipeline import MOST_PIPELINES
 from stepscope.analysis.explain import NOTHING, explain, judge
 from stepscope.analysis.findings import Answer, Finding
 from stepscope.analysis.page.render import report_html
-from stepscope.analysis.rank_summary import RankSummary, Sample
+from stepscope.analysis.tables.data_pipeline import MOST_PIPELINES
+from stepscope.analysis.tables.rank_summary import RankSummary, Sample
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.flight.triggers.slow_step import SlowStep

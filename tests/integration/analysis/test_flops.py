@@ -13,9 +13,9 @@ import pytest
 import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import Answer, FlopsAnswer
-from stepscope.analysis.flops import FlopsTable, human_flops
 from stepscope.analysis.page.render import report_html
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
+from stepscope.analysis.tables.flops import FlopsTable, human_flops
 from tests.support.basics import require
 from tests.support.commands import stepscope
 from tests.support.messages import refused

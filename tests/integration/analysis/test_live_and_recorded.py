@@ -10,7 +10,7 @@ import pytest
 
 from stepscope import span, trace
 from stepscope.analysis.explain import explain
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.profiler import Profiler

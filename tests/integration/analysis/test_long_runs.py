@@ -13,7 +13,7 @@ import stepscope as sc
 from benchmarks.cases.analysis.long_runs import write_training
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
-from stepscope.analysis.rank_summary import RankSummary
+from stepscope.analysis.tables.rank_summary import RankSummary
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind
 from tests.support.journals import batch_with_arguments, write_journal

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.analysis.allocations import AllocationLog, human_bytes
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
+from stepscope.analysis.tables.allocations import AllocationLog, human_bytes
 from stepscope.backends.counters.process_memory import capacities
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.mindspore import Profiler

@@ -12,7 +12,7 @@ import pytest
 import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
 from stepscope.cli.main import main
 from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.windows.window import which_windows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stepscope.analysis.job import Job
+from stepscope.analysis.measures.job import Job
 from stepscope.analysis.rules import device_idle
 from tests.planted import gpu, recordings
 

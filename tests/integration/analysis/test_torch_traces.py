@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import stepscope as sc
-from stepscope.analysis.devices import DeviceBuilder, answers
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import DeviceAnswer
 from stepscope.analysis.page.render import answer_html, report_html
-from stepscope.analysis.rank_summary import arguments
+from stepscope.analysis.tables.devices import DeviceBuilder, answers
+from stepscope.analysis.tables.rank_summary import arguments
 from stepscope.analysis.terminal import show
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import Kind

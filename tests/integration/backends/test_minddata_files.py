@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.analysis.data_pipeline import DataPipeline, PipelineBuilder
+from stepscope.analysis.tables.data_pipeline import DataPipeline, PipelineBuilder
 from stepscope.backends.mindspore.data_pipeline import events_of
 from stepscope.backends.mindspore.data_pipeline_files import read_batches
 from stepscope.runtime.events import strings

@@ -17,7 +17,7 @@ import pytest
 import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import DeviceAnswer
-from stepscope.analysis.torch_traces import trace_of
+from stepscope.analysis.reading.torch_traces import trace_of
 from stepscope.backends.simulated.replay import ReplayBackend
 from stepscope.backends.simulated.simulated import Kernel, SimulatedDevice
 from stepscope.exporters.specimens import run_in

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
 from stepscope.analysis.terminal import MOST_LINES
 from stepscope.backends.torch.arm import VARIABLE
 from stepscope.cli.programs.optimizer_steps import OptimizerSteps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analysis.data_pipeline import DataPipeline, PipelineOperator, advice_on, bottleneck_of
+from stepscope.analysis.tables.data_pipeline import DataPipeline, PipelineOperator, advice_on, bottleneck_of
 
 
 def operator(number: int, kind: str, filled: float, used: float = 50.0, workers: int = 2) -> PipelineOperator:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analysis.event_loop import TURN_NS, loops_of
-from stepscope.analysis.rank_summary import RankSummary, Sample, TaskRun
+from stepscope.analysis.measures.event_loop import TURN_NS, loops_of
 from stepscope.analysis.rules.loop_blocked import blocked
+from stepscope.analysis.tables.rank_summary import RankSummary, Sample, TaskRun
 
 MS = 1_000_000
 

@@ -21,8 +21,8 @@ from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer
 from stepscope.analysis.page.content import content_of, parts_table
 from stepscope.analysis.page.icicle import icicle_of, kind_of
 from stepscope.analysis.page.render import answer_html, report_html
-from stepscope.analysis.rank_summary import RankSummary, Sample
-from stepscope.analysis.recording import Recording
+from stepscope.analysis.reading.recording import Recording
+from stepscope.analysis.tables.rank_summary import RankSummary, Sample
 from stepscope.runtime.display.text_table import percents, printable
 from tests.support.basics import html_of
 

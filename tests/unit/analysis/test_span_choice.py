@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analysis.span_choice import SpanChoice
+from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import empty_block
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.analysis.parallel_layout import layout_of
+from stepscope.analysis.tables.parallel_layout import layout_of
 from stepscope.backends.parallel_layout import (
     DECLARED,
     kind_of,

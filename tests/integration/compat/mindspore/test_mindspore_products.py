@@ -16,8 +16,8 @@ import pytest
 import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.content import content_of
-from stepscope.analysis.rank_summary import RankSummary
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
+from stepscope.analysis.tables.rank_summary import RankSummary
 from stepscope.backends.counters.process_memory import COUNTER
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.compat.mindspore.output_layout import RAW

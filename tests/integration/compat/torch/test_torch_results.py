@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import stepscope.torch as ours
-from stepscope.analysis.torch_traces import trace_of
+from stepscope.analysis.reading.torch_traces import trace_of
 from stepscope.compat.torch.events.function_events import FunctionEvents
 from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
 from stepscope.exporters.specimens import run_in

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
 from stepscope.cli.main import main
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.specimens import run_in, window_of

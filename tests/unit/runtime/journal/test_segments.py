@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.analysis.recording import load
+from stepscope.analysis.reading.recording import load
 from stepscope.cli.main import main
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.events.record import EventBatch, Kind

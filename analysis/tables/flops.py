@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import FlopsAnswer, OperatorFlops
-from stepscope.analysis.span_choice import SpanChoice
+from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind

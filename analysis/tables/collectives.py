@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from stepscope.analysis.findings import CollectiveTimes
-from stepscope.analysis.span_choice import SpanChoice
+from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.runtime.display.text_table import human_time, printable, shorten
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.arguments import arguments

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analysis.findings import Place
-from stepscope.analysis.rank_summary import RankSummary, hottest
-from stepscope.analysis.sampled_stacks import in_backward
+from stepscope.analysis.measures.sampled_stacks import in_backward
+from stepscope.analysis.tables.rank_summary import RankSummary, hottest
 from stepscope.analysis.thresholds import FEWEST_SAMPLES
 from stepscope.runtime.windows.step_facts import Phase
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.flops import PEAK, read_peak
-from stepscope.analysis.run_choice import launches_in
+from stepscope.analysis.reading.run_choice import launches_in
+from stepscope.analysis.tables.flops import PEAK, read_peak
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs import recording as runs
 from stepscope.collector.runs.recording import journals_in, stream_of
@@ -259,7 +259,7 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
         FormatError: if there is no recording.
         TypeError: if the path is neither a str nor a Path.
     """
-    from stepscope.analysis.torch_traces import is_trace, trace_of, traces_below
+    from stepscope.analysis.reading.torch_traces import is_trace, trace_of, traces_below
 
     place = Path(path_argument("path", path))
     if not segments.exists(place):

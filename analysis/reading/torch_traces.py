@@ -15,8 +15,8 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.analysis.allocations import CAPACITY
-from stepscope.analysis.recording import Rank
+from stepscope.analysis.reading.recording import Rank
+from stepscope.analysis.tables.allocations import CAPACITY
 from stepscope.backends.torch.kineto.blocks import KinetoConverter, nest
 from stepscope.backends.torch.kineto.file import KinetoEvent, KinetoFile
 from stepscope.backends.torch.kineto.tracks import SavedTracks

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stepscope.analysis.findings import EventReference, Place
-from stepscope.analysis.rank_summary import Call, RankSummary, parse_frame
+from stepscope.analysis.tables.rank_summary import Call, RankSummary, parse_frame
 from stepscope.runtime.windows.step_facts import Facts
 
 MOST_STEPS = 3

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.findings import TaskTimes
-from stepscope.analysis.rank_summary import RankSummary, TaskRun
+from stepscope.analysis.tables.rank_summary import RankSummary, TaskRun
 from stepscope.runtime.events import tracks
 from stepscope.runtime.windows.step_facts import Times, union
 

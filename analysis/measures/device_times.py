@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import RankSummary, durations
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.tables.rank_summary import RankSummary, durations
 from stepscope.runtime.windows.step_facts import Device, Facts
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import RankSummary, durations
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.tables.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_LAST, RANK_WAIT
 
 

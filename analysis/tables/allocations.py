@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analysis.findings import DeviceMemory, TagMemory
-from stepscope.analysis.span_choice import SpanChoice
+from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.arguments import arguments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.analysis.rank_summary import RankSummary
+from stepscope.analysis.tables.rank_summary import RankSummary
 
 
 class Job:

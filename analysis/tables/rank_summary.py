@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stepscope.analysis.allocations import MemoryTable
-from stepscope.analysis.collectives import CollectiveTable
-from stepscope.analysis.data_pipeline import PipelineBuilder
-from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
-from stepscope.analysis.flops import FlopsTable
-from stepscope.analysis.parallel_layout import has_groups
-from stepscope.analysis.recording import Rank, facts_builders, finished
+from stepscope.analysis.reading.recording import Rank, facts_builders, finished
+from stepscope.analysis.tables.allocations import MemoryTable
+from stepscope.analysis.tables.collectives import CollectiveTable
+from stepscope.analysis.tables.data_pipeline import PipelineBuilder
+from stepscope.analysis.tables.devices import MOST_SPANS, DeviceBuilder, answers
+from stepscope.analysis.tables.flops import FlopsTable
+from stepscope.analysis.tables.parallel_layout import has_groups
 from stepscope.analysis.thresholds import FEWEST_STEPS
 from stepscope.backends.counters.host import HostBackend
 from stepscope.backends.pipeline_events import CATEGORY

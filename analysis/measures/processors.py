@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import RankSummary
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.tables.rank_summary import RankSummary
 from stepscope.analysis.thresholds import BUSY_THREAD
 from stepscope.runtime.observers import processor_demand
 

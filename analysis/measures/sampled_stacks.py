@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from stepscope.analysis.findings import Place
-from stepscope.analysis.rank_summary import Sample, parse_frame, program_functions
+from stepscope.analysis.tables.rank_summary import Sample, parse_frame, program_functions
 from stepscope.analysis.thresholds import DISTINCT, FEWEST_SAMPLES
 from stepscope.runtime.display.code_places import in_library
 

@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.evidence import intervals, longest, place_of_calls
 from stepscope.analysis.findings import EventReference, Finding, Place
-from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import Call, durations
-from stepscope.analysis.sampled_stacks import only_in
+from stepscope.analysis.measures.evidence import intervals, longest, place_of_calls
+from stepscope.analysis.measures.job import Job
+from stepscope.analysis.measures.sampled_stacks import only_in
+from stepscope.analysis.tables.rank_summary import Call, durations
 from stepscope.analysis.thresholds import (
     COVERED,
     FEWEST_PERIODS,
