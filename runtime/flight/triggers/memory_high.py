@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -26,8 +26,6 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         TypeError: if `device` cannot be called.
     """
 
-    name: ClassVar[str] = "memory_high"
-
     __unchecked__ = ("device",)
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
@@ -39,6 +37,11 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     program does, so the function may be slow."""
     interval: Annotated[float, msgspec.Meta(ge=0)] = 0.5
     """Seconds from one look to the next."""
+
+    @property
+    def name(self) -> str:
+        """`memory_high`."""
+        return "memory_high"
 
     def __post_init__(self) -> None:
         super().__post_init__()

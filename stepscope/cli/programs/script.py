@@ -116,9 +116,8 @@ def _run_path(program: str) -> None:
     main = ModuleType("__main__")
     names = vars(main)
     names.update(__builtins__=builtins, __file__=path, __loader__=SourceFileLoader("__main__", path))
-    for name, value in (("__annotations__", {}), ("__cached__", None)):
-        if name in vars(sys.modules["__main__"]):  # whether it is there depends on Python's version
-            names[name] = value
+    sometimes: dict[str, object] = {"__annotations__": {}, "__cached__": None}  # depends on Python's version
+    names.update({name: value for name, value in sometimes.items() if name in vars(sys.modules["__main__"])})
     sys.modules["__main__"] = main
     exec(compile(source, path, "exec", dont_inherit=True), names)
 
