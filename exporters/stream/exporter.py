@@ -101,7 +101,7 @@ class CollectorExporter:
         self._tls = tls
         self.stream = ""
         """Id of the stream, which names its directory at the collector; empty before `open`."""
-        self.kept: UnsentFiles | None = None
+        self.unsent_files: UnsentFiles | None = None
         """The journal, if the run ended before all of it was confirmed."""
         self._buffer: JournalExporter | None = None
         """The journal that this exporter writes itself."""
@@ -326,7 +326,7 @@ class CollectorExporter:
         if not complete:
             self._count_unsent(journal)
             command = shlex.join(["stepscope", "deliver", str(journal.path), *self._delivery()])
-            self.kept = UnsentFiles(str(journal.path), why, command)
+            self.unsent_files = UnsentFiles(str(journal.path), why, command)
         shipper.close()
         reason = "cap" if journal.dropped or journal.deleted_unsent else "undelivered"
         for window, count in [*self._exported.items()]:

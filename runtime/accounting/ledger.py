@@ -49,14 +49,14 @@ class OutputLedger(msgspec.Struct, frozen=True):
 
     offered: int = 0
     exported: int = 0
-    """Events that were written or that a server confirmed, and those that are `kept`."""
+    """Events that were written or that a server confirmed, and those that are `unsent`."""
     dropped: dict[str, int] = {}
     """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit),
     `deleted` (its file was deleted while it was written), and reasons that an exporter reports itself."""
     in_flight: int = 0
     """Events neither exported nor dropped yet: offered = exported + dropped + in flight. An output that closes a window does not
     know what others will write of it later; the accounts of the run say that."""
-    kept: int = 0
+    unsent: int = 0
     """Of those exported: events in files that were not sent yet, or not confirmed by the server."""
 
 

@@ -27,9 +27,9 @@ def counted(ledger: OutputLedger, unsent: UnsentFiles | None = None) -> str:
     """
     if 0 < ledger.offered == ledger.in_flight:  # "0 of 80" would look like a failure
         return f"{ledger.offered:,} events not written yet"
-    text = f"{ledger.exported - ledger.kept:,} of {ledger.offered:,} events"
-    if ledger.kept or unsent is not None:
-        what = f"{ledger.kept:,}" if ledger.kept else "the end of the stream"
+    text = f"{ledger.exported - ledger.unsent:,} of {ledger.offered:,} events"
+    if ledger.unsent or unsent is not None:
+        what = f"{ledger.unsent:,}" if ledger.unsent else "the end of the stream"
         text += f" confirmed, {what} kept" + (f" in {unsent.place} ({unsent.why})" if unsent is not None else "")
     text += "".join(f", {count:,} dropped ({reason})" for reason, count in ledger.dropped.items() if count)
     return text + (f", {ledger.in_flight:,} not written yet" if ledger.in_flight else "")

@@ -84,7 +84,7 @@ class DeliveryResult(msgspec.Struct, frozen=True):
     exported: int = 0
     dropped: Mapping[str, int] = {}
     """By reason."""
-    kept: int = 0
+    unsent: int = 0
     """Number of exported events that are in files until they are sent."""
 
 
@@ -168,5 +168,5 @@ class SupportsUnsentFiles(Protocol):
     If it is cancelled at the deadline and has such files, that is no error.
     """
 
-    kept: UnsentFiles | None
+    unsent_files: UnsentFiles | None
     """The files, once it is closed; `None` if there are none."""

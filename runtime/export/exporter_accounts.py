@@ -72,7 +72,7 @@ class Accounts:
         rest = self._in_flight.pop(window, 0)
         exported = min(result.exported, rest)
         self.export(window, exported)
-        self._add_unsent(window, min(result.kept, exported))
+        self._add_unsent(window, min(result.unsent, exported))
         rest -= exported
         for reason, count in result.dropped.items():
             dropped = min(count, rest)

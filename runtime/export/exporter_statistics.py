@@ -23,5 +23,5 @@ class ExporterStatistics(msgspec.Struct, frozen=True):
     first_error: str
     busy_ns: int
     """Time spent in the exporter's calls, the one in progress included, in ns."""
-    kept: UnsentFiles | None = None
-    """Files of the events in `ledger.kept`; `None` if there are none."""
+    unsent_files: UnsentFiles | None = None
+    """Files of the events in `ledger.unsent`; `None` if there are none."""

@@ -353,8 +353,8 @@ class ExporterWorker:
         """Drops and counts all events that the exporter has not written."""
         self._drop_all("closed")
         now = self.statistics()
-        if now.kept is not None:
-            log.warning("output %s: %s%s", self.name, counted(now.ledger, now.kept), remedy(now.kept))
+        if now.unsent_files is not None:
+            log.warning("output %s: %s%s", self.name, counted(now.ledger, now.unsent_files), remedy(now.unsent_files))
         elif self._late:
             fate = "cancelled" if self.ended else "left to itself, as it blocks its thread"
             self._record_error(self._late, TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
@@ -551,7 +551,7 @@ class ExporterWorker:
         if cap == self._cap_seen and not self._reports:
             return
         results = [] if self._deferred is None else list(self._deferred.settle())
-        unsent = None if self._unsent is None else self._unsent.kept
+        unsent = None if self._unsent is None else self._unsent.unsent_files
         losses = [] if self._counting is None else list(self._counting.take_lost())
         cap = 0 if self._deferred is not None else cap
         with self._lock:
@@ -620,5 +620,5 @@ class ExporterWorker:
                 errors=count,
                 first_error=first[0].text if first else "",
                 busy_ns=self._busy_ns(),
-                kept=self._unsent_files,
+                unsent_files=self._unsent_files,
             )

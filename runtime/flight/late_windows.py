@@ -268,7 +268,7 @@ class FlightWindows(WindowRouter):
         """Accounts so far."""
         accounts = super().statistics()
         withheld = accounts.withheld + sum(map(len, self._urgent))
-        return msgspec.structs.replace(accounts, kept=self.retained(), withheld=withheld)
+        return msgspec.structs.replace(accounts, retained=self.retained(), withheld=withheld)
 
     # inside
 

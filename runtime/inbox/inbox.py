@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class InboxStatistics(msgspec.Struct, frozen=True):
-    """`put` = `taken` + `waiting`. Refused puts are counted separately."""
+    """`put` = `received` + `waiting`. Refused puts are counted separately."""
 
     put: int
-    taken: int
+    received: int
     waiting: int
     waiting_bytes: int
     """Bytes in the inbox, or popped and not handled yet."""
@@ -52,7 +52,7 @@ class Inbox(Generic[T]):
         self._closed = False
         self.unhandled = 0
         """Bytes that were popped and not handled yet, which count as waiting. The consumer sets it."""
-        self._put = self._taken = self._bytes = self._peak = self._refused = 0
+        self._put = self._received = self._bytes = self._peak = self._refused = 0
 
     def put(self, item: T, nbytes: int = 0, *, later: bool = False) -> bool:
         """Adds an item of `nbytes`. Items of 0 bytes (messages) always fit.
@@ -112,7 +112,7 @@ class Inbox(Generic[T]):
         with self._lock:
             items = [item for item, _ in self._items]
             self._items.clear()
-            self._taken += len(items)
+            self._received += len(items)
             self._bytes = 0
         return items
 
@@ -126,5 +126,5 @@ class Inbox(Generic[T]):
         """Accounts so far."""
         with self._lock:
             return InboxStatistics(
-                self._put, self._taken, len(self._items), self.waiting_bytes, self._peak, self._refused
+                self._put, self._received, len(self._items), self.waiting_bytes, self._peak, self._refused
             )

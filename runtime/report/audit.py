@@ -49,7 +49,7 @@ def _received(rings: RecorderStatistics, pipeline: PipelineStatistics) -> Iterat
 
 def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:
     inbox, windows = pipeline.inbox, pipeline.windows
-    yield from _equal("inbox: put", inbox.put, "taken and waiting", inbox.taken + inbox.waiting)
+    yield from _equal("inbox: put", inbox.put, "received and waiting", inbox.received + inbox.waiting)
     out = pipeline.routed + pipeline.unrouted
     if pipeline.drained < out or closed:
         yield from _equal(f"{RECORDER}: drained", pipeline.drained, "routed or dropped", out)
@@ -63,7 +63,7 @@ def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:
             "inbox": inbox.waiting,
             "delivered": pipeline.undelivered,
             "in flight": sum(output.ledger.in_flight for output in pipeline.exporters),
-            "kept": sum(windows.kept.values()),
+            "retained": sum(windows.retained.values()),
         }
         for what, count in remaining.items():
             yield from _equal(f"after closing: {what}", count, "to be left", 0)
@@ -71,13 +71,13 @@ def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:
 
 def _windows(windows: WindowsStatistics) -> Iterator[str]:
     for source, seen in windows.seen.items():
-        stages = (windows.accepted, windows.outside, windows.late, windows.superseded, windows.kept)
+        stages = (windows.accepted, windows.outside, windows.late, windows.superseded, windows.retained)
         parts = [part.get(source, 0) for part in stages]
         yield from _equal(f"{source}: seen", seen, "accepted, outside, late, superseded and kept", sum(parts))
         yield from _not_negative(source, *parts, *windows.dropped.get(source, {}).values())
         late = windows.dropped.get(source, {}).get("late", 0)
         yield from _equal(f"{source}: late", parts[2], "dropped as late", late)
-    yield from _equal("windows: taken", windows.taken, "released and withheld", windows.released + windows.withheld)
+    yield from _equal("windows: entered", windows.entered, "released and withheld", windows.released + windows.withheld)
 
 
 def _exporters(pipeline: PipelineStatistics) -> Iterator[str]:
@@ -87,8 +87,8 @@ def _exporters(pipeline: PipelineStatistics) -> Iterator[str]:
         out = ledger.exported + sum(ledger.dropped.values()) + ledger.in_flight
         yield from _equal(f"{output.name}: offered", ledger.offered, "exported, dropped and in flight", out)
         yield from _equal(f"{output.name}: in flight", ledger.in_flight, "waiting", output.waiting_events)
-        confirmed = ledger.exported - ledger.kept
-        yield from _not_negative(output.name, confirmed, ledger.kept, ledger.in_flight, *ledger.dropped.values())
+        confirmed = ledger.exported - ledger.unsent
+        yield from _not_negative(output.name, confirmed, ledger.unsent, ledger.in_flight, *ledger.dropped.values())
 
 
 def _equal(what: str, count: int, other: str, out: int) -> Iterator[str]:

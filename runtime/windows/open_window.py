@@ -179,7 +179,7 @@ class OpenWindow:
         return self._withheld is not None and self.cut_short and len(self.marks) == 1 and self._latest <= self.start
 
     @property
-    def taken(self) -> int:
+    def entered(self) -> int:
         """Number of accepted events, parts of events, steps and gaps."""
         return sum(self._accepted.values()) + self.gap_events
 

@@ -38,7 +38,7 @@ MAX_CLOSED = 64
 
 
 class WindowsStatistics(msgspec.Struct, frozen=True):
-    """Accounts of the windows stage, over the run. Per source: seen = accepted + outside + late + superseded + kept."""
+    """Accounts of the windows stage, over the run. Per source: seen = accepted + outside + late + superseded + retained."""
 
     opened: int
     closed: int
@@ -50,14 +50,14 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     superseded: dict[str, int]
     """Records of spans that were already written as open at the end of their window."""
     dropped: dict[str, dict[str, int]]
-    taken: int
-    """Events in windows: taken = released + withheld. An event that crosses a border counts once in each window. Steps and
+    entered: int
+    """Events in windows: entered = released + withheld. An event that crosses a border counts once in each window. Steps and
     gaps are events here, too."""
     released: int
     """Events that were passed on to the exporters."""
     withheld: int
     """Events of windows that have nothing but the begin of a step. Exporters do not get these."""
-    kept: dict[str, int] = {}
+    retained: dict[str, int] = {}
     """Events that the flight recorder retains and has not saved."""
     missing: dict[str, dict[str, int]] = {}
     """Per source and reason: ns for which the source has no events, although it should record."""
@@ -89,7 +89,7 @@ class WindowRouter:
         self._closed: deque[_Closed] = deque(maxlen=MAX_CLOSED)
         self._watermarks: dict[str, int] = {RECORDER: 0}
         self._count = self._closed_count = 0
-        self._taken = self._released = self._withheld = 0
+        self._entered = self._released = self._withheld = 0
         self._paused_at: int | None = None
         self.ending = Ending()
         self._seen: Counter[str] = Counter()
@@ -408,7 +408,7 @@ class WindowRouter:
                 self._released += sum(map(len, withheld))
                 batches += withheld
             window.finish_table()
-            self._taken += window.taken
+            self._entered += window.entered
             self._withheld += window.withheld
             self._closed.append(_Closed(window.interval, window.superseded))
             self._closed_count += 1
@@ -462,7 +462,7 @@ class WindowRouter:
             # Copied first: the loop changes them meanwhile, on another thread.
             dropped={source: dict(reasons) for source, reasons in list(self._dropped.items())},
             missing={source: dict(times) for source, times in list(self._missing.items())},
-            taken=self._taken + sum(window.taken for window in list(self._open)),
+            entered=self._entered + sum(window.entered for window in list(self._open)),
             released=self._released,
             withheld=self._withheld + sum(window.withheld for window in list(self._open)),
         )

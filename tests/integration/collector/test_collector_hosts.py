@@ -229,7 +229,7 @@ async def test_an_exporter_shows_its_certificate(
         await poll(lambda: (found := exporter.statistics()) is not None and found.connected)
         await exporter.export(batch_of(spans(["work"])))
         await exporter.aclose()
-        assert exporter.kept is None and len(list(journals(running.directory))) == 1
+        assert exporter.unsent_files is None and len(list(journals(running.directory))) == 1
         assert running.collector.audit.refused == 0
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.close()  # it says nothing: that is no refusal

@@ -394,7 +394,7 @@ async def test_an_exporter_goes_on_with_the_next_token(tmp_path: Path, monkeypat
         replace(own, f"{INGEST}-next")
         await poll(lambda: (found := exporter.statistics()) is not None and found.connected)
         await exporter.aclose()
-        assert exporter.kept is None
+        assert exporter.unsent_files is None
         assert len(list(journals(running.directory))) == 1
 
 

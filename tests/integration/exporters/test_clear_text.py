@@ -149,7 +149,7 @@ async def test_a_stream_follows_no_redirect(status: int, tmp_path: Path) -> None
         assert "hunter2" not in found.last_error
         await exporter.export(batch_of(spans(["work"])))
         await exporter.aclose()
-        assert exporter.kept is not None
+        assert exporter.unsent_files is not None
         assert list(journals(elsewhere.directory)) == []
 
 

@@ -73,7 +73,7 @@ async def test_it_keeps_the_contract(collector: tuple[str, Path], tmp_path: Path
 
     def read_back(exporter: Exporter, directory: Path) -> Iterable[str]:
         assert isinstance(exporter, CollectorExporter)
-        if exporter.kept is not None:
+        if exporter.unsent_files is not None:
             delivered(directory, url)
         else:
             assert not (directory / BUFFER_DIRECTORY).exists()
@@ -245,8 +245,8 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    assert sum(one.kept for one in exporter.settle()) == 30
-    assert exporter.kept is not None and exporter.kept.place == str(journal)
+    assert sum(one.unsent for one in exporter.settle()) == 30
+    assert exporter.unsent_files is not None and exporter.unsent_files.place == str(journal)
     async with collecting(tmp_path / "c", port=port) as running:
         (found,) = delivery.journals_in(tmp_path / "run")
         delivery.complete(found)

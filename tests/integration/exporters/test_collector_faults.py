@@ -178,14 +178,14 @@ async def test_a_server_that_is_no_collector(kind: str, tmp_path: Path) -> None:
             await poll(lambda: (found := exporter.statistics()) and found.refused)
             async with asyncio.timeout(20):
                 await exporter.aclose()
-            assert exporter.kept is not None and f"answered {kind}" in exporter.kept.why
+            assert exporter.unsent_files is not None and f"answered {kind}" in exporter.unsent_files.why
         else:
             await poll(lambda: (found := exporter.statistics()) and found.last_error)
             assert await stopped(exporter) == ""
         (settled,) = exporter.settle()
-        assert (settled.exported, settled.kept, settled.dropped) == (2, 2, {})
+        assert (settled.exported, settled.unsent, settled.dropped) == (2, 2, {})
     journal = tmp_path / "run" / "unsent" / "buffer"
-    assert exporter.kept is not None and exporter.kept.place == str(journal)
+    assert exporter.unsent_files is not None and exporter.unsent_files.place == str(journal)
     assert spans_of(journal) == {"a": 1, "b": 1}
 
 
@@ -228,7 +228,7 @@ async def test_a_refusal_in_the_protocol(reason: str, tmp_path: Path) -> None:
         exporter = CollectorExporter(url, settings=QUICK)
         await exporter.open(run_of(tmp_path / "run"))
         await exporter.aclose()
-    assert exporter.kept is not None and exporter.kept.why.endswith(f"refuses this stream: {reason[:200]}")
+    assert exporter.unsent_files is not None and exporter.unsent_files.why.endswith(f"refuses this stream: {reason[:200]}")
 
 
 async def test_a_collector_that_closes_at_random(tmp_path: Path) -> None:
@@ -442,6 +442,6 @@ def test_training_does_not_wait_and_closing_meets_its_deadline(kind: str, journa
     assert pipeline is not None
     output = pipeline.exporters[-1]
     account = output.ledger
-    assert account.offered == account.exported == account.kept >= 3000 and not account.dropped
-    assert output.errors == 0 and output.kept is not None
-    assert spans_of(Path(output.kept.place))["work"] == 3000
+    assert account.offered == account.exported == account.unsent >= 3000 and not account.dropped
+    assert output.errors == 0 and output.unsent_files is not None
+    assert spans_of(Path(output.unsent_files.place))["work"] == 3000

@@ -166,7 +166,7 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
         "longest": longest(profiler),
         # What a collector has not confirmed is kept in files, and no error.
         "told": {
-            output.name: bool(output.first_error or output.kept)
+            output.name: bool(output.first_error or output.unsent_files)
             for output in pipeline.exporters if output.name in {exporter.name for exporter in bad}
         },
     }  # fmt: skip

@@ -103,7 +103,7 @@ def traced(exporter: sc.exporters.Exporter, passage: Passage, bad: Bad, director
     ledger, beside = account(profiler, exporter.name), account(profiler, memory.name)
     assert ledger.offered == beside.offered == beside.exported >= SMALL + LARGE
     assert ledger.offered == ledger.exported + sum(ledger.dropped.values()) and not ledger.in_flight
-    assert bool(ledger.exported - ledger.kept) == bad.later
+    assert bool(ledger.exported - ledger.unsent) == bad.later
     return ledger
 
 
@@ -113,7 +113,7 @@ def test_otlp(bad: Bad, tmp_path: Path) -> None:
         exporter = OtlpExporter(f"http://127.0.0.1:{passage.port}", options=PLAIN)
         ledger = traced(exporter, passage, bad, tmp_path)
         arrived = recorded(span.name for span in server.all_spans)
-    assert not ledger.kept and ledger.dropped.keys() <= {"unsent", "closed"}
+    assert not ledger.unsent and ledger.dropped.keys() <= {"unsent", "closed"}
     assert sum(ledger.dropped.values()) >= LARGE
     assert arrived <= names(range(SMALL)) and bool(arrived) == bad.later
 
@@ -124,8 +124,8 @@ def test_collector(bad: Bad, tmp_path: Path) -> None:
         with Passage(port_of(collector.url)) as passage:
             exporter = sc.CollectorExporter(f"ws://127.0.0.1:{passage.port}")
             ledger = traced(exporter, passage, bad, tmp_path / "run")
-        assert not ledger.dropped and ledger.kept >= LARGE
-        assert exporter.kept is not None and Path(exporter.kept.place).parent == tmp_path / "run"
+        assert not ledger.dropped and ledger.unsent >= LARGE
+        assert exporter.unsent_files is not None and Path(exporter.unsent_files.place).parent == tmp_path / "run"
         delivered(tmp_path / "run", collector.url)
         until(lambda: collector.get("/v1/job")["ended"] == 1)
         assert everywhere(tmp_path / "collected") == EVERYTHING
@@ -137,8 +137,8 @@ def test_nats(bad: Bad, tmp_path: Path) -> None:
         with Passage(server.port) as passage:
             exporter = sc.exporters.NatsExporter(f"nats://127.0.0.1:{passage.port}")
             ledger = traced(exporter, passage, bad, tmp_path / "run")
-        assert not ledger.dropped and ledger.kept >= LARGE
-        assert exporter.kept is not None and Path(exporter.kept.place).parent == tmp_path / "run"
+        assert not ledger.dropped and ledger.unsent >= LARGE
+        assert exporter.unsent_files is not None and Path(exporter.unsent_files.place).parent == tmp_path / "run"
         delivered(tmp_path / "run", server.url)
         with collecting(tmp_path / "collected", "--from", server.url) as collector:
             until(lambda: collector.get("/v1/job")["ended"] == 1)

@@ -81,8 +81,8 @@ async def test_it_fulfils_the_contract_of_exporters(server: NatsServer, tmp_path
     def read_back(exporter: Exporter, directory: Path) -> Iterable[str]:
         assert isinstance(exporter, NatsExporter)
         with ThreadPoolExecutor() as pool:
-            if exporter.kept is not None:
-                journal = Path(exporter.kept.place)
+            if exporter.unsent_files is not None:
+                journal = Path(exporter.unsent_files.place)
                 pool.submit(lambda: asyncio.run(deliver(journal, server.url))).result()
             sync, frames = pool.submit(lambda: asyncio.run(stored(server.url, exporter.stream))).result()
         assert sorted(frames) == list(range(len(frames)))
@@ -106,9 +106,9 @@ async def test_delivery_continues_where_jetstream_ends(
     for number in range(20):
         await exporter.export(noisy(number))
     await closed_in_vain(exporter)
-    assert exporter.kept is not None
+    assert exporter.unsent_files is not None
     # In `unsent` it would be deleted after a delivery.
-    kept = Path(exporter.kept.place).parent.rename(tmp_path / "kept")
+    kept = Path(exporter.unsent_files.place).parent.rename(tmp_path / "kept")
     journal = kept / BUFFER
     subject = NAMES.of(Head.of(journal).run, exporter.stream).frames
     counts: list[int] = []

@@ -143,7 +143,7 @@ def press(pressure: Pressure) -> Outcome:
         problems.append(f"{made} events were recorded, the rings know of {rings.produced}")
     made += device.statistics().produced if device else 0
     # Steps and gaps, which the runtime makes, are events of the outputs, too.
-    made += windows.taken - sum(count for source, count in windows.accepted.items() if source != "steps")
+    made += windows.entered - sum(count for source, count in windows.accepted.items() if source != "steps")
     sources = sum(sum(reasons.values()) for reasons in windows.dropped.values())
     before = sources + sum(windows.outside.values()) + windows.withheld
     journaled, ledger = _journaled(profiler.output.path / "journal")

@@ -104,7 +104,7 @@ class Keeper(Later):
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
         self.error = error
-        self.kept: UnsentFiles | None = None
+        self.unsent_files: UnsentFiles | None = None
         self.got = 0
 
     async def export(self, batch: EventBatch) -> None:
@@ -118,8 +118,8 @@ class Keeper(Later):
         except anyio.get_cancelled_exc_class():
             if self.error is not None:
                 raise self.error from None
-            self.told = [DeliveryResult(0, self.got, kept=self.got - 2)]
-            self.kept = UnsentFiles("some/where", "nobody answered", "send some/where")
+            self.told = [DeliveryResult(0, self.got, unsent=self.got - 2)]
+            self.unsent_files = UnsentFiles("some/where", "nobody answered", "send some/where")
             raise
 
     def settle(self) -> Iterable[DeliveryResult]:
@@ -150,12 +150,12 @@ async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
     stats = (await ended_late(Keeper(), tmp_path)).statistics()
     assert (stats.errors, stats.first_error, stats.waiting_events) == (0, "", 0)
     ledger = stats.ledger
-    assert (ledger.offered, ledger.exported, ledger.kept, ledger.dropped, ledger.in_flight) == (20, 20, 18, {}, 0)
+    assert (ledger.offered, ledger.exported, ledger.unsent, ledger.dropped, ledger.in_flight) == (20, 20, 18, {}, 0)
     said = "2 of 20 events confirmed, 18 kept in some/where (nobody answered)"
-    assert counted(ledger, stats.kept) == said
+    assert counted(ledger, stats.unsent_files) == said
     (record,) = caplog.records
-    assert record.getMessage() == f"output memory: {said}{remedy(stats.kept)}"
-    assert remedy(stats.kept).endswith("with: send some/where") and remedy(None) == ""
+    assert record.getMessage() == f"output memory: {said}{remedy(stats.unsent_files)}"
+    assert remedy(stats.unsent_files).endswith("with: send some/where") and remedy(None) == ""
 
 
 async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path) -> None:
@@ -166,11 +166,11 @@ async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path)
 
 
 async def test_more_is_not_kept_than_was_exported(tmp_path: Path) -> None:
-    exporter = Later(DeliveryResult(0, 7, kept=9), DeliveryResult(3, 1, kept=1))
+    exporter = Later(DeliveryResult(0, 7, unsent=9), DeliveryResult(3, 1, unsent=1))
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
         outlet.close_window(closed())
-    assert (ledger_of(outlet).exported, ledger_of(outlet).kept, outlet.statistics().ledger.kept) == (7, 7, 7)
+    assert (ledger_of(outlet).exported, ledger_of(outlet).unsent, outlet.statistics().ledger.unsent) == (7, 7, 7)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Run:
         """Everything that was seen is somewhere, once."""
         known = self.windows.statistics()
         for source, seen in known.seen.items():
-            parts = (known.accepted, known.outside, known.late, known.superseded, known.kept)
+            parts = (known.accepted, known.outside, known.late, known.superseded, known.retained)
             assert seen == sum(part.get(source, 0) for part in parts), source
             assert all(part.get(source, 0) >= 0 for part in parts), known
 
@@ -99,7 +99,7 @@ def test_nothing_fires() -> None:
     list(run.windows.end_retention())
     known = run.windows.statistics()
     assert known.outside[RECORDER] == known.seen[RECORDER] == 2 * 1999
-    assert known.kept[RECORDER] == 0 and run.windows.retention.statistics().bytes == 0
+    assert known.retained[RECORDER] == 0 and run.windows.retention.statistics().bytes == 0
 
 
 def test_saves_the_last_steps() -> None:
@@ -424,6 +424,6 @@ def test_what_is_saved_is_what_belongs_to_the_last_steps(
     list(run.windows.end_retention())
     run.check_accounts()
     known = run.windows.statistics()
-    assert not any(known.kept.values())
+    assert not any(known.retained.values())
     run.windows.retention.remove_files()
     assert directory is None or not list(directory.iterdir())

@@ -28,8 +28,8 @@ def test_accounts_hold_after_any_calls(calls: list[tuple[str, int]]) -> None:
             refused += 1
         assert inbox.statistics().waiting_bytes <= 100
     stats = inbox.statistics()
-    assert (stats.put, stats.taken, stats.refused) == (len(expected), len(taken), refused)
-    assert stats.put == stats.taken + stats.waiting
+    assert (stats.put, stats.received, stats.refused) == (len(expected), len(taken), refused)
+    assert stats.put == stats.received + stats.waiting
     assert taken + inbox.pop_all() == expected
 
 
