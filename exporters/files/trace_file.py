@@ -20,10 +20,11 @@ SLICE = 8192
 malloc has it from the system each time, whose new pages cost Chrome JSON a third of its speed."""
 
 SMALLEST_SLICE = 16
-SLICES = 4096
-"""Events of a slice of a file with a size limit: the limit divided by this, so that a slice has some percent of the file."""
-TAIL = 16_384
-"""Bytes below the size limit that events leave free, for marks and the end of the file."""
+SLICE_DIVISOR = 1 << 14
+"""Events of a slice of a file with a size limit: the limit divided by this, so that a slice has about a percent of the file."""
+MIN_END_BYTES = 16_384
+END_SHARE = 1 / 64
+"""Room below the size limit that events leave free, at least and as a share of the limit: for the last slice, marks and the end."""
 
 
 class TraceFile(ABC):
@@ -33,7 +34,7 @@ class TraceFile(ABC):
         path: where the complete file will be.
         run: owner of the trace.
         output: the file, whose head is written already.
-        limit: size in bytes at which it is full; its last events and its end may exceed that.
+        limit: size in bytes, which only very large events or metadata at its end exceed.
     """
 
     groups = False
@@ -46,7 +47,7 @@ class TraceFile(ABC):
         self._output = output
         self._noted = output.path
         self._limit = limit
-        self._slice = SLICE if limit is None else min(max(limit // SLICES, SMALLEST_SLICE), SLICE)
+        self._slice = SLICE if limit is None else min(max(limit // SLICE_DIVISOR, SMALLEST_SLICE), SLICE)
         self._last = run.anchor.monotonic_ns
         self._opened = self._ended = self._failed = False
         self._unfinished = self._lost_reported = 0
@@ -82,7 +83,9 @@ class TraceFile(ABC):
     @property
     def full(self) -> bool:
         """Whether it has events, and the size limit leaves no room for more."""
-        return self._limit is not None and self._output.size >= self._limit - TAIL and self.written > 0
+        if self._limit is None or not self.written:
+            return False
+        return self._output.size >= self._limit - max(MIN_END_BYTES, round(self._limit * END_SHARE))
 
     @property
     def over(self) -> bool:

@@ -170,7 +170,13 @@ class RunReport(Documented, frozen=True, kw_only=True):
             if output.errors:
                 tail += f"; {human_count(output.errors, 'error')}, first {output.first_error}"
             flight = pipeline.flight
-            if flight is None or flight.triggers.windows or output.ledger.offered or tail or output.unsent_files is not None:
+            if (
+                flight is None
+                or flight.triggers.windows
+                or output.ledger.offered
+                or tail
+                or output.unsent_files is not None
+            ):
                 yield f"{output.name}: {counted(output.ledger, output.unsent_files)}{tail}{remedy(output.unsent_files)}"
                 continue
             so_far = "" if self.statistics.state == "closed" else " so far"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:
-    """Parses the arguments; ends with help, or with wrong usage that names the likely command."""
+    """Parses the arguments; ends with help, or with wrong usage that names the likely command or option."""
     top = parser()
     if not words:
         top.print_help(sys.stderr)
@@ -148,10 +150,23 @@ def _parsed(words: list[str]) -> argparse.Namespace:
         top.error(f"there is no command {first!r}{hint}")
     given, unknown = top.parse_known_args(words)
     if unknown:
-        hint = "; options of the program go after its name" if given.command == "run" else ""
-        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        _refuse(given, unknown)
     given.words = words
     return given
+
+
+def _refuse(given: argparse.Namespace, unknown: list[str]) -> None:
+    command: argparse.ArgumentParser = given.parser
+    option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+    if option is None:
+        command.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = re.findall(r"^  (-.*?)(?:   |$)", command.format_help(), re.MULTILINE)
+    known = re.findall(r"--[\w-]+", " ".join(options))
+    close = get_close_matches(option, known, 1, 0.8)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    if given.command == "run" and not close:
+        hint = "; options of the program go after its name"
+    command.error(f"{given.command} has no option {option}{hint}")
 
 
 def _sentence(error: Exception) -> str:

@@ -228,7 +228,9 @@ async def test_a_refusal_in_the_protocol(reason: str, tmp_path: Path) -> None:
         exporter = CollectorExporter(url, settings=QUICK)
         await exporter.open(run_of(tmp_path / "run"))
         await exporter.aclose()
-    assert exporter.unsent_files is not None and exporter.unsent_files.why.endswith(f"refuses this stream: {reason[:200]}")
+    assert exporter.unsent_files is not None and exporter.unsent_files.why.endswith(
+        f"refuses this stream: {reason[:200]}"
+    )
 
 
 async def test_a_collector_that_closes_at_random(tmp_path: Path) -> None:
