@@ -140,12 +140,13 @@ class Downloads:
         copy = journal_copy(path)
         try:
             piece = await self._disk.ask(lambda: next(copy, b""))
+        except FileNotFoundError as error:
+            raise ProblemError(404, "the file of this stream was deleted") from error
+        try:
             while piece:
                 for at in range(0, len(piece), CHUNK):
                     yield piece[at : at + CHUNK]
                 piece = await self._disk.run(lambda: next(copy, b""))
-        except FileNotFoundError as error:
-            raise ProblemError(404, "the file of this stream was deleted") from error
         finally:
             with contextlib.suppress(ValueError):  # the disk hangs: it is closed when nobody reads it any more
                 await self._disk.run(copy.close)

@@ -89,7 +89,7 @@ def entries(ranks: Iterable[Rank], views: Iterable[RankView]) -> list[JobEntry]:
 
     Args:
         ranks: all that are known.
-        views: what is told of them.
+        views: their states.
     """
     seen: dict[str, float] = {}
     for rank in ranks:

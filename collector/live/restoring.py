@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.runs.evicted import beyond, gaps_of, read_evicted
 from stepscope.collector.runs.recording import run_in
+from stepscope.runtime.accounting.ledger import MAX_COUNT
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
@@ -56,6 +57,8 @@ class _Earlier(msgspec.Struct, frozen=True):
     """Windows that were closed in it."""
     dropped: int = 0
     """Events that these lost."""
+    lost_frames: int = 0
+    """Frames of segments that are missing in it, also of those that were evicted."""
     present: frozenset[int] = frozenset()
     """Numbers of its windows, of which all events are counted, also those that were evicted."""
 
@@ -137,7 +140,10 @@ class Restoring:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.finish_restoring()
             later = [one for one in evicted if one.segment > begin]
-            stream.missing = (await self._read(lambda: beyond(reader.damage, gaps_of(reader, later)))).lost_frames
+            damage = await self._read(lambda: beyond(reader.damage, gaps_of(reader, later)))
+            first = reader.files.at(reader.files.begin).number
+            counted = sum(one.frames for one in evicted if first < one.segment <= begin)
+            stream.missing = max(earlier.lost_frames - counted, 0) + damage.lost_frames
             stream.bytes = reader.position[1]
         finally:
             self._disk.submit(reader.close)  # after what may still be read
@@ -168,11 +174,17 @@ def _skip_earlier(reader: FrameReader) -> _Earlier:
     rows = np.frombuffer(b"".join(stored), ROWS)
     open = records[-1][1].open
     return _Earlier(
-        events=sum(rows["events"].tolist()) + sum(sum(one.events.values()) for one in open),
+        events=_sum([*rows["events"].tolist(), *(count for one in open for count in one.events.values())]),
         windows=len(rows),
-        dropped=sum(rows["dropped"].tolist()),
+        dropped=_sum(rows["dropped"].tolist()),
+        lost_frames=reader.lost_between_segments(records[-1][0]),
         present=frozenset([*rows["window"].tolist(), *(one.window for one in open)]),
     )
+
+
+def _sum(counts: Iterable[int]) -> int:
+    """The sum of counts of an index, which a rank made: none is negative, and the sum is within the bounds of counts."""
+    return min(sum(max(count, 0) for count in counts), MAX_COUNT)
 
 
 def _times(path: Path) -> tuple[int, float]:

@@ -34,7 +34,7 @@ def base_of(run: Run) -> int:
 
 
 class PerfettoFile(TraceFile):
-    """A `.pftrace` being written. It can be read after every piece, but for begins of spans that are still held."""
+    """A `.pftrace` being written. It can be read after every piece, but for begins of spans that are still delayed."""
 
     def __init__(self, path: Path, run: Run, output: OutputFile, limit: int | None) -> None:
         super().__init__(path, run, output, limit)
@@ -57,7 +57,7 @@ class PerfettoFile(TraceFile):
         return file
 
     def count_unfinished(self) -> int:
-        """Spans whose begin is held."""
+        """Spans whose begin is delayed."""
         return self._encoder.held
 
     def write_pending(self) -> None:

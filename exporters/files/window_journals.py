@@ -175,7 +175,15 @@ def _rename(path: Path, name: str) -> Path:
     """Gives a file its name in one step; one of that name, an earlier run's, is left alone."""
     for number in range(1, 1000):
         target = path.with_name(f"{name}-{number}.journal" if number > 1 else f"{name}.journal")
-        if not os.path.lexists(target):
+        try:
+            os.link(path, target, follow_symlinks=False)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without links
+            if target.exists():
+                continue
             path.rename(target)
             return target
+        path.unlink()
+        return target
     return path

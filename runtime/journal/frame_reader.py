@@ -128,23 +128,23 @@ class FrameReader:
         found = self.frame_at(begin + at) if at >= 0 else None
         return found[0] if found is not None and found[2] == size else None
 
-    def find_last(self, kind: int, end: int | None = None) -> int:
-        """Position of the last complete frame of a type before a position, by default the end of the file, if it is among the last
+    def find_last(self, kind: int, end: int | None = None, begin: int = 0) -> int:
+        """Position of the last complete frame of a type between two positions, by default of the whole file, if it is among the last
         `_MAX_SEARCHED` bytes there; else 0."""
         end = self.files.end if end is None else end
-        least = max(end - _MAX_SEARCHED, self.files.begin)
+        least = max(end - _MAX_SEARCHED, self.files.begin, begin)
         while self._sync is not None and end > least:
-            begin = max(end - _SCAN_BYTES, least)
+            start = max(end - _SCAN_BYTES, least)
             # A header may cross the end of the chunk.
-            chunk = self.files.pread(end - begin + fmt.FRAME_HEADER.size, begin)
-            at = chunk.rfind(self._sync, 0, end - begin + len(self._sync) - 1)
+            chunk = self.files.pread(end - start + fmt.FRAME_HEADER.size, start)
+            at = chunk.rfind(self._sync, 0, end - start + len(self._sync) - 1)
             while at >= 0:
                 whole = len(chunk) - at >= fmt.FRAME_HEADER.size
                 head = fmt.decode_frame_header(chunk, at, self._sync) if whole else None
-                if head is not None and head[0] == kind and self.frame_at(begin + at) is not None:
-                    return begin + at
+                if head is not None and head[0] == kind and self.frame_at(start + at) is not None:
+                    return start + at
                 at = chunk.rfind(self._sync, 0, at + len(self._sync) - 1)
-            end = begin
+            end = start
         return 0
 
     def copy(self) -> FrameReader:
@@ -288,6 +288,19 @@ class FrameReader:
         if self.files.damaged_header and not self.damage.header:
             self.damage = msgspec.structs.replace(self.damage, header=True)
         return found
+
+    def lost_between_segments(self, until: int) -> int:
+        """How many frames are missing between the segments before a position, by the numbers of the frames on both sides: those of
+        segments that were deleted, or cut. Only these frames are read."""
+        lost, begin = 0, self.files.begin
+        while (following := self.files.next_begin(begin)) is not None and following <= until:
+            end = self.files.end_before(following - 1) or following
+            last = self.frame_at(self.find_last(fmt.FrameType.INDEX, end, begin))
+            first = self.frame_at(following)
+            if last is not None and first is not None:
+                lost += max(first[1] - last[1] - 1, 0)
+            begin = following
+        return lost
 
     def _frame_at(
         self, at: int, skipped: Callable[[bytes], bool] | None = None

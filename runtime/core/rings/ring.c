@@ -497,14 +497,14 @@ PyObject *ring_py_join(PyObject *self, PyObject *args) {
 /* False if a thread has recorded: what it has is the session's, and so are its ring and stack. */
 PyObject *ring_py_detach(PyObject *self, PyObject *unused) {
     pthread_mutex_lock(&lock);
-    bool remaining = control_joined() && ring_unmake_spare();
-    if (remaining) atomic_store(&session_open, 0);
+    bool detached = control_joined() && ring_unmake_spare();
+    if (detached) atomic_store(&session_open, 0);
     pthread_mutex_unlock(&lock);
-    if (remaining) {
+    if (detached) {
         control_unmap();
         strings_close(), track_close(), stack_close();
     }
-    return PyBool_FromLong(remaining);
+    return PyBool_FromLong(detached);
 }
 
 /* The session's files may be removed from now on, while nothing is recorded: only the memory goes on. False if a process has

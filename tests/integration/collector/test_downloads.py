@@ -7,13 +7,17 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+import threading
+from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 
 import pytest
 
 from stepscope.collector.app import Collector
+from stepscope.collector.downloads import downloads as downloads_module
 from stepscope.collector.downloads.downloads import Bounds, Download, Downloads, Source
+from stepscope.collector.errors import StuckError
+from stepscope.collector.files import disk
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.settings import CollectorSettings
@@ -91,6 +95,25 @@ async def test_a_file_that_lacks_a_journal_is_sent(tmp_path: Path) -> None:
     """A merge that could not read all journals has written the others."""
     program = f"import sys; open({{}}, 'wb').write(b'the others'); sys.exit({INCOMPLETE})"
     assert await whole(Downloads(tmp_path).send(kind(program), [], 0)) == b"the others"
+
+
+async def test_a_disk_that_hangs_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for a journal is answered, and not when the disk answers."""
+    free = threading.Event()
+
+    def hanging(path: Path) -> Generator[bytes]:
+        free.wait(60)
+        yield b"late"
+
+    monkeypatch.setattr(downloads_module, "journal_copy", hanging)
+    monkeypatch.setattr(downloads_module, "THREADS", 1)
+    monkeypatch.setattr(disk, "PATIENCE", 0.2)
+    downloads = Downloads(tmp_path)
+    try:
+        with refused(StuckError):
+            await asyncio.wait_for(whole(downloads.journal(tmp_path / "journal")), 30)
+    finally:
+        free.set()
 
 
 async def test_a_reader_that_is_too_slow_is_given_up(tmp_path: Path) -> None:
