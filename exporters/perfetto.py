@@ -29,7 +29,7 @@ class PerfettoExporter(TraceExporter):
         path: file to write; `{rank}`, `{pid}` and `{window}` are replaced. With `{window}` every window gets a file of
             its own, without it all share one. Missing directories are made, a file that is there is replaced.
         gzip: whether to compress; by default if the name ends in `.gz`.
-        max_bytes: size in bytes of a file, at least 64 KiB; only very large events and metadata at its end exceed it.
+        max_bytes: size in bytes of a file, at least 64 KiB; only an event with very large arguments at its end exceeds it.
             `None`: no limit.
         on_full: `rotate` goes on in `trace.1.pftrace`, `trace.2.pftrace` and so on; `stop` drops what comes later, says
             so in the file and counts it in `dropped_cap`.

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stepscope.exporters.files.output import OutputFile
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events.record import Block
+from stepscope.runtime.events.record import Block, Flag
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.session.trace_note import TraceNote
@@ -25,6 +27,8 @@ SLICE_DIVISOR = 1 << 14
 MIN_END_BYTES = 16_384
 END_SHARE = 1 / 64
 """Room below the size limit that events leave free, at least and as a share of the limit: for the last slice, marks and the end."""
+MAX_SLICE_ARGUMENT_BYTES = 4096
+"""Arguments of the events of a slice of a file with a size limit; of a single event they may be more."""
 
 
 class TraceFile(ABC):
@@ -34,7 +38,7 @@ class TraceFile(ABC):
         path: where the complete file will be.
         run: owner of the trace.
         output: the file, whose head is written already.
-        limit: size in bytes, which only very large events or metadata at its end exceed.
+        limit: size in bytes, which only an event with very large arguments exceeds.
     """
 
     groups = False
@@ -105,11 +109,20 @@ class TraceFile(ABC):
         if len(events) and not self._opened:
             self._open(int(events["ts"].min()))
         while done < len(events) and not self.full:
-            some = events[done : done + self._slice]
+            some = events[done : self._slice_end(events, done)]
             self._last = max(self._last, int(some["ts"].max()))
             self._write(some, args, window)
             done += len(some)
         return done
+
+    def _slice_end(self, events: Block, begin: int) -> int:
+        """The end of the next slice: with a size limit, one whose arguments fit the room at the end of the file."""
+        end = min(begin + self._slice, len(events))
+        if self._limit is None:
+            return end
+        some = events[begin:end]
+        nbytes = np.cumsum(np.where(some["flags"] & int(Flag.ARG_INLINE), 0, some["args_len"]))
+        return begin + max(int(np.searchsorted(nbytes, MAX_SLICE_ARGUMENT_BYTES, side="right")), 1)
 
     def write_pending(self) -> None:  # noqa: B027 - most formats write each event at once
         """Writes the rest of events of which a part is still pending.
@@ -156,6 +169,8 @@ class TraceFile(ABC):
             try:
                 self._open(self._last)
                 end = self._end(args)
+                if self._limit is not None and len(end) > MIN_END_BYTES:
+                    end = self._end({"left out": "more than the size limit allows"})
                 self._output.tail = b""
                 self._output.write(end)
             except OutputError:

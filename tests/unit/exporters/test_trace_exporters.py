@@ -100,6 +100,19 @@ async def test_rotation(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("limit", [1 << 16, 1 << 20])
+async def test_large_arguments_keep_the_limit(tmp_path: Path, name: str, limit: int) -> None:
+    """Files are no larger where events have arguments of kilobytes, and the metadata at the end are larger than the room for them."""
+    scene = Scene(make_run(tmp_path))
+    for n in range(800):
+        scene.span(f"n{n}", n, 1, text="x" * 4000)
+    exporter = made(tmp_path / name, max_bytes=limit)
+    await write(exporter, tmp_path, scene.batch(), metadata={"large": "y" * (1 << 17)})
+    sizes = [os.stat(tmp_path / found).st_size for found in listing(tmp_path)]
+    assert len(sizes) > 2 and max(sizes) <= limit
+
+
+@pytest.mark.parametrize("name", PLAIN)
 async def test_stop_at_the_limit(tmp_path: Path, name: str) -> None:
     """A file that stops says so and counts exactly what is missing."""
     path = tmp_path / name
