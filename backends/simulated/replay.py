@@ -4,52 +4,47 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
-import numpy as np
-from numpy.typing import NDArray
 
+from stepscope.backends.simulated.playback import Playback, Recording
 from stepscope.runtime.errors import BackendError, ClosedError, FormatError
-from stepscope.runtime.events import clock, tracks
-from stepscope.runtime.events.intervals import FOREVER, clip, ends, has_duration
-from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.journal.format import gather_arguments, heap_arguments
+from stepscope.runtime.events import clock as process_clock
+from stepscope.runtime.events.record import Block
 from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.loop_threads.loop_thread import call_in_thread
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.settings.arguments import number_argument, path_argument
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads.native_threads import Event
 
-STEPS = "steps"
-"""Source of what the runtime itself adds to a journal; a replay gets its own."""
-CHUNK = 16_384
-"""Events delivered at a time."""
-INTERVAL_S = 0.02
-"""Seconds between two deliveries."""
-OTHER_IDS = np.uint64(0x80 << 56)
-"""Changes the recorded ids, so that they differ from those of this process, and still link what belongs together."""
-
-_LINKED = (Kind.SPAN, Kind.FLOW_START, Kind.FLOW_STEP, Kind.FLOW_END, Kind.ASYNC_BEGIN, Kind.ASYNC_END)
+_LOOK = 0.02
+"""Seconds between two deliveries at most often."""
 
 
 class ReplayBackend:
     """A source that gives the events of a journal, on their tracks, at the time of the profiler.
 
-    The recording starts when the profiler first records. Its time then goes on: what lies in steps that are not recorded is
-    skipped, and with a speed of 2 everything lasts half as long. Step marks and pauses of the recorded run are left out.
+    The recording starts when the profiler first records. At a finite speed its time then goes on: what lies in steps
+    that are not recorded is skipped, and with a speed of 2 everything lasts half as long. At infinite speed events
+    keep their durations and come as fast as the loop takes them, with times ahead of the clock; they belong to the
+    window that is open then, and wait while none is. Step marks and pauses of the recorded run are left out.
 
     Args:
-        path: a journal, which `open` reads; a torn or damaged one is played as far as it can be read.
-        speed: how fast time goes, a finite number above 0.
+        path: a journal; a torn or damaged one is played as far as it can be read.
+        speed: how fast time goes, above 0; `math.inf` for as fast as possible.
+        loop: begin anew after the end, for ever.
         window: index of the only window to play.
         max_bytes: largest recording, in bytes of memory.
         name: name of the source.
+        clock: our clock in ns.
 
     Raises:
         TypeError: the path is none, or the speed no number.
-        ValueError: for a speed that is not above 0, or not finite.
+        ValueError: for a speed that is not above 0.
     """
 
     thread_bound = False
@@ -59,73 +54,68 @@ class ReplayBackend:
         path: str | os.PathLike[str],
         *,
         speed: float = 1.0,
+        loop: bool = False,
         window: int | None = None,
         max_bytes: int = 1 << 30,
         name: str = "replay",
+        clock: Callable[[], int] = process_clock.now,
     ) -> None:
         number_argument("speed", speed)
-        if not 0 < speed < math.inf:
-            raise ValueError(f"speed must be a finite number above 0, got {speed!r}")
+        if not speed > 0:
+            raise ValueError(f"speed must be above 0, got {speed!r}")
         self.name = name
         self.finished = Event()
         """Set when the whole recording was delivered; for callers on any thread."""
         self._path = Path(path_argument("path", path))
-        self._speed, self._window, self._max_bytes = speed, window, max_bytes
+        self._speed, self._loop, self._window, self._max_bytes = speed, loop, window, max_bytes
+        self._clock = clock
         self._sink: Sink | None = None
+        self._playback: Playback | None = None
+        self._changes: list[tuple[bool, int]] = []
+        self._wake: anyio.Event | None = None
+        self._ended: anyio.Event | None = None
+        self._records = False
         self._damage = Damage()
         self._refused = 0
-        self._args = b""
-        self._place(empty_block())
-        self._started = False
-        self._since: int | None = None
-        """When recording began; `None` while nothing is recorded."""
-
-    def _place(self, events: Block) -> None:
-        """Args: what is played, from its begin on."""
-        self._events: Block = events[np.argsort(ends(events), kind="stable")]
-        self._ends: NDArray[np.int64] = ends(self._events)
-        self._first_begin: NDArray[np.int64] = np.minimum.accumulate(self._events["ts"][::-1])[::-1]
-        """For each event, the earliest begin of those that end when it does or later."""
-        self._at = 0
-        """How many events were delivered or skipped."""
 
     def open(self, sink: Sink) -> None:
-        """Takes the sink and reads the journal.
+        """Takes the sink and looks at the journal.
 
         Raises:
-            BackendError: if it cannot be read, or holds more than `max_bytes`.
+            BackendError: if it cannot be read.
         """
-        self._sink = None
         try:
-            with JournalReader(self._path) as reader:
-                events, self._args = load(reader, self._window, self._max_bytes)
-                self._damage = reader.damage
+            JournalReader(self._path).close()
         except (OSError, FormatError) as error:
             raise BackendError(f"cannot replay {self._path}: {error}") from error
-        self._place(events)
-        self._started, self._since = False, None
-        self.finished.clear()
         self._sink = sink
+        self._playback = None
+        self._changes.clear()
+        self._wake = self._ended = None
+        self._records = False
+        self.finished.clear()
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         sink = self._sink
-        if sink is None:
+        if sink is None or after.records == self._records:
             return
-        if after.records and self._since is None:
-            self._since = at
-            if not self._started:
-                self._started = True
-                self._shift_to(at)
-                sink.run_soon(self._run)
-        elif not after.records and self._since is not None:
-            # Of events that go on, the part that was recorded.
-            self._deliver(sink, clip(self._events[self._at :], [(self._since, at)]))
-            self._since = None
-            self._skip(sink, at)
+        self._records = after.records
+        self._changes.append((after.records, at))
+        if self._playback is not None:
+            self._follow(sink, self._playback)
+        elif self._ended is None:
+            self._ended = anyio.Event()
+            sink.run_soon(self._run)
+        if self._wake is not None:
+            self._wake.set()
 
     async def aclose(self) -> None:
-        self.transition(ProfilerAction.RECORD, ProfilerAction.NONE, clock.now())
+        self.transition(ProfilerAction.RECORD, ProfilerAction.NONE, self._clock())
         self._sink = None
+        if self._wake is not None:
+            self._wake.set()
+        if self._ended is not None:
+            await self._ended.wait()
 
     def report(self) -> BackendReport:
         notes: list[str] = []
@@ -139,89 +129,62 @@ class ReplayBackend:
             notes=tuple(notes),
         )
 
-    def _shift_to(self, at: int) -> None:
-        """Has the recording begin at a time of ours, at its speed."""
-        events = self._events
-        long, first = has_duration(events), int(events["ts"].min(initial=FOREVER))
-        events["ts"] = at + np.rint((events["ts"] - first) / self._speed).astype(np.int64)
-        for field in ("dur", "self_dur"):
-            events[field][long] = np.rint(events[field][long] / self._speed).astype(np.int64)
-        self._place(events)
-
     async def _run(self) -> None:
-        """Delivers what has ended, until all was or `aclose`."""
-        sink = self._sink
+        """Loads the recording and delivers what is due until `aclose`."""
+        sink, ended = self._sink, self._ended
+        assert ended is not None
         try:
-            while sink is not None and self._sink is sink and not self.finished.is_set():
-                now = clock.now()
-                if self._since is not None:
-                    due = self._events[self._at : self._ended(now)]
-                    self._deliver(sink, clip(due, [(self._since, FOREVER)]))
-                self._skip(sink, now)
-                await anyio.sleep(INTERVAL_S)
+            recording = None if sink is None else await call_in_thread(self._load)
+            if sink is None or recording is None:
+                return
+            self._wake = anyio.Event()
+            playback = self._playback = Playback(recording, self._speed, self._loop)
+            self._follow(sink, playback)
+            while self._sink is sink:
+                with anyio.move_on_after(self._deliver_due(sink, playback)):
+                    await self._wake.wait()
+                    self._wake = anyio.Event()
         except ClosedError:
             # The profiler was closed, and has nowhere to put the rest.
             return
+        finally:
+            ended.set()
 
-    def _ended(self, now: int) -> int:
-        """How many events have ended."""
-        return int(np.searchsorted(self._ends, now, side="right"))
+    def _load(self) -> Recording | None:
+        with JournalReader(self._path) as reader:
+            recording = Recording.load(reader, self._window, self._max_bytes, lambda: self._sink is None)
+            self._damage = reader.damage
+        return recording
 
-    def _skip(self, sink: Sink, now: int) -> None:
-        """Goes on behind the events that have ended, and states the watermark."""
-        self._at = self._ended(now)
-        if self._at == len(self._events):
+    def _follow(self, sink: Sink, playback: Playback) -> None:
+        """Begins and ends as the profiler does."""
+        for records, at in self._changes:
+            if records:
+                playback.begin(at)
+                continue
+            while playback.finite and self._deliver_until(sink, playback, at):
+                pass
+            part, args = playback.end(at)
+            self._deliver(sink, part, args, at)
+        self._changes.clear()
+
+    def _deliver_due(self, sink: Sink, playback: Playback) -> float:
+        """Delivers what is due; seconds until it is worth looking again."""
+        now = self._clock()
+        if self._deliver_until(sink, playback, now):
+            return 0.0
+        if playback.finished:
             self.finished.set()
-        begun = int(self._first_begin[self._at]) if self._at < len(self._events) else now
-        sink.watermark(now if self._since is None else max(min(now, begun), self._since))
+        wait = playback.next_ns(now)
+        return math.inf if wait is None else max(wait / 1e9, _LOOK)
 
-    def _deliver(self, sink: Sink, events: Block) -> None:
-        for first in range(0, len(events), CHUNK):
-            block = events[first : first + CHUNK].copy()
-            args = gather_arguments(block, self._args)
-            self._refused += len(block) - sink.deliver(block, args)
+    def _deliver_until(self, sink: Sink, playback: Playback, now: int) -> bool:
+        events, args, watermark, more = playback.due(now)
+        self._deliver(sink, events, args, watermark)
+        return more
 
-
-def load(reader: JournalReader, window: int | None, max_bytes: int) -> tuple[Block, bytes]:
-    """The events of a journal and their arguments; steps and pauses of the recorded run are left out.
-
-    Raises:
-        BackendError: if the events need more than `max_bytes`.
-    """
-    blocks: list[Block] = []
-    heaps: list[bytes] = []
-    size = heap = 0
-    for item in reader.items(window):
-        if not isinstance(item, EventBatch) or item.source == STEPS:
-            continue
-        block = item.events[item.events["kind"] != int(Kind.STEP)]
-        with_arguments, _ = heap_arguments(block, len(item.args))
-        size += item.nbytes
-        if size > max_bytes or heap + len(item.args) >= 1 << 32:
-            raise BackendError(
-                f"the recording {reader.path} holds more than {max_bytes >> 20} MiB of events; choose one of its "
-                "windows, or a larger max_bytes"
-            )
-        block["args_at"][with_arguments] += heap
-        heap += len(item.args)
-        heaps.append(item.args)
-        blocks.append(block)
-    return _tidied(join_blocks(blocks)), b"".join(heaps)
-
-
-def _tidied(events: Block) -> Block:
-    """Events as a live source would give them, whatever was in the file."""
-    events = events[(events["kind"] > 0) & (events["kind"] <= max(Kind))]
-    events["dur"] = np.maximum(events["dur"], 0)
-    spans = events["kind"] == int(Kind.SPAN)
-    events["self_dur"][spans] = np.clip(events["self_dur"][spans], 0, events["dur"][spans])
-    # Beyond centuries, sums of times would overflow.
-    events = events[(np.abs(events["ts"]) < 1 << 61) & (events["dur"] < 1 << 61)]
-    events["flags"] &= 0xFF ^ int(Flag.OPEN | Flag.CLIPPED)
-    nowhere = events["track"] == 0
-    if nowhere.any():
-        events["track"][nowhere] = tracks.new(tracks.TrackKind.THREAD, 0, 0, "replay")
-    linked = np.isin(events["kind"], [int(kind) for kind in _LINKED])
-    events["id"][linked & (events["id"] != 0)] ^= OTHER_IDS
-    events["parent"][events["parent"] != 0] ^= OTHER_IDS
-    return events
+    def _deliver(self, sink: Sink, events: Block, args: bytes, watermark: int | None) -> None:
+        if len(events):
+            self._refused += len(events) - sink.deliver(events, args)
+        if watermark is not None:
+            sink.watermark(watermark)
