@@ -62,6 +62,8 @@ class Failing(Closing):
     def __init__(self, how: str, error: BaseException, *, known: bool = False) -> None:
         super().__init__("failing", HANGS_S if how == "hang" else 0.0)
         self.how, self._error, self._known = how, error, known
+        self.failed = threading.Event()
+        """Set when a transition has failed."""
 
     def open(self, sink: sc.backends.Sink) -> None:
         """Keeps the sink, or has a coroutine run that fails."""
@@ -74,6 +76,7 @@ class Failing(Closing):
         if self._known and not after.records:
             self._sink.watermark(at)
         if self.how == ("begin" if after.records else "end"):
+            self.failed.set()
             raise self._error
 
     async def aclose(self) -> None:
@@ -140,6 +143,7 @@ def test_the_next_recording_does_not_lack_what_the_first_one_does(tmp_path: Path
             with sc.span("work"):
                 time.sleep(0.001)
             if step == 1:
+                assert backend.failed.wait(60)
                 backend.how = ""
             profiler.step()
     first, second = memory.windows
