@@ -181,7 +181,8 @@ def test_extending_and_aborting(output_dir: Path) -> None:
         work(profiler, 3)
         assert profiler.current_action.records
         assert str(profiler.extend(2)) == "recording steps 2-5 (extended to step 5)"
-        assert not profiler.extend() and not profiler.extend(seconds=1.0)
+        for wrong in (profiler.extend(), profiler.extend(seconds=1.0), profiler.extend(1, seconds=1.0)):
+            assert not wrong and wrong.reason == "the window is one of steps: say how many more"
         work(profiler, 7)
         profiler.arm(WindowRequest(steps=50, run_id="cut"))
         profiler.arm(WindowRequest(start_step=100, steps=1, run_id="later"))
