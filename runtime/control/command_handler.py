@@ -41,6 +41,8 @@ class CommandHandler:
             answer(error=f"version {command.version} of commands is not known here, only {VERSION}")
         elif command.request is None and (command.command == "arm" or command.command == "propose" and not command.end):
             answer(error=f"{command.command} lacks a request")
+        elif command.command in ("propose", "decide") and not command.proposal:
+            answer(error=f"{command.command} lacks the name of a proposal")
         else:
             self._task.call_soon(partial(self._execute, command, trigger, answer))
         return answered
@@ -88,7 +90,7 @@ class CommandHandler:
         if command.committed:
             found = self._profiler.confirm(command.proposal)
         else:
-            found = self._profiler.withdraw(command.proposal, command.reason or "it was decided against")
+            found = self._profiler.reject(command.proposal, command.reason or "it was decided against")
         return "" if found else "nothing of that name waits for a decision: nothing was decided in time"
 
     def _answer(self, **fields: Any) -> Answer:

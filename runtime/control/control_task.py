@@ -12,14 +12,11 @@ from typing import Any
 
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.entry_points.watched_file import WatchedFile
+from stepscope.runtime.control.entry_points.watched_file import RETRY_S, WatchedFile
 from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.steps.arming import Arming
 
 log = logging.getLogger("stepscope")
-
-RETRY_S = 0.25
-"""Seconds until content of the watched file that cannot be decoded is read again: it may be half written."""
 
 
 class ControlTask:

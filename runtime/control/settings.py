@@ -23,8 +23,8 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """A file to watch, or a directory with the file `stepscope.json`. All ranks of a job need the same path."""
     poll: Annotated[float, msgspec.Meta(ge=0.01, le=86_400)] = 2.0
-    """Seconds between two looks at the file. With `watchfiles` installed, a change is seen within a fraction of that. With
-    several ranks, rank 0 chooses steps that begin after twice this time and a second."""
+    """Seconds between two looks at the file. With several ranks, rank 0 chooses steps that begin after twice this time and a
+    second."""
     create: bool = True
     """Whether rank 0 creates a missing file, with every field but without a request."""
     agree: bool = True

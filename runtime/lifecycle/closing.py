@@ -28,7 +28,7 @@ POLL_S = 0.02
 """Seconds between two checks whether a late closing has ended."""
 
 _unfinished: set[CloseProcedure] = set()
-"""Closings that have begun and not ended."""
+"""Closings that have begun and not ended, without those whose loop is blocked by a `derive` of a backend."""
 
 
 class CloseProcedure:
@@ -65,14 +65,8 @@ class CloseProcedure:
                 self._pipeline.notes.append(note)
         seconds = max((deadline - clock.now()) / 1e9, 0.0)
         removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
-        if not removal.wait(seconds) and not removal.wait(OVERRUN):
-            blocked = self._hub.blocked_in()
-            reason = (
-                f"the runtime's loop is blocked in {blocked}"
-                if blocked
-                else "there was not enough time for all that waited"
-            )
-            self._abandon(reason)
+        if not removal.wait(seconds) and (late := self._late(removal)):
+            self._abandon(late)
             BackgroundCall(self._end_late, removal, deadline, name="stepscope closing").start()
             return
         self._end(removal)
@@ -82,6 +76,23 @@ class CloseProcedure:
         joins = [worker.join for worker in self._pipeline.workers] + [source.join for source in self._pipeline.sources]
         for join in joins:
             join(max(until - clock.now(), 0) / 1e9)
+
+    def _late(self, removal: OneShot[None]) -> str:
+        """Waits `OVERRUN` seconds longer for the pipeline's removal. Returns the reason if it has not ended by then, else nothing."""
+        before = self._progress()
+        if removal.wait(OVERRUN):
+            return ""
+        blocked = self._hub.blocked_in()
+        # The loop closes many windows in one turn, and does not answer meanwhile.
+        if not blocked or self._progress() != before:
+            return "there was not enough time for all that waited"
+        _unfinished.discard(self)  # it may never return
+        return f"the runtime's loop is blocked in {blocked}"
+
+    def _progress(self) -> tuple[object, ...]:
+        """Counts that change while the loop works on the pipeline."""
+        statistics = self._pipeline.statistics()
+        return statistics.windows, statistics.offered, self._pipeline.derived
 
     def _end_late(self, removal: OneShot[None], deadline: int) -> None:
         """Completes a closing after its deadline, and logs that there is nothing to recover."""
@@ -124,6 +135,8 @@ class CloseProcedure:
 def wait_for_late_closings() -> None:
     """Waits at the interpreter's exit for closings past their deadline, `LATE_CLOSING_S` at most. Otherwise the session
     directory of an overloaded process would stay.
+
+    There is no wait for a closing whose loop is blocked.
     """
     deadline = time.monotonic() + LATE_CLOSING_S
     while _unfinished and time.monotonic() < deadline:

@@ -139,6 +139,8 @@ class Pipeline:
         enter = partial(deliver_for, self)
         self.sources = [source_of(backend, inbox, enter) for backend in setup.backends]
         self.fanout = Fanout(setup.exporters, run, limits.queue_bytes, options.overflow == "drop_oldest")
+        self.derived = 0
+        """Calls of `derive` that have returned."""
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
         facts = steps.serial, round(options.linger * 1e9), self._track
@@ -455,6 +457,7 @@ class Pipeline:
     def _derive(self, batch: EventBatch) -> None:
         for source in self.sources:
             derived = source.derive(batch)
+            self.derived += 1
             if derived is not None and len(derived):
                 self._route(source.name, derived, b"")
 

@@ -17,6 +17,7 @@ import anyio.lowlevel
 from stepscope.runtime import _core
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.lasting_loop import lasting_loop
+from stepscope.runtime.loop_threads.own_threads import register_loop
 from stepscope.runtime.threads import background_call
 from stepscope.runtime.threads.native_threads import Condition, Lock, SimpleQueue, Thread
 from stepscope.runtime.threads.one_shot import OneShot
@@ -121,6 +122,7 @@ class LoopThread:
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._executor)
+        register_loop(loop)
         with anyio.CancelScope() as scope:
             with self._lock:
                 self._loop, self._scope, self._context = loop, scope, contextvars.copy_context()

@@ -167,7 +167,8 @@ def choose_end(request: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]]
             return ChosenEnd(None, reason=f"rank {rank} has the window behind it: it ended there with step {each.last}")
     ranks = tuple(sorted(rank for rank, each in same.items() if each is not None))
     first = window.first or 0
-    if (window.last is None) != bool(request.seconds) or (request.steps and request.seconds):
+    in_steps, in_seconds = bool(request.steps or request.stop_step), bool(request.seconds)
+    if in_steps == in_seconds or (window.last is None) != in_seconds:
         return ChosenEnd(None, reason=OTHER_UNIT.format("seconds" if window.last is None else "steps"))
     if window.last is None:
         return ChosenEnd(EndChange(command="extend", first=first, seconds=request.seconds), ranks)

@@ -108,7 +108,7 @@ class ArmedWindows:
                 self.change_at(change.last + 1)
 
     def extend(self, window: ArmedWindow, last: int, seconds: float) -> None:
-        """Extends a window to a later step, or by seconds."""
+        """Extends a window to a later step, or by seconds. Queued windows that it reaches are moved behind it."""
         if seconds:
             if window.deadline:
                 window.deadline += round(seconds * 1e9)
@@ -118,6 +118,19 @@ class ArmedWindows:
             return
         window.last = last
         window.note(f"extended to step {last}")
+        for other in [other for other in self.open if other.first > window.first]:
+            if other.first > last:
+                continue
+            if other.request.overlap == "refuse":
+                log.warning(
+                    "profiler %r: a window was extended over another one, of %s, which will be missed",
+                    self.name,
+                    other.request.text(),
+                )
+                continue
+            other.move(last + 1)  # at once, so that all ranks move it equally, and further requests see its steps
+            last = other.last
+        self._sort()
 
     def step_was_set(self, by: int) -> None:
         """The program has changed the step number by this difference: waiting windows get new steps, counted from here. A running

@@ -66,7 +66,7 @@ class Arming:
         Args:
             request: the window to record.
             trigger: origin of the request, in a word, for the window's metadata.
-            plan: a name for `withdraw` and `confirm`. Steps of a window with a plan are fixed.
+            plan: a name for `withdraw`, `confirm` and `reject`. Steps of a window with a plan are fixed.
             proposed: record it only if `confirm` is called before its first step.
         """
         if not isinstance(request, WindowRequest):
@@ -187,17 +187,24 @@ class Arming:
                     return True
         return False
 
-    def withdraw(self, plan: str, reason: str) -> bool:
-        """Withdraws the windows of this plan that have not begun, or its change of an end. Returns whether there was one."""
+    def withdraw(self, plan: str, reason: str) -> None:
+        """Withdraws the windows of this plan that have not begun."""
         windows = self._windows
         with windows.lock:
-            waiting = [window for window in windows.waiting if window.plan == plan]
-            for window in waiting:
+            for window in [window for window in windows.waiting if window.plan == plan]:
+                windows.drop(window, "withdrawn", reason)
+
+    def reject(self, plan: str, reason: str) -> bool:
+        """Withdraws what waits under this name for a decision: windows, and changes of ends. Returns whether there was anything."""
+        windows = self._windows
+        with windows.lock:
+            proposed = [window for window in windows.waiting if window.plan == plan and window.proposed]
+            for window in proposed:
                 windows.drop(window, "withdrawn", reason)
             ends = [pending for pending in windows.ends if pending.plan == plan]
             for pending in ends:
                 windows.ends.remove(pending)
-            return bool(waiting or ends)
+            return bool(proposed or ends)
 
     def armed(self) -> tuple[ArmedStatus, ...]:
         """Ended windows, then the running one, then waiting ones."""

@@ -225,9 +225,8 @@ class StepController(_core.StepCounter):
         try:
             self._begin_change()
             if paused:
-                at = (
-                    clock.now()
-                )  # before what is entered from here on, which counts as entered when recording was switched off
+                # Before what is entered from here on, which counts as entered when recording was switched off.
+                at = clock.now()
                 self._want(False)
                 self._send_pause(at)
             else:

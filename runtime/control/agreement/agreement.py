@@ -1,6 +1,6 @@
 """Agreement of the ranks of a job: rank 0 chooses steps, and publishes them as plans; the other ranks follow the plans.
 
-docs/control.md describes it in full.
+docs/control-reference.md describes it in full.
 """
 
 from __future__ import annotations

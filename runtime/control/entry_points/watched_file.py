@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -18,6 +19,8 @@ log = logging.getLogger("stepscope")
 
 LIMIT = 1 << 20
 """Size limit in bytes; a larger file is not read."""
+RETRY_S = 0.25
+"""Seconds for which invalid content must stay the same until it is reported: it may be half written."""
 
 
 class WatchedFile(Generic[T]):
@@ -56,6 +59,8 @@ class WatchedFile(Generic[T]):
         self._bad: tuple[str, str] | None = None
         """Digest and problem of the reported invalid content."""
         self._suspect: tuple[str, str] | None = None
+        """The same of content that may be half written."""
+        self._suspect_since = 0.0
 
     def create(self) -> None:
         """Creates the file if it is missing, in one step, and its directory.
@@ -68,7 +73,7 @@ class WatchedFile(Generic[T]):
             create_once(self.path, self._default)
 
     def look(self) -> bool:
-        """Reads the file once. Reports invalid content only if it was the same at the previous look. Never raises.
+        """Reads the file once. Reports invalid content only if it was the same for `RETRY_S` seconds. Never raises.
 
         Returns:
             Whether to look again soon, because the content may be half written.
@@ -125,8 +130,10 @@ class WatchedFile(Generic[T]):
         found = (reading.digest, problem)
         if self._bad == found:
             return False
+        now = time.monotonic()
         if self._suspect != found:
-            self._suspect = found
+            self._suspect, self._suspect_since = found, now
+        if now - self._suspect_since < RETRY_S:
             return True
         self._suspect, self._bad = None, found
         effect = "nothing was read before" if self.current is None else "the last valid content holds"

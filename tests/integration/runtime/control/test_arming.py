@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from stepscope.runtime.requests.placement import place
 from stepscope.runtime.schedule.schedule import NEVER, always, never
 from stepscope.runtime.windows.window import ARMED
 from tests.support.armed_loop import QUICK, facts, numbers, running, work
-from tests.support.messages import refused
+from tests.support.messages import refused, said
 
 
 @pytest.mark.checklist("A1", "A2", "A28", "A31", "A32")
@@ -131,6 +132,33 @@ def test_another_window_while_one_runs(output_dir: Path) -> None:
     assert all(window.complete for window in windows)
 
 
+@pytest.mark.checklist("A30", "A34")
+def test_an_extended_window_moves_those_behind_it_at_once(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests that come after it see the new steps; a window that does not wait is missed, with a warning."""
+    with running(output_dir) as (profiler, windows):
+        profiler.arm(WindowRequest(start_step=1, stop_step=3, run_id="a"))
+        profiler.arm(WindowRequest(start_step=3, steps=2, overlap="queue", run_id="b"))
+        profiler.arm(WindowRequest(start_step=7, steps=1, run_id="c"))
+        work(profiler, 2)
+        with caplog.at_level(logging.WARNING, logger="stepscope"):
+            assert profiler.extend(4)
+        said(caplog.records, "extended over another one", "will be missed")
+        assert [(status.run_id, status.first, status.last) for status in profiler.armed()] == [
+            ("a", 1, 7),
+            ("c", 7, 7),
+            ("b", 8, 9),
+        ]
+        refused = profiler.arm(WindowRequest(start_step=8, steps=2, run_id="d"))
+        assert "overlap the window 'b' of steps 8-9" in refused.reason
+        work(profiler, 12)
+    assert numbers(windows) == [[1, 2, 3, 4, 5, 6, 7], [8, 9]]
+    assert [(status.run_id, status.state) for status in profiler.armed()] == [
+        ("c", "missed"),
+        ("a", "recorded"),
+        ("b", "recorded"),
+    ]
+
+
 @pytest.mark.checklist("A33", "F6")
 def test_many_windows_in_one_run(output_dir: Path) -> None:
     """Also with numbers that were recorded before, under another run id, and one after the other without a gap."""
@@ -153,7 +181,8 @@ def test_extending_and_aborting(output_dir: Path) -> None:
         work(profiler, 3)
         assert profiler.current_action.records
         assert str(profiler.extend(2)) == "recording steps 2-5 (extended to step 5)"
-        assert not profiler.extend() and not profiler.extend(seconds=1.0)
+        for wrong in (profiler.extend(), profiler.extend(seconds=1.0), profiler.extend(1, seconds=1.0)):
+            assert not wrong and wrong.reason == "the window is one of steps: say how many more"
         work(profiler, 7)
         profiler.arm(WindowRequest(steps=50, run_id="cut"))
         profiler.arm(WindowRequest(start_step=100, steps=1, run_id="later"))

@@ -24,9 +24,11 @@ from stepscope import Control
 from stepscope.cli.main import main
 from stepscope.control import WindowRequest
 from stepscope.exporters.stream import protocol
+from stepscope.runtime.control.file_requests import PLAN
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.steps.arming import MAX_WAITING
+from stepscope.runtime.steps.window_follower import WindowFollower
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import collecting
 from tests.support.launch import launched
@@ -443,3 +445,46 @@ async def test_proposals_and_decisions(output_dir: Path) -> None:
         ("withdrawn", "it was decided against"),
         ("withdrawn", "nothing was decided by step 25, when it was to begin"),
     ]
+
+
+async def test_proposals_and_decisions_need_a_name(output_dir: Path) -> None:
+    """Without one nothing changes: neither the running window nor the program's own ones."""
+    windows: list[Any] = []
+    with of_a_collector(output_dir, windows) as profiler:
+        assert profiler.arm(WindowRequest(start_step=2, stop_step=5))
+        assert profiler.arm(WindowRequest(start_step=7, stop_step=7))
+        loop(profiler, 3)
+        abort = EndChange(command="abort", last=4)
+        request = WindowRequest(start_step=9, steps=1)
+        for fields in ({"end": abort}, {"request": request}):
+            assert (await asked(profiler, command="propose", **fields)).error == "propose lacks the name of a proposal"
+        for committed in (True, False):
+            answer = await asked(profiler, command="decide", committed=committed)
+            assert answer.error == "decide lacks the name of a proposal"
+        loop(profiler, 9)
+    assert [[step.number for step in window.steps] for window in windows] == [[2, 3, 4, 5], [7]]
+
+
+async def test_a_confirmed_proposal_cannot_be_decided_against(output_dir: Path) -> None:
+    """It is recorded."""
+    windows: list[Any] = []
+    with of_a_collector(output_dir, windows) as profiler:
+        request = WindowRequest(start_step=5, steps=1)
+        assert (await asked(profiler, command="propose", proposal="yes", request=request)).armed.accepted
+        assert (await asked(profiler, command="decide", proposal="yes", committed=True)).error == ""
+        answer = await asked(profiler, command="decide", proposal="yes", committed=False)
+        assert "nothing of that name" in answer.error
+        loop(profiler, 8)
+    assert [[step.number for step in window.steps] for window in windows] == [[5]]
+
+
+def test_a_decision_leaves_windows_of_plans() -> None:
+    """The watched file and other ranks have plans, whose names are no proposals."""
+    arming = WindowFollower("loop", rank=0).arming
+    assert arming.arm(WindowRequest(start_step=3, steps=1), plan=PLAN)
+    assert not arming.reject(PLAN, "guessed")
+    assert arming.arm(WindowRequest(start_step=5, steps=1), plan=PLAN, proposed=True)
+    assert arming.reject(PLAN, "decided against")
+    assert [(status.first, status.state) for status in arming.armed()] == [(5, "withdrawn"), (3, "queued")]
+    arming.withdraw(PLAN, "the file asks for something else")
+    assert [(status.first, status.state) for status in arming.armed()] == [(5, "withdrawn"), (3, "withdrawn")]

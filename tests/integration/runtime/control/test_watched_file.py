@@ -26,7 +26,7 @@ from stepscope.runtime.control.entry_points.control_file import (
     default_content,
     file_of,
 )
-from stepscope.runtime.control.entry_points.watched_file import LIMIT, WatchedFile
+from stepscope.runtime.control.entry_points.watched_file import LIMIT, RETRY_S, WatchedFile
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.steps.window_follower import WindowFollower
 from tests.support.basics import ROOT
@@ -70,14 +70,14 @@ def watched(path: Path, **more: Any) -> Generator[tuple[WatchedFile[ControlFile]
 
 
 @contextlib.contextmanager
-def watching(file: WatchedFile[Any]) -> Generator[None]:
+def watching(file: WatchedFile[Any], pause: float = 0.01) -> Generator[ControlTask]:
     """The control thread reads the file every few milliseconds."""
-    task = ControlTask(WindowFollower("file", rank=0).arming, None, file, pause=0.01)
+    task = ControlTask(WindowFollower("file", rank=0).arming, None, file, pause=pause)
     file.create()
     file.look()
     task.start()
     try:
-        yield
+        yield task
     finally:
         task.close()
 
@@ -290,6 +290,40 @@ def test_a_file_that_is_written_slowly(tmp_path: Path, caplog: pytest.LogCapture
             wait(partial(_is_last, seen, 1000 + number))
         wait(lambda: status(file)["state"] == "ok")
     assert [value.start_step for value in seen] == ["next", *range(1000, 1005)]
+
+
+@pytest.mark.checklist("F1")
+def test_commands_while_a_file_is_half_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them has the file read. It is reported only if it stays as it is, and is well with the first look after."""
+    path = tmp_path / "x.json"
+    path.write_bytes(GOOD)
+    file, looks = WatchedFile(path, decode_control_file), threading.Semaphore(0)
+    with watching(file, pause=3600) as task:
+
+        def command() -> None:
+            for _ in range(2):  # the second call comes after the look that follows the first
+                task.call_soon(looks.release)
+                assert looks.acquire(timeout=30)
+
+        command()
+        for number in range(50):
+            path.write_bytes(b"{" * (number + 1))
+            for _ in range(3):
+                command()
+        path.write_bytes(GOOD)
+        command()
+        assert status(file)["state"] == "ok" and not caplog.records
+        began = time.monotonic()
+        path.write_bytes(b"{")
+        command()
+        wait(lambda: status(file)["state"] == "bad")
+        assert time.monotonic() - began >= RETRY_S
+        assert (
+            len(said(caplog.records, "x.json cannot be followed", "the last valid content holds", snapshot=False)) == 1
+        )
+        path.write_bytes(GOOD)
+        command()
+        assert status(file)["state"] == "ok"
 
 
 @pytest.mark.checklist("A15", "A17")

@@ -11,6 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from stepscope.runtime.loop_threads.loop_thread import MAX_WORKERS, DaemonExecutor, LoopThread
+from stepscope.runtime.loop_threads.own_threads import is_own
 from stepscope.runtime.threads.native_threads import Thread
 from tests.support.basics import ROOT, poll
 from tests.support.launch import run_to_end
@@ -83,6 +84,23 @@ begun.wait()
 time.sleep(0.1)
 """
     run_to_end([sys.executable, "-c", program], timeout=60, cwd=ROOT, check=True)
+
+
+async def test_worker_threads_of_anyio_belong_to_their_loop() -> None:
+    """Those of a loop of the runtime are its own, those of the program's loop are not."""
+    found: list[tuple[threading.Thread, bool]] = []
+
+    def look() -> None:
+        thread = threading.current_thread()
+        found.append((thread, is_own(thread)))
+
+    async def work() -> None:
+        await anyio.to_thread.run_sync(look)
+
+    await ended(LoopThread("mine", work, print))
+    await work()
+    assert [own for _, own in found] == [True, False]
+    assert not found[0][0].name.startswith("stepscope")
 
 
 async def test_threads_of_the_executor_are_used_again() -> None:
