@@ -108,7 +108,7 @@ export function showVerdict(job, ranks, chosen) {
   if (!texts.length && !job.verdicts.some((verdict) => verdict.findings.length)) texts.push(nothingWrong(job, chosen));
   const verdict = byId("verdict");
   setText(verdict, texts.join(" "));
-  verdict.classList.toggle("bad", job.slow > 0 || job.shared > 0);
+  verdict.classList.toggle("bad", job.shared > 0);
 }
 
 /**

@@ -80,6 +80,7 @@ def test_the_most_costly_finding_comes_first(tmp_path: Path) -> None:
             assert "It costs 47 % of the time (certain)." in text
             assert "Try: look at its host. Gain: steps of 10 ms." in text
             assert "Nothing" not in page.locator("#verdict").inner_text()
+            assert page.locator(".verdict.bad").count() == 0, "a box without text"
             found.get_by_text("Evidence").click()
             page.wait_for_timeout(2500)
             evidence = found.locator("details")
