@@ -106,6 +106,27 @@ def test_ranks_that_do_not_end(tmp_path: Path) -> None:
     assert "1 rank did not end in order" in said
 
 
+TRACES_MORE = """
+import os, pathlib, stepscope
+with stepscope.span("work"): pass
+if os.environ["RANK"] == "0":
+    with stepscope.trace(output_dir="run/evaluation"):
+        with stepscope.span("evaluation"): pass
+"""
+
+
+def test_a_further_trace_below_the_directory_of_the_job(tmp_path: Path) -> None:
+    """It is no rank: all are there, though it is newer than they are."""
+    (tmp_path / "p.py").write_text(TRACES_MORE)
+    command = ("-m", "stepscope", "run", "--no-torch", "--out", "run", "p.py")
+    for rank in ("1", "0"):
+        environment = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        ended = commands.python(*command, cwd=tmp_path, env=environment)
+        assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "run" / "evaluation").is_dir()
+    assert "Missing" not in ended.stderr and "No answer" not in ended.stderr, ended.stderr
+
+
 @pytest.mark.parametrize(
     ("program", "command"),
     [
