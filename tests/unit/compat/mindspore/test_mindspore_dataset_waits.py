@@ -1,0 +1,46 @@
+"""`data_process`: the reason why it recorded nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator as Iterating
+from types import ModuleType
+
+import pytest
+
+from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
+
+MODULE = "mindspore.dataset.engine.iterators"
+
+
+class Iterator:
+    """As MindSpore's, of one batch."""
+
+    def __init__(self) -> None:
+        self._batches: Iterating[int] = iter([7])
+
+    def __next__(self) -> int:
+        return next(self._batches)
+
+
+def test_a_version_without_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not the program that asked for no batch."""
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    waits = DatasetWaits()
+    waits.begin()
+    assert waits.end() == "this version of MindSpore has no iterators of datasets that could be wrapped"
+
+
+def test_a_version_with_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an earlier recording has wrapped them already."""
+    module = ModuleType(MODULE)
+    module.Iterator = Iterator  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
+    for _ in range(2):
+        waits = DatasetWaits()
+        waits.begin()
+        assert waits.end() == "no iterator of a dataset of MindSpore was asked for a batch"
+    waits.begin()
+    assert next(Iterator()) == 7
+    assert waits.end() == ""
