@@ -33,8 +33,8 @@ def test_a_version_with_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
     module.Iterator = Iterator  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, MODULE, module)
     monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
+    waits = DatasetWaits()
     for _ in range(2):
-        waits = DatasetWaits()
         waits.begin()
         assert waits.end() == "no iterator of a dataset of MindSpore was asked for a batch"
     waits.begin()
