@@ -96,8 +96,8 @@ def demo() -> None:
     """The demo's training."""
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory) / "demo"
-        stepscope(["demo", "--mode", "stream", "--epochs", "2", "--out", str(made)])
-        perfetto(made / "stream" / "trace.json")
+        stepscope(["demo", "--epochs", "2", "--out", str(made)])
+        perfetto(made / "trace.json")
 
 
 PICTURES = {"answer": answer, "collector": collector, "perfetto": demo}

@@ -159,7 +159,7 @@ class KinetoWorker:
         self._sink.missing(trace.since, trace.until, why)
 
     def _drop(self, count: int, reason: str, trace: FinishedTrace) -> None:
-        if not count:
+        if count <= 0:  # the mark of an event may be in a text as well, or missing in an event that cannot be read
             return
         try:
             self._sink.dropped(count, reason, max(trace.since, trace.until - 1))
@@ -202,7 +202,7 @@ class KinetoWorker:
         read = 0
         for events in file.slices():
             if self._abandoned:
-                self._drop(_events_in(file.path) - read, "closed", trace)
+                self._drop(_events_in(file.path) - read - file.skipped, "closed", trace)
                 break
             if converter is None:
                 converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops, trace.left_out)
@@ -210,15 +210,14 @@ class KinetoWorker:
             read += len(events)
             self._advance()
             time.sleep(0)  # whoever waits for the GIL gets it
+        self._drop(file.skipped, "source", trace)
         if file.problem:
-            self._drop(_events_in(file.path) - read, "source", trace)
+            self._drop(_events_in(file.path) - read - file.skipped, "source", trace)
             self._lose(trace, f"a part of {trace.name} was lost: {file.problem}")
         if converter is None:
             return
         if converter.unknown:
             self.problems["events of kineto that are of no known kind were left out"] += converter.unknown
-        if file.skipped:
-            self._drop(file.skipped, "source", trace)
         self.clock_error_ns = max(self.clock_error_ns, mapping.error_ns)
         self._send(parts, trace)
 

@@ -30,12 +30,13 @@ class DatasetWaits:
 
     def __init__(self) -> None:
         self._before = 0
+        self._has_iterators = False
 
     def begin(self) -> None:
-        """From now on there are spans."""
+        """Wraps the methods, where they are not wrapped yet, and has their calls recorded."""
         global _users
         with _lock:
-            _wrap("mindspore.dataset.engine.iterators", "Iterator", "__next__", _next)
+            self._has_iterators = _wrap("mindspore.dataset.engine.iterators", "Iterator", "__next__", _next)
             _wrap("mindspore.dataset.transforms.py_transforms_util", "FuncWrapper", "__call__", _call)
             _users += 1
         self._before = _batches
@@ -49,15 +50,17 @@ class DatasetWaits:
         global _users
         with _lock:
             _users -= 1
+        if not self._has_iterators:
+            return "this version of MindSpore has no iterators of datasets that could be wrapped"
         return "" if _batches > self._before else "no iterator of a dataset of MindSpore was asked for a batch"
 
 
-def _wrap(module: str, kind: str, name: str, ours: Callable[..., Any]) -> None:
-    """Puts a method that calls `ours` in the place of one of MindSpore's, once; a version without it is left as it is."""
+def _wrap(module: str, kind: str, name: str, ours: Callable[..., Any]) -> bool:
+    """Puts a method that calls `ours` in the place of one of MindSpore's, once. Returns False for a version without it."""
     owner: Any = getattr(sys.modules.get(module), kind, None)
     original = getattr(owner, name, None)
     if original is None or getattr(original, "wraps_for_stepscope", False):
-        return
+        return original is not None
 
     @functools.wraps(original)
     def method(*args: Any) -> Any:
@@ -65,6 +68,7 @@ def _wrap(module: str, kind: str, name: str, ours: Callable[..., Any]) -> None:
 
     method.wraps_for_stepscope = True  # type: ignore[attr-defined]
     setattr(owner, name, method)
+    return True
 
 
 def _next(original: Callable[..., Any], iterator: Any) -> Any:

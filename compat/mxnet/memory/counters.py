@@ -30,6 +30,12 @@ class MemoryBackend(CountingBackend):
         super().__init__("mxnet memory", INTERVAL)
         self._page = resource.getpagesize()
         self._nvml: Nvml | None = None
+        self._paused = False
+
+    def pause(self, paused: bool) -> None:
+        """Reads nothing while recording is paused: the thread sleeps."""
+        self._paused = paused
+        self._wake.set()
 
     def open(self, sink: Sink) -> None:
         """Starts the thread."""
@@ -44,6 +50,10 @@ class MemoryBackend(CountingBackend):
         if self._nvml is not None:
             self._nvml.close()
             self._nvml = None
+
+    @property
+    def _recording(self) -> bool:
+        return super()._recording and not self._paused
 
     def _read(self) -> Iterator[Reading]:
         yield Reading("Memory: cpu/0", resident_bytes(self._page))

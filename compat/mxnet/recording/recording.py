@@ -57,6 +57,7 @@ class Recording:
         """The profiler that records, or did last; `None` before the first `run`."""
         self._statistics = Statistics()
         self._allocations = Allocations()
+        self._memory = MemoryBackend()
         self.running = False
         """True if the state is `run`."""
         self._recorded = False
@@ -98,6 +99,7 @@ class Recording:
             if self.running and self.profiler is not None:
                 self.running = False
                 self._pauses = 0
+                self._memory.pause(False)
                 self.profiler.stop()
 
     def pause(self) -> None:
@@ -105,6 +107,7 @@ class Recording:
         with self._lock:
             if self.running and self.profiler is not None:
                 self._pauses += 1
+                self._memory.pause(True)
                 self.profiler.pause()
 
     def resume(self) -> None:
@@ -114,6 +117,7 @@ class Recording:
                 return
             self._pauses -= 1
             self.profiler.resume()
+            self._memory.pause(self._pauses > 0)
 
     def step(self) -> None:
         """The next step begins."""
@@ -183,7 +187,7 @@ class Recording:
         ]
         if settings.gpu_memory_profile_filename_prefix:
             exporters.append(self._allocations)
-        backends = [*settings.backends, *([MemoryBackend()] if settings.records("memory") else [])]
+        backends = [*settings.backends, *([self._memory] if settings.records("memory") else [])]
         interval = min(settings.options.drain_interval, settings.dump_period)
         made = trace(
             name="mxnet",

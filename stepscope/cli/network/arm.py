@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +43,18 @@ exit codes: 0 every process does as asked, 1 some or all do not, 2 wrong usage
 """
 
 
-_OF_WINDOW = (
-    "start",
-    "stop",
-    "warmup",
-    "granularity",
-    "clip",
-    "queue",
-    "stage",
-    "detail",
-    "steps",
-    "seconds",
-    "run_id",
+_GOES_WITH = (
+    (("start", "stop", "warmup", "granularity", "clip", "queue", "stage", "detail"), ("arm",), "a window"),
+    (("steps", "seconds"), ("arm", "extend"), "a window or --extend"),
+    (("run_id",), ("arm", "abort"), "a window or --abort"),
+    (("extend", "abort", "status"), ("extend", "abort", "status"), "--pid or --url"),
 )
-_MEANT: Mapping[str, tuple[str, ...]] = {"arm": _OF_WINDOW, "extend": ("steps", "seconds"), "abort": ("run_id",)}
-"""Options of a window that mean something, by command."""
-_OF_COLLECTOR = ("token_file", "ca", "certificate", "key", "insecure", "name", "job")
+"""Options, the commands that they mean something to, and that in words."""
+_WITHOUT_COLLECTOR = (
+    (("token_file", "ca", "certificate", "key", "insecure", "name", "job"), (), "--url"),
+    (("ranks",), ("arm",), "a window, or with --url"),
+)
+"""The same where no collector is asked."""
 _NAMES = {"start_step": "--start", "stop_step": "--stop"}
 """Of fields whose option is called otherwise."""
 
@@ -169,16 +164,12 @@ def _refuse_ignored(given: argparse.Namespace, command: str) -> None:
     """Refuses options that would mean nothing.
 
     Raises:
-        ValueError: naming one.
+        ValueError: naming one, and what it goes with.
     """
-    ignored = [name for name in _OF_WINDOW if name not in _MEANT.get(command, ())]
-    if given.url is None:
-        ignored += _OF_COLLECTOR if command == "arm" else (*_OF_COLLECTOR, "ranks")
-    if command == "list":
-        ignored += ("extend", "abort", "status")
-    for name in ignored:
-        if getattr(given, name) != given.parser.get_default(name):
-            raise ValueError(f"--{name.replace('_', '-')} means nothing here: see --help")
+    for names, commands, partner in (*_GOES_WITH, *(_WITHOUT_COLLECTOR if given.url is None else ())):
+        for name in names if command not in commands else ():
+            if getattr(given, name) != given.parser.get_default(name):
+                raise ValueError(f"--{name.replace('_', '-')} goes with {partner}")
 
 
 def _list(given: argparse.Namespace) -> int:

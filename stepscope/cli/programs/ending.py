@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from stepscope.cli.common import opening
+from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import notes_in
 
 if TYPE_CHECKING:
@@ -141,13 +142,18 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         """Waits a short time for the other ranks on this machine. Returns a note on those that have not ended or are not there."""
         if not self.ranks:
             return []
-        from stepscope.analysis.reading.run_choice import launches_in
+        from stepscope.analysis.reading.run_choice import SAME_JOB_NS
 
         place, until = Path(self.path), time.monotonic() + RANKS_WAIT_S
         while True:
-            # What an earlier job left in the same place is of another launch.
-            there = {rank for launch in launches_in(place)[-1:] for rank in launch.ranks}
-            running = [rank for rank in there if any(note.running for _, note in notes_in(place / f"rank{rank}", []))]
+            found = [_newest_run(place / f"rank{rank}") for rank in range(self.ranks)]
+            running = [rank for rank, (_, is_running) in enumerate(found) if is_running]
+            # What an earlier job left in the same place began long before rank 0.
+            there = {
+                rank
+                for rank, (began_ns, is_running) in enumerate(found)
+                if is_running or (began_ns and abs(began_ns - found[0][0]) < SAME_JOB_NS)
+            }
             waiting = [rank for rank in range(self.local_ranks) if rank not in there or rank in running]
             if not waiting or time.monotonic() > until:
                 break
@@ -161,6 +167,17 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         if running:
             said.append(f"{_ranks(running)}: not ended {RANKS_WAIT_S:.0f} s after this one, judged as far as recorded")
         return [("Missing", "; ".join(said))] if said else []
+
+
+def _newest_run(place: Path) -> tuple[int, bool]:
+    """When the newest run of a directory began, in Unix time, and whether one goes on there; 0 and False if there is none."""
+    try:
+        is_running = any(note.running for _, note in notes_in(place, []))
+        journals = Journals.of(place).found
+    except OSError:  # there is none, or it is removed meanwhile
+        return 0, False
+    record = journals[0][1] if journals else None
+    return 0 if record is None else record.created_ns, is_running
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -75,12 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
     program, *rest = words[1:] if words[0] == "--" and len(words) > 1 else words
     parser: argparse.ArgumentParser = arguments.parser
     if why := script.why_missing(program, module=arguments.module):
-        ranks = command_for_ranks(program)
+        ranks = command_for_ranks(program, rest)
         parser.error(f"{why}; to trace what a launcher starts: {ranks}" if ranks else why)
     if arguments.out is not None and arguments.out.is_file():
         parser.error(f"--out {arguments.out} is a file; name a directory")
     traced = TracedProgram.of(arguments, program, rest)
-    if ranks := command_for_ranks(program):
+    if ranks := command_for_ranks(program, rest):
         message(
             f"stepscope run: {program} starts other processes, which this trace will not have; to trace each: {ranks}"
         )

@@ -198,9 +198,10 @@ class TracedProgram(msgspec.Struct, frozen=True):
             discard_unwritten(output)
 
     def tell_traces(self) -> None:
-        """Prints where the traces are, and no more."""
+        """Prints where the traces are, whether the program started a launcher, and no more."""
         if self.speaks:
-            _print_lines([("See it", how) for how in self._opening()])
+            untraced = self._untraced() if self.children.ranks else []
+            _print_lines([("See it", how) for how in self._opening()] + untraced)
 
     def _ending(self, notes: tuple[tuple[str, str], ...] = (), failed: str = "") -> Ending:
         """The last lines, with the paths of the files."""
@@ -248,7 +249,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         if statistics.steps or count <= 0:
             return []
         ran = f"{human_count(count, 'process', 'es')} that the program started ran, and this trace does not have them"
-        return [("Children", f"{ran}; {_HOW_TO_TRACE_CHILDREN}")]
+        how = f"to trace each: {self.children.ranks}" if self.children.ranks else _HOW_TO_TRACE_CHILDREN
+        return [("Children", f"{ran}; {how}")]
 
     def tell_of_signal(self, name: str) -> None:
         """Says that a signal ends the program, where the files are, and what is slow; `end` has been called by nobody."""

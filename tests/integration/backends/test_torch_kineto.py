@@ -25,10 +25,13 @@ from stepscope.runtime.events.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import schedule
+from tests.support.basics import ROOT
 from tests.support.operators import record, torch, train
 from tests.support.readings import decoded, texts
 
 pytestmark = pytest.mark.needs("torch")
+
+GPU_TRACE = ROOT / "tests" / "support" / "data" / "kineto-gpu.json"
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
 
@@ -288,6 +291,25 @@ async def test_a_lost_trace_costs_its_window_only(written: int, monkeypatch: pyt
     assert worker.problems["torch's recording was lost: no space left"] == 1
     assert sink.watermarks == [9]
     assert sum(loss.count for loss in sink.losses) == written
+
+
+async def test_each_event_that_a_cut_trace_lost_counts_once(tmp_path: Path) -> None:
+    """One is no JSON, and one is cut."""
+    text = GPU_TRACE.read_text().replace('"cbid": 211', '"cbid": x')
+
+    class Cut:
+        def trace_start_ns(self) -> int:
+            return 0
+
+        def save(self, path: str) -> None:
+            Path(path).write_text(text[: text.rindex('"name": ')])
+
+    sink = CollectingSink()
+    worker = KinetoWorker(sink)
+    worker.put(finished(Cut(), clock.now(), ClockAnchor.read()))
+    await worker.aclose()
+    assert any("ends inside an event" in problem for problem in worker.problems)
+    assert [loss.count for loss in sink.losses] == [1, 1]
 
 
 def test_quotes_in_names_are_mended(tmp_path: Path) -> None:

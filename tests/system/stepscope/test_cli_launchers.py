@@ -106,18 +106,71 @@ def test_ranks_that_do_not_end(tmp_path: Path) -> None:
     assert "1 rank did not end in order" in said
 
 
+TRACES_MORE = """
+import os, pathlib, stepscope
+with stepscope.span("work"): pass
+if os.environ["RANK"] == "0":
+    with stepscope.trace(output_dir="run/evaluation"):
+        with stepscope.span("evaluation"): pass
+"""
+
+
+def test_a_further_trace_below_the_directory_of_the_job(tmp_path: Path) -> None:
+    """It is no rank: all are there, though it is newer than they are."""
+    (tmp_path / "p.py").write_text(TRACES_MORE)
+    command = ("-m", "stepscope", "run", "--no-torch", "--out", "run", "p.py")
+    for rank in ("1", "0"):
+        environment = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        ended = commands.python(*command, cwd=tmp_path, env=environment)
+        assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "run" / "evaluation").is_dir()
+    assert "Missing" not in ended.stderr and "No answer" not in ended.stderr, ended.stderr
+
+
 @pytest.mark.parametrize(
-    ("program", "command"),
+    ("program", "rest", "launcher"),
     [
-        ("torch.distributed.run", "torchrun --no-python ... stepscope run [options] train.py"),
-        ("/usr/bin/torchrun", "torchrun --no-python ... stepscope run [options] train.py"),
-        ("/opt/slurm/srun", "srun ... stepscope run [options] train.py"),
-        ("train.py", ""),
+        ("torch.distributed.run", "--nnodes 2 train.py", "torchrun --no-python"),
+        ("/usr/bin/torchrun", "", "torchrun --no-python"),
+        ("/opt/slurm/srun", "-N 2 python train.py", "srun"),
+        ("orterun", "-n 2 python train.py", "orterun"),
+        ("accelerate", "launch --cpu train.py", "accelerate launch --no_python"),
+        ("accelerate.commands.accelerate_cli", "launch --cpu train.py", "accelerate launch --no_python"),
+        ("accelerate", "config", ""),
+        ("accelerate.commands.accelerate_cli", "env", ""),
+        ("accelerate-launch", "train.py", "accelerate launch --no_python"),
+        ("train.py", "torchrun", ""),
     ],
 )
-def test_commands_for_launchers(program: str, command: str) -> None:
-    """A launcher is known by the name of its program or module."""
-    assert command_for_ranks(program) == command
+def test_commands_for_launchers(program: str, rest: str, launcher: str) -> None:
+    """A launcher is known by the name of its program or module, and its command where it has several."""
+    command = f"{launcher} ... stepscope run [options] train.py" if launcher else ""
+    assert command_for_ranks(program, rest.split()) == command
+
+
+STARTS = """
+import os, stat, subprocess
+with open("mpirun", "w") as file:
+    file.write("#!/bin/sh\\nexit 0\\n")
+os.chmod("mpirun", stat.S_IRWXU)
+{start}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "options"),
+    [
+        ("subprocess.run(['./mpirun', '-n', '2', 'python', 'train.py'], check=True)", ()),
+        ("subprocess.run([b'./mpirun', b'-n', b'2', b'python', b'train.py'], check=True)", ("--quiet",)),
+        ("os.system('./mpirun -n 2 python train.py')", ()),
+    ],
+)
+def test_a_script_that_starts_a_launcher(start: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    """It recorded nothing itself: the right form of what it started is said, also if it is to be quiet."""
+    (tmp_path / "submit.py").write_text(STARTS.format(start=start))
+    ended = commands.stepscope("run", "--no-torch", *options, "-o", "run", "submit.py", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "to trace each: mpirun ... stepscope run [options] train.py" in " ".join(ended.stderr.split())
 
 
 def test_a_launcher_that_is_no_script(tmp_path: Path) -> None:

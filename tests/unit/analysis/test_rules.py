@@ -2,15 +2,69 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from collections.abc import Mapping
 
+import pytest
+
+from stepscope.analysis import thresholds
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
 from tests.support.basics import ROOT
+
+PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8").partition("## Rules\n")[2]
+ROW = re.compile(r"^\| `([\w-]+)` \|[^|]*\|([^|]*)\|", re.MULTILINE)
+THRESHOLDS: Mapping[str, str] = {
+    "input-bound": "FINDING USUAL_STEPS HANDOVER",
+    "data-pipeline": "FINDING USUAL_STEPS",
+    "slow-item": "FINDING FEWEST_SLOW_ITEMS SLOW_ITEM MAJORITY MAJORITY",
+    "slow-rank": "RANK_WAIT RANK_LAST RANK_LONGER",
+    "uneven-work": "UNEVEN_WORK RANK_LAST",
+    "periodic-stall": "SLOW_STEP SLOW_STEPS_COST PERIODS_SLOW PERIODIC",
+    "slow-steps": "SLOW_STEP SLOW_STEPS_COST COVERED",
+    "memory-grows": "GROWTH_PER_100_STEPS GROWTH_BYTES LATE_GROWTH RECORDED_BYTES",
+    "garbage-collection": "FINDING",
+    "tiny-operators": "MANY_OPERATORS TINY_OPERATOR_NS",
+    "value-read-back": "READ_BACKS FINDING",
+    "processors-contended": "RUN_QUEUE OVERSUBSCRIBED OVERSUBSCRIBED_WITH_OTHERS",
+    "interpreter-lock": "OTHER_THREAD FINDING",
+    "slow-backward-hook": "FINDING FEWEST_SAMPLES",
+    "forced-writes": "FINDING",
+    "python-between-operators": "FINDING UNCOVERED_PLACE NO_PLACE",
+    "not-finite": "",
+    "device-idle": "DEVICE_IDLE FINDING",
+    "communication-exposed": "FINDING",
+    "copies-exposed": "FINDING",
+    "loop-blocked": "LOOP_BLOCKED BLOCKED_NS LOOP_OFTEN_BLOCKED BRIEFLY_BLOCKED_NS",
+    "tasks-never-end": "FEWEST_OPEN_TASKS MAJORITY",
+    "queue-grows": "QUEUE_GROWTH",
+}
+"""By rule: the thresholds whose values its row has, in order."""
 
 
 def test_every_rule_is_checked_and_documented() -> None:
     """Who reads of `memory-grows` finds `memory_grows.py`."""
-    page = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8").partition("## Rules\n")[2]
     files = sorted(path.stem for path in (ROOT / "analysis" / "rules").glob("*.py") if path.stem != "__init__")
-    assert sorted(name.replace("-", "_") for name in re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == files
+    assert sorted(name.replace("-", "_") for name in dict(ROW.findall(PAGE))) == files
     assert sorted(rule.__module__.rpartition(".")[2] for rule in (*RULES_OF_STEPS, *RULES_OF_TASKS)) == files
+
+
+@pytest.mark.parametrize(("rule", "text"), ROW.findall(PAGE))
+def test_documented_thresholds_are_those_of_the_rule(rule: str, text: str) -> None:
+    """Each number of the column, with its unit, is the value of a threshold that the rule uses, itself or by what it calls."""
+    names = THRESHOLDS[rule].split()
+    numbers = re.findall(r"\d[\d.,]*(?:%| times| MiB| ms| us)?", text.replace("in 100 steps", ""))
+    assert numbers == [_shown(name, getattr(thresholds, name)) for name in names]
+    module = importlib.import_module(f"stepscope.analysis.rules.{rule.replace('-', '_')}")
+    called = {getattr(value, "__module__", "") for value in vars(module).values()}
+    users = [module, *(importlib.import_module(name) for name in called if name.startswith("stepscope.analysis."))]
+    assert set(names) <= {name for user in users for name in vars(user)}
+
+
+def _shown(name: str, value: float) -> str:
+    """A threshold as the documentation has it."""
+    if name.endswith("_NS"):
+        return f"{value / 1e6:g} ms" if value >= 1e6 else f"{value / 1e3:g} us"
+    if isinstance(value, float):
+        return f"{value:.0%}" if value < 1 else f"{value:g} times"
+    return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value:,}"

@@ -188,6 +188,24 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("--url http://x --status --start 5", "--start goes with a window"),
+        ("--url http://x --abort --steps 5", "--steps goes with a window or --extend"),
+        ("--url http://x --status --run-id a", "--run-id goes with a window or --abort"),
+        ("--pid 1 --steps 5 --token-file x", "--token-file goes with --url"),
+        ("--pid 1 --abort --ranks 3", "--ranks goes with a window, or with --url"),
+        ("--list --status", "--status goes with --pid or --url"),
+    ],
+)
+def test_an_option_without_its_partner(arguments: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names both."""
+    with pytest.raises(SystemExit):
+        main(["arm", *arguments.split()])
+    assert f"error: {text}\n" in capsys.readouterr().err
+
+
 def test_who_can_be_asked_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And is named where another process was asked: of a launcher its children."""
     launcher = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"

@@ -129,7 +129,7 @@ async def test_tasks_of_one_thread_end_their_own_starts() -> None:
 
 
 def test_memory_is_not_looked_at_while_nothing_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, the thread sleeps; it records again afterwards."""
+    """Stopped or paused, the thread sleeps; it records again afterwards."""
     waits: list[float | None] = []
     wait = Event.wait
 
@@ -158,7 +158,16 @@ def test_memory_is_not_looked_at_while_nothing_records(monkeypatch: pytest.Monke
         assert len(waits) == count and waits[-1] is None
 
     grows()
+    mxnet.pause()
+    rests()
+    mxnet.resume()
+    grows()
     mxnet.set_state("stop")
     rests()
+    mxnet.set_state("run")
+    grows()
+    mxnet.pause()
+    rests()
+    mxnet.set_state("stop")
     mxnet.set_state("run")
     grows()

@@ -1,0 +1,42 @@
+"""`data_process`: the reason why it recorded nothing."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
+
+MODULE = "mindspore.dataset.engine.iterators"
+
+
+class Iterator:
+    """As MindSpore's."""
+
+    def __next__(self) -> int:
+        return 7
+
+
+def test_a_version_without_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not the program that asked for no batch."""
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    waits = DatasetWaits()
+    waits.begin()
+    assert waits.end() == "this version of MindSpore has no iterators of datasets that could be wrapped"
+
+
+def test_a_version_with_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an earlier recording has wrapped them already."""
+    module = ModuleType(MODULE)
+    module.Iterator = Iterator  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
+    waits = DatasetWaits()
+    for _ in range(2):
+        waits.begin()
+        assert waits.end() == "no iterator of a dataset of MindSpore was asked for a batch"
+    waits.begin()
+    assert Iterator().__next__() == 7
+    assert waits.end() == ""
