@@ -114,7 +114,7 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     absent: list[str]
     """Members that lack a window."""
     findings: list[LiveFinding]
-    """What is slow in the merged steps, as `stepscope explain` says it, the most costly first."""
+    """Findings in the merged steps, those of `stepscope explain`, the most costly first."""
     unreadable: list[UnreadableJournal]
     """Journals that could not be read: what they have is not in the trace."""
     notes: list[str]

@@ -154,7 +154,7 @@ class Capture:
         self._stepped = False
         self._page = resource.getpagesize() if plan.options.memory else 0
         self.cost: RecordingCost | None = None
-        """What it took; there when it has ended, if steps were recorded."""
+        """Its cost; there when it has ended, if steps were recorded."""
         waits = plan.options.data_process and "mindspore" in plan.target.frameworks
         self._dataset_waits = DatasetWaits() if waits else None
         self._journal: Path | None = None

@@ -124,7 +124,7 @@ class Recording:
 
     @property
     def estimate(self) -> CostEstimate:
-        """What recording is likely to cost, by what this profiler has recorded so far."""
+        """The likely cost of recording, by the recordings of this profiler so far."""
         return CostEstimate.by([capture.cost for capture in self._captures if capture.cost is not None])
 
     def _start(self) -> None:

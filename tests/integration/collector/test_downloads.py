@@ -98,7 +98,7 @@ async def test_a_file_that_lacks_a_journal_is_sent(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_hangs_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for a journal is answered, and not when the disk answers."""
+    """A request for a journal is answered, and not only when the disk answers."""
     free = threading.Event()
 
     def hanging(path: Path) -> Generator[bytes]:

@@ -428,7 +428,7 @@ def test_unknown_formats_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_report_is_in_the_output(tmp_path: Path) -> None:
-    """Whoever opens the file finds the bounds."""
+    """The bounds are in the file."""
     add_rank(tmp_path, 0)
     add_rank(tmp_path, 1)
     asyncio.run(write_merged([tmp_path], tmp_path / "trace.json"))

@@ -143,7 +143,7 @@ def test_an_event_that_is_no_json_is_skipped_and_counted(tmp_path: Path) -> None
     ids=["empty", "other", "head"],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
-    """What is no trace of kineto is an error that says so."""
+    """A file that is no trace of kineto is refused with an error that says so."""
     path = tmp_path / "trace.json"
     path.write_text(text.replace('"traceEvents": []', '"events": []'))
     with refused(FormatError, path):

@@ -98,7 +98,7 @@ def segment(path: Path, *frames: Frame) -> Path:
     return path
 
 
-def test_of_very_many_windows_some_are_told_apart(tmp_path: Path) -> None:
+def test_very_many_windows_are_counted_together(tmp_path: Path) -> None:
     """Memory is bounded; nothing is lost from the sums, and the slowest is known."""
     count, slow = 3 * MAX_WINDOWS, 5
     made = [

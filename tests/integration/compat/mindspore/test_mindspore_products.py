@@ -389,7 +389,7 @@ def test_every_level_records(tmp_path: Path, level: ProfilerLevel) -> None:
 
 @pytest.mark.checklist("B20")
 def test_the_cost_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What a recording is likely to cost is told when it starts: by what the profiler has recorded so far."""
+    """The log has the likely cost of a recording when it starts, by the recordings of the profiler so far."""
     with caplog.at_level(logging.INFO, "stepscope"):
         profiler = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)
         profiler.start()

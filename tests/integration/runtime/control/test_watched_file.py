@@ -335,7 +335,7 @@ def test_paths_of_files_and_directories(tmp_path: Path) -> None:
 
 
 def test_what_follows_a_change_may_fail(tmp_path: Path) -> None:
-    """It is told of, and watching goes on."""
+    """The error is reported, and watching goes on."""
     path = tmp_path / "x"
     path.write_bytes(b"1")
 
