@@ -173,7 +173,7 @@ def _account(ledger: Ledger) -> Iterator[str]:
     yield str(ledger)
     for name, source in ledger.sources.items():
         if source.outside or source.superseded:
-            yield f"{name}: {_outside(source)}"
+            yield f"{name}: {_not_accepted(source)}"
     for name, output in ledger.outputs.items():
         yield f"{name}: {counted(output)}"
     if ledger.windows_left_out:
@@ -182,6 +182,6 @@ def _account(ledger: Ledger) -> Iterator[str]:
         yield "cut: " + ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in ledger.cut.items() if count)
 
 
-def _outside(source: SourceLedger) -> str:
+def _not_accepted(source: SourceLedger) -> str:
     parts = ((source.outside, "in no window"), (source.superseded, "written as open ones before"))
     return f"of {source.produced:,} events, " + ", ".join(f"{count:,} {what}" for count, what in parts if count)

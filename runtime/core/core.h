@@ -126,7 +126,7 @@ int strings_open(const char *directory);                        /* later strings
 void strings_close(void);
 void strings_fork(int phase);
 size_t utf8_cut(const char *utf8, size_t len, size_t most);    /* the length that keeps whole characters */
-const char *utf8_object(PyObject *text, Py_ssize_t *len, PyObject **encoded); /* lone surrogates as \udXXX text */
+const char *utf8_object(PyObject *text, Py_ssize_t *len, PyObject **encoded); /* lone surrogates as text, such as \udc80 */
 PyObject *strings_py_text(PyObject *self, PyObject *id);
 PyObject *strings_py_since(PyObject *self, PyObject *serial);
 PyObject *strings_py_intern(PyObject *self, PyObject *name);
