@@ -23,7 +23,7 @@ class Backend(Protocol):
     coroutines that go to `Sink.run_soon` run there, and everything else unless it is bound to a thread.
     One that derives events from those of the recorder, such as links between them, has a method `derive(batch)`, which returns a
     block or `None`. It is called on the loop that all profilers share, also while the backend's thread calls it: it is to be a pure
-    function of the batch, and to return at once.
+    function of the batch, and to return at once. Spans that are still open at the end of their window are not among the batches.
     One that is bound to a thread may have a method `orphaned()`: that thread has ended without switching it off. It may have
     an attribute `one_thread`, true while it records what that thread does and nothing of others: a window in which it met
     with nothing while others recorded names the threads.

@@ -34,6 +34,8 @@ _HEAD_BYTES = 1 << 16
 _CHUNK = 1 << 20
 _PACKET = b"\x0a"
 """Begins every packet of a `.pftrace`."""
+_PARQUET = b"PAR1"
+"""Begins a Parquet file, and ends it after its footer."""
 _HEAD_PACKETS = 2
 """Packets of a `.pftrace` before the first event."""
 _DESCRIPTION = b'{"ph": "M"'
@@ -72,7 +74,7 @@ def rewrite_trace(note: TraceNote, place: Path, owner: int, journal: Path) -> li
             raise FileNotFoundError(path)
         if not is_own_file(path, owner):
             raise FormatError(f"{path} is no regular file of this user's")
-        if note.format != "parquet" and not _is_of(path, run_id):
+        if not (_is_parquet_of(path, run_id) if note.format == "parquet" else _is_of(path, run_id)):
             raise FormatError(f"{path} is not the file that this run wrote")
     try:
         made = Path(tempfile.mkdtemp(prefix=f".{first.name[:64]}-", dir=first.parent))
@@ -128,6 +130,18 @@ def _is_of(path: Path, run_id: str) -> bool:
         return at == len(head)
     begin, *lines = head.split(b"\n")
     return begin in (b"", b"[") and all(line.startswith(_DESCRIPTION) for line in lines if line)
+
+
+def _is_parquet_of(path: Path, run_id: str) -> bool:
+    """Whether a Parquet file has the run's id in its footer, or is cut, so that it has no footer yet."""
+    with path.open("rb") as file:
+        begin = file.read(len(_PARQUET))
+        file.seek(max(path.stat().st_size - _HEAD_BYTES, 0))
+        tail = file.read()
+    if begin != _PARQUET[: len(begin)]:
+        return False
+    whole = tail.endswith(_PARQUET) and len(tail) > len(_PARQUET)
+    return not whole or bool(run_id and run_id.encode() in tail)
 
 
 def _head(path: Path) -> bytes:

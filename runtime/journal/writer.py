@@ -142,8 +142,8 @@ class JournalWriter:
         self._pending_frames = self._pending_bytes = 0
         self._complete = (0, 0, 0)
         """Pieces, bytes and frames of these that are complete, and wait for the end of the group."""
-        self._unwritten = 0
-        """Events among them."""
+        self._unwritten: Counter[int] = Counter()
+        """Events among them, by window."""
         self._earlier = False
         """Whether frames of earlier calls are among those that are written now."""
         self._grouping = False
@@ -296,7 +296,8 @@ class JournalWriter:
         self._open_windows.add(batch.window)
         self.written += size
         self._segment_events[batch.window] = self._segment_events.get(batch.window, 0) + size
-        self._unwritten += size if self._pending else 0
+        if self._pending:
+            self._unwritten[batch.window] += size
         self.arguments_cut += cut
         return True
 
@@ -651,12 +652,13 @@ class JournalWriter:
         except BaseException:
             if self._earlier:
                 # Frames of earlier calls are gone: what they said is said again, and positions do not hold.
-                self.lost += self._unwritten
+                self.lost += self._unwritten.total()
+                self._segment_events -= self._unwritten
                 self._open_windows.clear()
                 self._metadata = b""
                 self._index = None
             raise
         finally:
-            self._unwritten = 0
+            self._unwritten.clear()
             self._complete = (0, 0, 0)
             self._discard()

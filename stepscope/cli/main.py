@@ -162,6 +162,8 @@ def _refuse(given: argparse.Namespace, unknown: list[str]) -> None:
         command.error(f"unrecognized arguments: {' '.join(unknown)}")
     options = re.findall(r"^  (-.*?)(?:   |$)", command.format_help(), re.MULTILINE)
     known = re.findall(r"--[\w-]+", " ".join(options))
+    if option in known:
+        command.error(f"options go after the command: stepscope {given.command} {option} ...")
     close = get_close_matches(option, known, 1, 0.8)
     hint = f"; did you mean {close[0]}?" if close else ""
     if given.command == "run" and not close:

@@ -212,6 +212,19 @@ def test_files_that_the_note_may_not_name(killed: Path, capsys: pytest.CaptureFi
     assert precious.read_bytes() == torn
 
 
+@pytest.mark.parametrize("content", [b"a thesis", b"PAR1 of another run PAR1"])
+def test_a_file_that_is_no_parquet_trace_of_the_run(killed: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    """A note can call any file a Parquet trace; one that is none stays."""
+    ((path, note),) = notes_in(killed / "run", [])
+    thesis = killed / "thesis.txt"
+    thesis.write_bytes(content)
+    trace = msgspec.structs.replace(note.traces[0], first=str(thesis), file=str(thesis), format="parquet", arguments={})
+    replace_note(path, msgspec.structs.replace(note, traces=(trace,)))
+    assert main(["recover", str(killed / "run")]) == 3
+    assert "is not the file that this run wrote" in capsys.readouterr().out
+    assert thesis.read_bytes() == content
+
+
 def test_a_note_that_says_what_no_exporter_takes(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is said, and the file stays."""
     ((path, note),) = notes_in(killed / "run", [])

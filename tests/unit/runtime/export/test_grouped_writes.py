@@ -254,6 +254,25 @@ def test_a_journal_in_groups(tmp_path_factory: pytest.TempPathFactory, acts: lis
     assert found == [described(one) for one in wanted]
 
 
+def test_events_of_a_refused_group_count_once(tmp_path: Path) -> None:
+    """They are lost, and are not deleted again with the file that would have had them."""
+    one = batch(events=100)
+    writer = JournalWriter(tmp_path / "journal", max_bytes=1 << 20, segment_bytes=1 << 14, when_full="delete_oldest")
+    writer.open(run_in(tmp_path))
+    writer.begin_group()
+    writer.write_batch(one)
+    writer.write_batch(one)
+    with files_full(writer.path.stat().st_size), pytest.raises(OutputError):
+        writer.end_group()
+    while not writer.deleted_oldest:
+        writer.write_batch(batch(events=1000))
+    writer.close()
+    with JournalReader(writer.path) as reader:
+        found = sum(len(item) for item in reader if isinstance(item, EventBatch))
+        assert reader.end is not None and reader.end.events == found
+    assert found == writer.written - 200 - writer.deleted_oldest
+
+
 async def test_a_trace_whose_group_is_refused(tmp_path: Path) -> None:
     """Its events count as lost, those of the next group are in the file, with the names of their rows."""
     exporter = ChromeTraceExporter(tmp_path / "trace.json")
