@@ -201,7 +201,7 @@ docs: install
 	@$(BIN)/python -m docs.settings
 	@$(BIN)/python -m docs.commands
 	@$(BIN)/python -m docs.messages
-	@$(BIN)/python -m benchmarks.harness.releases
+	@$(BIN)/python -m benchmarks.harness.release_plot
 	@$(BIN)/python -m tools.page_types
 	@$(BIN)/python -m tools.checklist
 

@@ -79,7 +79,7 @@ class Attached:
     """Rings and open spans of a process that joined; `directory` is its part of the session. One consumer."""
 
     def __init__(self, directory: str, /) -> None: ...
-    def drain(self, limit: int, /) -> tuple[bytes, bytes, bool]:
+    def drain(self, limit: int, until: int, /) -> tuple[bytes, bytes, bool]:
         """As the function `drain`. Ids are the other process's. Rings that contradict themselves are let go."""
 
     def mark(self) -> None:
@@ -109,8 +109,9 @@ def event_costs() -> tuple[float, float]:
     """ns that recording adds to a span, and to an event without a duration, measured now."""
 
 def recording() -> int: ...
-def drain(limit: int, /) -> tuple[bytes, bytes, bool]:
-    """Takes up to `limit` events of all rings: (events, arguments, whether more is left)."""
+def drain(limit: int, until: int, /) -> tuple[bytes, bytes, bool]:
+    """Drains up to `limit` events of all rings: (events, arguments, whether more is left). Of each ring it stops before the first
+    event that began after `until`, in ns. All events that ended before are drained."""
 
 def release_late(late: bool, /) -> None:
     """Whether slots of rings stay after a drain until `release_rings`; `False` frees all that were drained."""

@@ -1,4 +1,4 @@
-"""stepscope's figures of each release, in benchmarks/results/, and their table. `python -m benchmarks.harness.releases`."""
+"""stepscope's figures of each release, in benchmarks/results/, and their table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness.document import machine_text, put
+from benchmarks.harness.document import machine_text
 from benchmarks.harness.report import Report
 from benchmarks.harness.table import spread
 from benchmarks.harness.team import ROOT
@@ -69,7 +69,3 @@ def section(found: Sequence[Release]) -> str:
         lines.append([f"`{key}`", newest[key].title, *cells])
     machines = "\n".join(f"- {release.version}: {release.machine}" for release in found)
     return machines + "\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-if __name__ == "__main__":
-    put(PAGE, "releases", section(releases()), title="Performance")

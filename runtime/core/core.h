@@ -311,7 +311,7 @@ PyObject *ring_py_detach(PyObject *self, PyObject *unused);
 PyObject *ring_py_detach_files(PyObject *self, PyObject *unused);
 PyObject *ring_py_make_files(PyObject *self, PyObject *path);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
-PyObject *ring_py_drain(PyObject *self, PyObject *limit);
+PyObject *ring_py_drain(PyObject *self, PyObject *args);
 PyObject *ring_py_clear_wake(PyObject *self, PyObject *unused);
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
 PyObject *ring_py_release_late(PyObject *self, PyObject *late);

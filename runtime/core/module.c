@@ -40,7 +40,7 @@ static PyMethodDef methods[] = {
     {"signal_that_came", signals_py_came, METH_NOARGS, NULL},
     {"forget_signal", signals_py_forget, METH_NOARGS, NULL},
     {"die_of_signal", signals_py_die_of, METH_O, NULL},
-    {"drain", ring_py_drain, METH_O, NULL},
+    {"drain", ring_py_drain, METH_VARARGS, NULL},
     {"encode_arguments", arguments_py_encode, METH_O, NULL},
     {"encode_chrome", FAST(chrome_py_encode), METH_VARARGS | METH_KEYWORDS, NULL},
     {"event_costs", cost_py_event_costs, METH_NOARGS, NULL},

@@ -107,6 +107,8 @@ class ExporterWorker:
         self.is_journal = bool(getattr(exporter, "is_journal", False))
         self.items_queued = 0
         """Number of items queued so far."""
+        self.progressed: Callable[[], object] = lambda: None
+        """Called on the exporter's thread after it has handled some."""
         self._run = run
         self._max = max_bytes
         self._drop_oldest = drop_oldest
@@ -393,6 +395,7 @@ class ExporterWorker:
                     await self._export_batches()
                     self._stuck = False
                     self._progress.notify_all()
+                    self.progressed()
                 elif closing:
                     break
                 else:

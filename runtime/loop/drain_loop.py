@@ -152,6 +152,12 @@ class DrainLoop:
         interval = min((pipeline.options.drain_interval for pipeline in self._pipelines), default=0.0)
         self._loop.call_at(self._woken_at + interval, self._on_wake)
 
+    def _journal_progressed(self) -> None:
+        """A journal has written: the slots of its events are free at once, and not only after the next drain."""
+        if self._recorder.late_release.due():
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._recorder.late_release.release_due)
+
     def start(self, work: Callable[..., Awaitable[T]], *args: Any, name: str = "stepscope call") -> OneShot[T]:
         """Runs a coroutine function on the loop, and does not wait for it. The result is a `RuntimeError` if the loop has ended."""
         done: OneShot[T] = OneShot()
@@ -215,11 +221,14 @@ class DrainLoop:
         def start() -> None:
             pipeline = make()
             made.append(pipeline)
+            journals = [worker for worker in pipeline.workers if worker.is_journal]
+            for worker in journals:
+                worker.progressed = self._journal_progressed
             pipeline.start()
             pipeline.count_drained(sum(block.event_count for block in self._unrouted))
             self._pipelines += made
             self._queues[pipeline] = _queue_before(pipeline)
-            if any(worker.is_journal for worker in pipeline.workers):
+            if journals:
                 self._recorder.late_release.begin()
             self._passed.notify_all()
 
@@ -370,7 +379,7 @@ class DrainLoop:
             journals = [worker for pipeline in pipelines for worker in pipeline.workers if worker.is_journal]
             # Events that no journal has stay in the rings.
             routed = [one.routed_to for one in self._pipelines if any(worker.is_journal for worker in one.workers)]
-            self._recorder.late_release.advance(min(routed, default=until), journals)
+            self._recorder.late_release.advance(until, min(routed, default=until), journals)
             return False
 
     def _drain_rings(self) -> int:
@@ -392,33 +401,22 @@ class DrainLoop:
     def _route(
         self, until: int, closing: Sequence[Pipeline] = (), open_spans: Block | None = None
     ) -> Sequence[Pipeline]:
-        """Routes drained events, except those that began during the drain: step marks of that time may be missing.
+        """Routes drained events.
 
         Args:
-            until: route events that began by this time, in ns.
+            until: when the last drain began, in ns. No event began later.
             closing: profilers whose ready windows are closed afterwards.
             open_spans: open spans for these.
 
         Returns:
             Profilers that have not passed on earlier events yet.
         """
-        marks: list[Block] = []  # first of all blocks: one may hold events of steps whose marks are in a later one
-        blocks: list[DrainedBlock] = []
-        later: list[DrainedBlock] = []
-        for block in self._unrouted:
-            if block.counts.steps:
-                marks.append(of_kind(block.events, Kind.STEP))
-            if block.counts.last_ns <= until:
-                blocks.append(block)
-                continue
-            new = block.events["ts"] > until
-            later.append(DrainedBlock.of(block.events[new], block.args))
-            if not new.all():
-                blocks.append(DrainedBlock.of(block.events[~new], block.args))
-        self._unrouted = later
+        blocks, self._unrouted = self._unrouted, []
+        # Marks come first: a block may hold events of steps whose marks are in a later one.
+        marks = join_blocks([of_kind(block.events, Kind.STEP) for block in blocks if block.counts.steps])
         behind = [pipeline for pipeline in self._pipelines if not self._queues[pipeline].empty]
         for pipeline in self._pipelines:
-            self._queues[pipeline].push(join_blocks(marks), blocks, until, open_spans if pipeline in closing else None)
+            self._queues[pipeline].push(marks, blocks, until, open_spans if pipeline in closing else None)
         return behind
 
     async def _wait(self, behind: Sequence[Pipeline]) -> None:

@@ -74,11 +74,11 @@ class Worker:
             self.running = self.identity.running
             self.seen_ns = now if self.running else self.seen_ns
 
-    def drain(self) -> list[tuple[Block, bytes]]:
-        """Drains its rings. If the files with its names cannot be read now, the events wait."""
+    def drain(self, until: int) -> list[tuple[Block, bytes]]:
+        """Drains from its rings what began by `until`, in ns. If the files with its names cannot be read now, the events wait."""
         more = True
         while more:
-            events, args, more = self.rings.drain(DRAIN_LIMIT)
+            events, args, more = self.rings.drain(DRAIN_LIMIT, until)
             if events:
                 self._drained.append((events, args))
         self._drained += self._without_ring()
@@ -202,17 +202,21 @@ class Workers:
             return () if self._failure is None else (POLL_S,)
         return (POLL_S / 16 if self._most > self._ring_bytes / 8 else POLL_S,)
 
-    def drain(self) -> list[tuple[Block, bytes]]:
-        """Drains the rings of all joined processes, and adds open spans of ended ones.
+    def check_states(self) -> None:
+        """Finds new joined processes, and those that have ended. A drain until a later time has all events of the latter."""
+        self._attach()
+        for worker in self._living.values():
+            worker.check_state()
+
+    def drain(self, until: int) -> list[tuple[Block, bytes]]:
+        """Drains the rings of all joined processes, as `_core.drain` does, and adds open spans of ended ones.
 
         An error, such as a lack of descriptors, affects one process only; `check` raises it.
         """
-        self._attach()
         self._most = 0
         blocks: list[tuple[Block, bytes]] = []
         for worker in list(self._living.values()):
-            worker.check_state()  # before the drain, so that the drain has all events if it has ended
-            drained = worker.drain()
+            drained = worker.drain(until)
             self._most = max(self._most, sum(events.nbytes + len(args) for events, args in drained))
             blocks += drained
             if not worker.running:

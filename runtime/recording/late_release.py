@@ -30,16 +30,24 @@ class JoinedRings(Protocol):
 
 
 class JournalBarrier:
-    """Passed when the journals have handled all events that were drained before it was created."""
+    """Passed when the journals have handled all events of the drains so far.
 
-    def __init__(self) -> None:
-        self._created_ns = _core.now()
+    Args:
+        drained_ns: when the last one began: it drained no event that began later.
+    """
+
+    def __init__(self, drained_ns: int) -> None:
+        self._drained_ns = drained_ns
         self._goals: list[tuple[JournalWorker, int]] | None = None
 
     def passed(self, routed_ns: int, journals: Sequence[JournalWorker]) -> bool:
         """Whether they have. All events that began by `routed_ns` were routed."""
-        if self._goals is None and routed_ns >= self._created_ns:
+        if self._goals is None and routed_ns >= self._drained_ns:
             self._goals = [(journal, journal.items_queued) for journal in journals]
+        return self.reached()
+
+    def reached(self) -> bool:
+        """Whether they have, as far as that is known. Any thread may call."""
         return self._goals is not None and all(journal.handled >= goal for journal, goal in self._goals)
 
 
@@ -67,10 +75,11 @@ class LateRelease:
         """A journal was added: from the next drain on, slots wait for it."""
         _core.release_late(True)
 
-    def advance(self, routed_ns: int, journals: Sequence[JournalWorker]) -> None:
+    def advance(self, drained_ns: int, routed_ns: int, journals: Sequence[JournalWorker]) -> None:
         """Frees slots, if possible. Must be called after each routing.
 
         Args:
+            drained_ns: when the last drain began.
             routed_ns: all events that began by this time were routed.
             journals: the workers of all journals. Without any, all slots are freed.
         """
@@ -82,15 +91,27 @@ class LateRelease:
         if self._barrier is not None and self._barrier.passed(routed_ns, journals):
             self._release()
         if self._barrier is not None and self._stalled(journals) and self._crowded():
-            self._free_early()
+            self._free_early(drained_ns)
         if self._barrier is None:
             _core.mark_rings()
             self._joined.mark()
-            self._barrier = JournalBarrier()
+            self._barrier = JournalBarrier(drained_ns)
             self._progress = sum(journal.handled for journal in journals), _core.now()
+            if self._barrier.passed(routed_ns, journals):
+                self._release()
         early = 0 if self._early is None else self._early[0]
         dropped = sum(journal.unreported_drops for journal in journals)
         _core.set_at_risk(early + dropped + _core.private_slots())
+
+    def due(self) -> bool:
+        """Whether the journals have handled the events of the slots that wait. Any thread may call."""
+        barrier = self._barrier
+        return barrier is not None and barrier.reached()
+
+    def release_due(self) -> None:
+        """Frees the slots that are due. Called when a journal has made progress, so that a drain finds them free."""
+        if self.due():
+            self._release()
 
     def waiting(self) -> bool:
         """Whether threads may soon have no free slots, as journals are behind."""
@@ -115,10 +136,10 @@ class LateRelease:
             self._progress = handled, now
         return now - self._progress[1] > STALL_TIMEOUT_NS
 
-    def _free_early(self) -> None:
+    def _free_early(self, drained_ns: int) -> None:
         before = 0 if self._early is None else self._early[0]
         _core.mark_rings()
         self._joined.mark()
         count = _core.unreleased()
         self._release()
-        self._early = before + count, JournalBarrier()
+        self._early = before + count, JournalBarrier(drained_ns)

@@ -195,17 +195,19 @@ class Recorder:
         """Drains all rings, including those of joined processes.
 
         Returns:
-            A time such that all events that ended before it are drained; and blocks with their heaps of arguments.
+            A time such that all events that ended before it are drained, and none that began later; and blocks with their heaps of
+            arguments.
         """
         self.clear_wake_fd()
+        self.workers.check_states()
         until = _core.now()
         blocks: list[tuple[Block, bytes]] = []
         more = True
         while more:
-            events, args, more = _core.drain(DRAIN_LIMIT)
+            events, args, more = _core.drain(DRAIN_LIMIT, until)
             if events:
                 blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
-        return until, blocks + self.workers.drain()
+        return until, blocks + self.workers.drain(until)
 
     def needs_drain(self) -> bool:
         """Whether rings must be drained even if the queues are not empty: an eighth of their capacity waits, or half of a ring if a

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 
 from benchmarks.catalog import ROWS
-from benchmarks.harness import document, releases
+from benchmarks.harness import document, release_plot, releases
 from benchmarks.harness.command import chosen, main, run
 from benchmarks.harness.report import Report
 from benchmarks.harness.row import Row, Tool
@@ -84,11 +85,16 @@ def test_results_of_releases_are_saved_and_shown(tmp_path: Path) -> None:
     begin, end = document.markers("releases")
     kept = releases.releases()
     assert text.partition(begin)[2].partition(end)[0].strip() == releases.section(kept), "make docs"
+    assert release_plot.PLOT.read_text(encoding="utf-8") == release_plot.svg(kept), "make docs"
     newer = [msgspec.structs.replace(kept[-1], version=version) for version in ("0.10.0", "0.9.1")]
     for release in newer:
         release.write(tmp_path)
     assert releases.releases(tmp_path) == newer[::-1]
     assert releases.section(newer[::-1]).count("| row | what | 0.9.1 | 0.10.0 |") == 1
+    rows = len(newer[0].rows)
+    drawn = ElementTree.fromstring(release_plot.svg(newer[::-1]))
+    bars = [bar.get("class") for bar in drawn.iter("{http://www.w3.org/2000/svg}rect")]
+    assert bars == ["bar", "bar newest"] * rows
 
 
 def test_a_release_has_the_figures_of_stepscope() -> None:

@@ -37,12 +37,14 @@ static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint6
     out->gaps++;
 }
 
-/* Copies what was published when the drain began, then drops what a writer that overwrites has overwritten since. */
+/* Copies what was published when the drain began, up to the first event that began after `until`: a step mark of that time may
+ * still be in another ring. Then drops what a writer that overwrites has overwritten since. A time after the drain is none of this
+ * clock, and waits for nothing. */
 bool drain_ring(Ring *r, Out *out) {
     Header *h = r->header;
     uint64_t tail = r->cursor, expected = atomic_load_explicit(&r->cursor_serial, memory_order_relaxed);
     uint64_t missing = 0;
-    bool whole = true, overwrites = r->foreign || g_overflow == DROP_OLDEST;
+    bool whole = true, later = false, overwrites = r->foreign || g_overflow == DROP_OLDEST;
     while (tail < r->goal) {
         if (out->count + 2 > out->room) {
             whole = false;
@@ -60,6 +62,7 @@ bool drain_ring(Ring *r, Out *out) {
             tail++;
             continue;
         }
+        if ((later = e.ts > out->until && e.ts <= out->now)) break;
         uint64_t more = 0;
         if (e.args_len && !(e.flags & FLAG_ARG_INLINE)) {
             more = (e.args_len + PAYLOAD - 1) / PAYLOAD;
@@ -98,8 +101,8 @@ bool drain_ring(Ring *r, Out *out) {
         tail += 1 + more;
     }
     /* Dropped at the very end, with nothing written after them yet. */
-    if (whole && r->goal_produced > expected && (whole = out->count < out->room)) {
-        put_gap(out, h->track, r->last_ts, clock_now(), r->goal_produced - expected, r->index + 1, r->goal_produced);
+    if (whole && !later && r->goal_produced > expected && (whole = out->count < out->room)) {
+        put_gap(out, h->track, r->last_ts < out->until ? r->last_ts : out->until, out->now, r->goal_produced - expected, r->index + 1, r->goal_produced);
         missing += r->goal_produced - expected;
         expected = r->goal_produced;
     }
@@ -127,10 +130,12 @@ void ring_release(Ring *r) {
     atomic_store_explicit(&r->header->tail, r->marked, memory_order_release);
 }
 
-bool out_begin(Out *out, size_t slots) {
+bool out_begin(Out *out, size_t slots, int64_t until) {
     dropped_name = strings_intern("dropped", 7);
     size_t args_room = slots * PAYLOAD + MAX_ARGS_BYTES;
-    *out = (Out){.room = slots,
+    *out = (Out){.until = until,
+                 .now = clock_now(),
+                 .room = slots,
                  .args_room = args_room,
                  .events_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event))),
                  .args_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)args_room)};
@@ -154,9 +159,19 @@ PyObject *out_end(Out *out, bool more) {
     return Py_BuildValue("(NNO)", out->events_object, out->args_object, more ? Py_True : Py_False);
 }
 
-PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
-    size_t limit = PyLong_AsSize_t(limit_object), slots = 0;
-    if (PyErr_Occurred()) return NULL;
+bool drain_arguments(PyObject *args, size_t *limit, int64_t *until) {
+    Py_ssize_t events;
+    long long time;
+    if (!PyArg_ParseTuple(args, "nL:drain", &events, &time)) return false;
+    *limit = events < 1024 ? 1024 : (size_t)events;
+    *until = time;
+    return true;
+}
+
+PyObject *ring_py_drain(PyObject *self, PyObject *args) {
+    size_t limit, slots = 0;
+    int64_t until;
+    if (!drain_arguments(args, &limit, &until)) return NULL;
     if (plan_at == planned) planned = rings_to_drain(plan), plan_at = 0;
     bool crowded = false;
     for (uint32_t i = plan_at; i < planned; i++) {
@@ -164,11 +179,10 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
         crowded |= used > plan[i]->mask / 4;
         slots += (used > plan[i]->mask ? plan[i]->mask + 1 : used) + 4;
     }
-    if (limit < 1024) limit = 1024;
     if (slots > limit) slots = limit;
     if (slots < 1024) slots = 1024;
     Out out;
-    if (!out_begin(&out, slots)) return NULL;
+    if (!out_begin(&out, slots, until)) return NULL;
     uint64_t reported = atomic_load(&ringless), without = rings_ringless();
     if (without > reported) {
         put_gap(&out, track_process(), drained_at, clock_now(), without - reported, 0, 0);

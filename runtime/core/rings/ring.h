@@ -70,17 +70,19 @@ static inline void copy_slot(void *to, const void *from, size_t size, bool overw
 #define copy_slot(to, from, size, overwrites) memcpy(to, from, size)
 #endif
 
-/* Where a drain puts what it takes. */
+/* Where a drain puts events. */
 typedef struct {
+    int64_t until, now; /* events that began between these two stay in their rings */
     Event *events;
     size_t count, room, gaps;
     char *args;
     size_t args_len, args_room;
     PyObject *events_object, *args_object;
 } Out;
-bool out_begin(Out *out, size_t slots); /* false and an exception without memory */
+bool out_begin(Out *out, size_t slots, int64_t until); /* after the goals of rings are set; false and an exception without memory */
+bool drain_arguments(PyObject *args, size_t *limit, int64_t *until); /* of the function `drain` */
 PyObject *out_end(Out *out, bool more); /* (events, arguments, more) */
-bool drain_ring(Ring *ring, Out *out); /* false when there was no room for all */
+bool drain_ring(Ring *ring, Out *out); /* false when there was no room for all that began by `until` */
 void ring_advance(Ring *ring); /* the drain has copied what was taken */
 void ring_mark(Ring *ring); /* the journals are asked for what has been copied */
 void ring_release(Ring *ring); /* they have what was marked: its slots are free */

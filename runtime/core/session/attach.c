@@ -197,14 +197,14 @@ static size_t plan(Process *p) {
     return slots;
 }
 
-static PyObject *attached_drain(Process *p, PyObject *limit_object) {
-    size_t limit = PyLong_AsSize_t(limit_object);
-    if (PyErr_Occurred()) return NULL;
+static PyObject *attached_drain(Process *p, PyObject *args) {
+    size_t limit;
+    int64_t until;
+    if (!drain_arguments(args, &limit, &until)) return NULL;
     size_t slots = plan(p);
-    if (limit < 1024) limit = 1024;
     if (slots > limit) slots = limit;
     Out out;
-    if (!out_begin(&out, slots ? slots + 1024 : 0)) return NULL;
+    if (!out_begin(&out, slots ? slots + 1024 : 0, until)) return NULL;
     bool more = false;
     Py_BEGIN_ALLOW_THREADS
     for (uint32_t i = 0; i < p->count && !more; i++) {
@@ -317,7 +317,7 @@ static PyObject *attached_release(Process *p, PyObject *unused) {
 static PyMethodDef methods[] = {
     {"mark", (PyCFunction)attached_mark, METH_NOARGS, NULL},
     {"release", (PyCFunction)attached_release, METH_NOARGS, NULL},
-    {"drain", (PyCFunction)attached_drain, METH_O, NULL},
+    {"drain", (PyCFunction)attached_drain, METH_VARARGS, NULL},
     {"open_spans", (PyCFunction)attached_open_spans, METH_O, NULL},
     {"statistics", (PyCFunction)attached_statistics, METH_NOARGS, NULL},
     {NULL},

@@ -37,7 +37,7 @@ def test_a_child_is_inert() -> None:
                 instant("child")
         assert recorders._recorder is None
         assert _core.ring_statistics()["produced"] == 0 and not any(_core.counts().values())
-        assert _core.drain(1024) == (b"", b"", False) and _core.open_spans() == b""
+        assert _core.drain(1024, 1 << 62) == (b"", b"", False) and _core.open_spans() == b""
     files = {path.name: path.read_bytes() for path in recorder.directory.iterdir()}
     reap(in_child(work))
     assert files == {path.name: path.read_bytes() for path in recorder.directory.iterdir()}

@@ -22,14 +22,14 @@ profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(session_dir=sys.a
                     ring_bytes=4096, drain_interval=1000.0, overflow=POLICY))
 profiler.start()
 profiler.flush()
-drain, _core.drain = _core.drain, lambda limit: (b"", b"", False)
+drain, _core.drain = _core.drain, lambda *_: (b"", b"", False)
 for number in range(500):
     with sc.span("x"):
         pass
 for ring in Path(sys.argv[2]).glob("*/ring-*"):
     Path(sys.argv[1], "before-" + ring.name).write_bytes(ring.read_bytes()[:4096])
 """
-DRAINED = {"nowhere else": "drain(1 << 18), die()", "journal": "_core.drain = drain; profiler.flush(), die()"}
+DRAINED = {"nowhere else": "drain(1 << 18, 1 << 62), die()", "journal": "_core.drain = drain; profiler.flush(), die()"}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_joined_process_that_is_one_drain_behind(crash: Crash) -> None:
                             ring_bytes=1 << 20, worker_ring_bytes=4096, drain_interval=1000.0))
         profiler.start()
         profiler.flush()
-        profiler._life.opened.recorder.workers.drain, drain = lambda: [], profiler._life.opened.recorder.workers.drain
+        profiler._life.opened.recorder.workers.drain, drain = lambda until: [], profiler._life.opened.recorder.workers.drain
         pid = os.fork()
         if pid == 0:
             sc.join("worker")
@@ -112,7 +112,7 @@ def test_a_gap_across_windows(crash: Crash) -> None:
                 die()
         profiler.start()
         profiler.flush()
-        drain, _core.drain = _core.drain, lambda limit: (b"", b"", False)
+        drain, _core.drain = _core.drain, lambda *_: (b"", b"", False)
         thread = threading.Thread(target=other)
         thread.start()
         go.wait()
@@ -156,7 +156,7 @@ def test_a_gap_that_begins_in_a_closed_window(end: str, crash: Crash) -> None:
         profiler.flush()
         profiler.step()
         profiler.flush()
-        drain, _core.drain = _core.drain, lambda limit: (b"", b"", False)
+        drain, _core.drain = _core.drain, lambda *_: (b"", b"", False)
         for number in range(500):
             with sc.span("x"):
                 pass

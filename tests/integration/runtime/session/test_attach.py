@@ -28,6 +28,8 @@ from tests.support.basics import ROOT
 from tests.support.messages import refused
 from tests.support.recording import recording, rows_of
 
+LATER = 1 << 62
+"""A drain until then drains everything."""
 COUNT = 300
 MEMBER = f"""
 import os, sys
@@ -80,7 +82,7 @@ def put(path: Path, at: int, value: int) -> None:
 def test_everything_is_there(member: Path, tmp_path: Path) -> None:
     """Names, tracks and arguments are this process's, and the accounts are even."""
     worker = attach(fresh(member, tmp_path))
-    rows = [row for events, heap in worker.drain() for row in rows_of(events, heap)]
+    rows = [row for events, heap in worker.drain(LATER) for row in rows_of(events, heap)]
     spans = [row for row in rows if row.kind is Kind.SPAN]
     assert [(row.name, row.arguments) for row in spans] == [
         ("work", {"number": number, "text": "long " * (number % 40)} if number % 40 else {"number": number, "text": ""})
@@ -88,7 +90,7 @@ def test_everything_is_there(member: Path, tmp_path: Path) -> None:
     ]
     assert [row.value for row in rows if row.kind is Kind.COUNTER] == list(range(COUNT))
     (still_open,) = rows_of(worker.open_spans(_core.now()), b"")
-    assert (still_open.name, worker.drain()) == ("outer", [])
+    assert (still_open.name, worker.drain(LATER)) == ("outer", [])
     about = worker.statistics("ended")
     assert (about.name, about.produced, about.drained, about.dropped, about.broken) == ("member", 600, 600, 0, 0)
 
@@ -98,7 +100,7 @@ def test_a_drain_in_pieces(member: Path, tmp_path: Path) -> None:
     rings = _core.Attached(str(fresh(member, tmp_path)))
     taken, more = 0, True
     while more:
-        events, _, more = rings.drain(1)
+        events, _, more = rings.drain(1, LATER)
         taken += len(events) // 64
     assert taken == 2 * COUNT
 
@@ -112,23 +114,23 @@ def test_a_header_that_contradicts_itself(member: Path, tmp_path: Path, field: i
     directory = fresh(member, tmp_path)
     put(directory / "ring-00000", field, value)
     worker = attach(directory)
-    taken = sum(len(events) for events, _ in worker.drain())
+    taken = sum(len(events) for events, _ in worker.drain(LATER))
     about = worker.statistics("recording")
     assert taken == about.drained + (1 if about.dropped else 0) <= 2 * COUNT
     assert taken == 0 or about.broken == 0
-    assert worker.drain() == [] or not about.broken
+    assert worker.drain(LATER) == [] or not about.broken
 
 
 def test_a_header_that_goes_back(member: Path, tmp_path: Path) -> None:
     """How far we are is ours to know: what the other process writes there changes nothing."""
     directory = fresh(member, tmp_path)
     worker = attach(directory)
-    assert sum(len(events) for events, _ in worker.drain()) == 2 * COUNT
+    assert sum(len(events) for events, _ in worker.drain(LATER)) == 2 * COUNT
     put(directory / "ring-00000", TAIL, 0)
     put(directory / "ring-00000", SERIAL, 0)
-    assert worker.drain() == []
+    assert worker.drain(LATER) == []
     put(directory / "ring-00000", HEAD, 5)
-    assert worker.drain() == []
+    assert worker.drain(LATER) == []
     assert worker.statistics("recording").broken == 1
 
 
@@ -140,16 +142,16 @@ def test_without_a_descriptor(member: Path, tmp_path: Path) -> None:
     put(ring, HEAD, 0)
     put(ring, PRODUCED, 0)
     rings = _core.Attached(str(directory))
-    assert rings.drain(1)[0] == b""
+    assert rings.drain(1, LATER)[0] == b""
     put(ring, HEAD, head)
     put(ring, PRODUCED, produced)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
-        assert rings.drain(1)[0] == b""
+        assert rings.drain(1, LATER)[0] == b""
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(rings.drain(1)[0]) == 2 * COUNT * 64
+    assert len(rings.drain(1, LATER)[0]) == 2 * COUNT * 64
     assert rings.statistics()["broken"] == 0
 
 
@@ -167,7 +169,7 @@ def test_what_is_no_ring(member: Path, tmp_path: Path) -> None:
         lambda: ring.write_bytes(bytes(8192)),
     ):
         make()
-        assert attach(directory).drain() == []
+        assert attach(directory).drain(LATER) == []
         ring.rmdir() if ring.is_dir() and not ring.is_symlink() else ring.unlink()
     (tmp_path / "link").symlink_to(directory)
     with refused(FormatError, "/link"):
@@ -183,7 +185,7 @@ def test_nobody_has_to_close_it(member: Path, tmp_path: Path) -> None:
         return [path for path in kept if Path(path).is_relative_to(directory)]
 
     worker = attach(directory)
-    worker.drain()
+    worker.drain(LATER)
     assert held()
     del worker
     gc.collect()
@@ -211,10 +213,10 @@ def test_damage(member: Path, tmp_path: Path, acts: list[tuple[str, int, bytes]]
             file.seek(at)
             file.write(junk)
     worker = attach(directory)
-    blocks = worker.drain()
+    blocks = worker.drain(LATER)
     if cut is not None:
         os.truncate(directory / acts[0][0], cut) if acts[0][0] != "stacks" else None
-    blocks += worker.drain()
+    blocks += worker.drain(LATER)
     taken = 0
     for events, heap in blocks:
         assert (events["ts"] >= 0).all() and (events["dur"] >= 0).all()

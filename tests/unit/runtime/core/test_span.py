@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -55,6 +57,37 @@ def test_an_object_is_used_again_and_inside_itself() -> None:
     first, second, third = log.spans[3:]
     assert (first.parent, second.parent, third.parent) == (second.id, third.id, 0)
     check_self_times(log.spans)
+
+
+def test_methods_keep_their_span() -> None:
+    """`__enter__` and `__exit__` belong to their span, also when nothing else refers to it any more."""
+    with recording() as log:
+        leave = span("kept", number=7).__exit__
+        assert leave(None, None, None) is None  # it was not entered
+        enter = span("entered", number=8).__enter__
+        again = enter()
+        del enter
+        again.__exit__(None, None, None)
+        with ExitStack() as stack:  # asks the type for its methods
+            stack.enter_context(span("pushed"))
+            stack.push(span("exit only"))
+    assert [(row.name, row.arguments) for row in log.spans] == [("entered", {"number": 8}), ("pushed", {})]
+    with pytest.raises(TypeError, match="takes no arguments"):
+        span("x").__enter__(1)  # type: ignore[call-arg]
+    assert "span('x')" in repr(span("x").__exit__) or sys.version_info >= (3, 14)
+
+
+def test_a_span_and_its_methods_are_freed() -> None:
+    """Each method is one reference to its span, however often it was asked for."""
+    value = ["not interned"]
+    before = sys.getrefcount(value)
+    for _ in range(200):
+        one = span("x", value=value)
+        methods = [one.__enter__, one.__enter__, one.__exit__]
+        del one
+        assert sys.getrefcount(value) == before + 1
+        del methods
+    assert sys.getrefcount(value) == before
 
 
 def test_an_object_is_shared_by_threads() -> None:
