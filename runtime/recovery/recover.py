@@ -16,7 +16,6 @@ import numpy as np
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events.clock import ClockAnchor
-from stepscope.runtime.events.intervals import FOREVER
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.private_files import temporary_name
@@ -432,8 +431,7 @@ class _Recovering:
         if not self._open:
             self._begin_window(unsaved, marks)
         windows = sorted(self._open.values(), key=lambda window: window.start)
-        latest = max([unsaved.last_ns, *(window.last for window in windows)])
-        last = min(latest, FOREVER - 1)  # times of a damaged frame may be any
+        last = max([unsaved.last_ns, *(window.last for window in windows)])
         for index, window in enumerate(windows):
             window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
         by_index = {window.index: window for window in windows}

@@ -24,6 +24,8 @@ from stepscope.runtime.windows.window import Window
 
 Keys = NDArray[np.uint64]
 _NO_KEYS: Keys = np.empty(0, np.uint64)
+MAX_TIME_NS = 1 << 62
+"""No event is later, 146 years after the machine began. Times of a damaged frame may be any."""
 
 
 class UnsavedEvents:
@@ -182,13 +184,13 @@ class UnfinishedWindow:
 
     def add_counts(self, window: WindowSoFar) -> None:
         """Adds the counts and times of its frames before an index."""
-        self.start, self.last = min(self.start, window.first_ns), max(self.last, window.last_ns)
+        self.start, self.last = min(self.start, _possible(window.first_ns)), max(self.last, _possible(window.last_ns))
         self._counts.update(window.events)
 
     def count(self, batch: EventBatch) -> None:
         """Adds the counts and times of a batch of the journal."""
-        self.start = min(self.start, int(batch.events["ts"].min(initial=FOREVER)))
-        self.last = max(self.last, int(ends(batch.events).max(initial=0)))
+        self.start = min(self.start, _possible(int(batch.events["ts"].min(initial=FOREVER))))
+        self.last = max(self.last, _possible(int(ends(batch.events).max(initial=0))))
         self._counts[batch.source] += len(batch)
 
     def add(self, batch: EventBatch, unsaved: UnsavedEvents) -> None:
@@ -263,6 +265,10 @@ class UnfinishedWindow:
             metadata=metadata,
             wall_start_ns=wall_start_ns,
         )
+
+
+def _possible(ns: int) -> int:
+    return min(max(ns, 0), MAX_TIME_NS)
 
 
 def _pid_of(part: SessionFiles) -> int:

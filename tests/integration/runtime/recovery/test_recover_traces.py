@@ -213,7 +213,9 @@ def test_files_that_the_note_may_not_name(killed: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("content", [b"a thesis", b"PAR1 of another run PAR1"])
-def test_a_file_that_is_no_parquet_trace_of_the_run(killed: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_parquet_trace_of_the_run(
+    killed: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A note can call any file a Parquet trace; one that is none stays."""
     ((path, note),) = notes_in(killed / "run", [])
     thesis = killed / "thesis.txt"
