@@ -212,6 +212,8 @@ class UnfinishedWindow:
 
     def begin(self, marks: Block, end: int) -> None:
         """Sets the borders. `marks` are the profiler's step marks that the journal lacks."""
+        if self.start == FOREVER:  # none of its events could be read
+            self.start = max(end - 1, 0)
         all_marks = join_blocks([*self._marks, marks])
         # The same mark may be in the journal and in a ring.
         all_marks = all_marks[np.unique(all_marks["ts"], return_index=True)[1]]
