@@ -1,4 +1,7 @@
-"""Consumers of events, one format per file. `base.py` is the contract."""
+"""Consumers of events, one format per file.
+
+Read first: `base`, which is the contract, then `memory`, then `journal` and `chrome`, then the folders `files`, `network` and `stream`.
+"""
 
 from __future__ import annotations
 

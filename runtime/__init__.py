@@ -1,4 +1,7 @@
-"""The tracing runtime: recorder, windows, fanout. Imports neither backends nor exporters."""
+"""The tracing runtime: recorder, windows, fanout. Imports neither backends nor exporters.
+
+Read first: `profiler`, then `recording`, `loop`, `windows`, `export`. docs/architecture.md follows one span through them.
+"""
 
 if __name__ != "stepscope.runtime":
     raise ImportError(f"{__name__} is a folder of stepscope's sources: import stepscope.runtime")

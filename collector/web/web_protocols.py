@@ -16,8 +16,8 @@ from websockets.frames import Frame
 
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web.announced import Announced
-from stepscope.exporters.stream.discreet import Discreet
 from stepscope.exporters.stream.protocol import MAX_HEADER
+from stepscope.exporters.stream.quiet_logger import QuietLogger
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -177,7 +177,7 @@ class ModestSockets(_CutsStalled, WebSocketsSansIOProtocol):
         super().__init__(*args, **options)
         self._budget = budget
         self.logger = _web_log
-        self.conn.logger = Discreet(_web_log.name)
+        self.conn.logger = QuietLogger(_web_log.name)
         self.conn.max_message_size = FIRST_MESSAGE
         self._announced: Announced | None = None
         self._grants: deque[Grant | None] = deque()

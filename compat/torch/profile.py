@@ -42,7 +42,7 @@ from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 
-PATIENCE = 60.0
+CLOSE_TIMEOUT_S = 60.0
 """Seconds that windows wait for torch's recordings, and closing for everything: users of torch expect all of a trace."""
 
 
@@ -155,7 +155,9 @@ class profile(Results):
             self._exporters.append(on_trace_ready)
         else:
             self.on_trace_ready = on_trace_ready
-        self._options = Options(linger=PATIENCE, close_timeout=PATIENCE, signals=()) if options is None else options
+        self._options = (
+            Options(linger=CLOSE_TIMEOUT_S, close_timeout=CLOSE_TIMEOUT_S, signals=()) if options is None else options
+        )
         self._backend = TorchBackend(
             mode,
             activities=wanted,

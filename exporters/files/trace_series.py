@@ -27,7 +27,7 @@ from stepscope.runtime.windows.window import Window
 OnFull: TypeAlias = Literal["rotate", "stop"]
 """Behaviour at the size limit: the next file is begun, or events are dropped and counted."""
 
-GRACE = 0.5
+CANCEL_TIMEOUT_S = 0.5
 """Seconds that a cancelled `aclose` still takes to complete what it can."""
 
 SMALLEST = 65_536
@@ -254,7 +254,7 @@ class TraceExporter(ABC):
         try:
             await self._complete_all(about)
         except anyio.get_cancelled_exc_class():
-            with anyio.move_on_after(GRACE, shield=True):
+            with anyio.move_on_after(CANCEL_TIMEOUT_S, shield=True):
                 await self._complete_all(about)
             raise
         finally:

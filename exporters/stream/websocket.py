@@ -16,7 +16,7 @@ from stepscope.exporters.network.redirects import redirected
 from stepscope.exporters.network.tls_mismatch import wants_plain, wants_tls
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.address import NO_TOKEN, Address
-from stepscope.exporters.stream.discreet import Discreet
+from stepscope.exporters.stream.quiet_logger import QuietLogger
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.transport import Feed, Transport
 from stepscope.runtime.errors import FormatError
@@ -110,7 +110,7 @@ class WebSocketTransport(Transport):
             close_timeout=min(CLOSING, self._settings.timeout),
             ping_interval=None,  # confirmations and the comparisons of the clocks are the signs of life
             ssl=(self._tls or True) if self._address.url.startswith("wss:") else None,
-            logger=Discreet("websockets.client"),
+            logger=QuietLogger("websockets.client"),
         ) as socket:
             self._socket = socket
             try:

@@ -1,4 +1,4 @@
-"""The ledger of all events, the metadata, and the errors of the parts.
+"""The ledger of all events, and the errors of parts and of stepscope itself.
 
-Read first: `ledger`, then `part_errors`, then `internal_errors` with `error_log`.
+Read first: `ledger`, then `error_log`.
 """

@@ -1,1 +1,4 @@
-"""Text for people: tables, and warnings with the right line."""
+"""Text for people: tables, and warnings with the right line.
+
+Read first: `text_table`, then `warning` with `code_places`.
+"""

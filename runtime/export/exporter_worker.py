@@ -36,12 +36,12 @@ from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.loop_thread import LoopThread
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.user_code import GRACE, cancels, is_programs, run_async
+from stepscope.runtime.threads.user_code import CANCEL_TIMEOUT_S, cancels, is_programs, run_async
 from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 
-PATIENCE = 0.25
+SLOW_EXPORTER_TIMEOUT_S = 0.25
 """Longest time that the loop waits for one batch of a slow exporter, in seconds."""
 
 GROUP_ITEMS = 64
@@ -278,7 +278,7 @@ class ExporterWorker:
         full = self._bytes > self._max // 2
         if not full or self._batches != self._batches_seen[0]:
             self._batches_seen = (self._batches, now)
-        return full and now - self._batches_seen[1] < PATIENCE * 1e9
+        return full and now - self._batches_seen[1] < SLOW_EXPORTER_TIMEOUT_S * 1e9
 
     def half_full(self) -> bool:
         """Whether more than half of its queue is full, and it makes progress."""
@@ -287,12 +287,12 @@ class ExporterWorker:
     async def wait_below_half(self) -> None:
         """Waits while more than half of the queue is full and the exporter makes progress, so that a burst loses no events.
 
-        After `PATIENCE` seconds without progress, it does not wait again until there is progress, so that other exporters are not
+        After `SLOW_EXPORTER_TIMEOUT_S` seconds without progress, it does not wait again until there is progress, so that other exporters are not
         delayed.
         """
         while self.half_full():
             handled = self._handled
-            with anyio.move_on_after(PATIENCE) as waited:
+            with anyio.move_on_after(SLOW_EXPORTER_TIMEOUT_S) as waited:
                 await self._progress.wait_for(lambda: self._handled != handled)  # noqa: B023
             self._stuck = waited.cancelled_caught and self._handled == handled
 
@@ -346,7 +346,7 @@ class ExporterWorker:
             await self._thread.change.wait_for(lambda: self.ended)
 
     def cancel(self) -> None:
-        """Cancels the exporter, as the deadline has passed. It has `GRACE` seconds to close its output."""
+        """Cancels the exporter, as the deadline has passed. It has `CANCEL_TIMEOUT_S` seconds to close its output."""
         if self._thread is not None and not self.ended:
             self._late = self._inside or "aclose"
             self._thread.cancel()
@@ -401,7 +401,7 @@ class ExporterWorker:
                 else:
                     await self._work.wait_for(lambda: self._queue or self._closing)
         except BaseException:
-            with anyio.CancelScope(deadline=anyio.current_time() + GRACE, shield=True):
+            with anyio.CancelScope(deadline=anyio.current_time() + CANCEL_TIMEOUT_S, shield=True):
                 await self._close()
             raise
         await self._close()

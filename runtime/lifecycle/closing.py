@@ -45,7 +45,7 @@ class CloseProcedure:
         self.note = ""
         """A note on that for diagnostics."""
         self._name = name
-        self._opened, self._hub, self._pipeline = opened, opened.hub, opened.pipeline
+        self._opened, self._loop, self._pipeline = opened, opened.loop, opened.pipeline
         self._output = output
         self._timeout = timeout
 
@@ -64,7 +64,7 @@ class CloseProcedure:
             if note:
                 self._pipeline.notes.append(note)
         seconds = max((deadline - clock.now()) / 1e9, 0.0)
-        removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
+        removal = self._loop.start(self._loop.remove, self._pipeline, seconds)
         if not removal.wait(seconds) and (late := self._late(removal)):
             self._abandon(late)
             BackgroundCall(self._end_late, removal, deadline, name="stepscope closing").start()
@@ -82,7 +82,7 @@ class CloseProcedure:
         before = self._progress()
         if removal.wait(OVERRUN):
             return ""
-        blocked = self._hub.blocked_in()
+        blocked = self._loop.blocked_in()
         # The loop closes many windows in one turn, and does not answer meanwhile.
         if not blocked or self._progress() != before:
             return "there was not enough time for all that waited"
@@ -108,7 +108,7 @@ class CloseProcedure:
         """Waits until the pipeline was closed or has failed."""
         try:
             removal.result()
-            self._hub.do(self._opened.accounts.close)
+            self._loop.do(self._opened.accounts.close)
             self._output.finish()
             self.timed_out = False
         except BaseException as error:  # an internal error, or the end of the loop

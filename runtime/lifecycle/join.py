@@ -196,7 +196,7 @@ def _log_once(level: int, reason: str) -> None:
         log.log(level, "stepscope.join: %s", reason)
 
 
-def say_denied(error: int) -> None:
+def warn_denied(error: int) -> None:
     """Says, once, that a thread of this process cannot be recorded.
 
     Args:
@@ -213,7 +213,7 @@ def say_denied(error: int) -> None:
     )
 
 
-def join_if_told() -> None:
+def join_from_environment() -> None:
     """Joins if the environment says that processes do so by themselves."""
     if os.environ.get(AUTOMATIC) == "1":
         with _lock:
@@ -227,7 +227,7 @@ def _forked() -> None:
     _inherited = _joined or recorder.inherited() or _inherited
     _joined = _part = None
     _reported.clear()
-    join_if_told()
+    join_from_environment()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -28,7 +28,7 @@ from stepscope.runtime.observers import observing
 from stepscope.runtime.recording.recorder import close_recorder, closed_for_good
 from stepscope.runtime.recovery.sweep import end_sweep
 from stepscope.runtime.sources.thread_bound import BoundSource
-from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
+from stepscope.runtime.steps.call_serializer import TURN_TIMEOUT_S, CallSerializer
 from stepscope.runtime.steps.saving import Saving
 from stepscope.runtime.steps.step_controller import StepController, retain_untouched
 from stepscope.runtime.threads import locks, signals
@@ -197,7 +197,7 @@ class Lifecycle:
             if source.open:
                 continue
             if not isinstance(source, BoundSource):
-                wait_for_start(self.opened.hub.open(source), self.facts.name, seconds, source.name)
+                wait_for_start(self.opened.loop.open(source), self.facts.name, seconds, source.name)
             elif elsewhere:
                 source.wanted = True
             else:
@@ -212,7 +212,7 @@ class Lifecycle:
             raise ProfilerStateError(f"stop() of profiler {self.facts.name!r}: it was not started; call start() first")
         if steps.state in ("starting", "running"):
             until = clock.now() + self._timeout_ns
-            steps.call(self._stop, patience=self._patience(until))
+            steps.call(self._stop, timeout_s=self._turn_timeout_s(until))
             began = clock.now()
             self.flush(max(until - began, 0) / 1e9)
             steps.transitions.wait_ns += clock.now() - began
@@ -238,7 +238,7 @@ class Lifecycle:
             opened.pipeline.inbox.put(Flush(clock.now(), done))
             return done.result(seconds)
         except TimeoutError:
-            blocked = opened.hub.blocked_in() if seconds > 0 else ""
+            blocked = opened.loop.blocked_in() if seconds > 0 else ""
             if blocked:
                 log.warning(
                     "flush() of profiler %r gave up: the runtime's loop is blocked in %s", self.facts.name, blocked
@@ -252,7 +252,7 @@ class Lifecycle:
         call that they wait for."""
         if self.steps.calls.is_own or locks.holds_any_lock():
             return False
-        return self.opened is None or not (self.opened.hub.on_loop() or delivering() is self.opened.pipeline)
+        return self.opened is None or not (self.opened.loop.on_loop() or delivering() is self.opened.pipeline)
 
     # close
 
@@ -263,7 +263,7 @@ class Lifecycle:
             return
         self._close_from_now()
         may_wait = self._may_wait()
-        if not steps.call(self._shut, patience=self._patience(self._closes_by, half=True)) and may_wait:
+        if not steps.call(self._shut, timeout_s=self._turn_timeout_s(self._closes_by, half=True)) and may_wait:
             self._shut_around()
         closing, began = self._closing, clock.now()
         if closing is not None and may_wait:
@@ -294,7 +294,7 @@ class Lifecycle:
     def begin_end(self, cause: BaseException | str | None) -> None:
         """Reports to the flight recorder what ends the run, and begins to close; `close` waits for the end of that."""
         self.report_end_once(cause)
-        self.steps.call(self._shut, patience=min(self._patience(self._closes_by, half=True), PATIENCE))
+        self.steps.call(self._shut, timeout_s=min(self._turn_timeout_s(self._closes_by, half=True), TURN_TIMEOUT_S))
 
     def report_end_once(self, cause: BaseException | str | None) -> None:
         """Reports to the flight recorder what ends the run, unless it ends already."""
@@ -319,7 +319,7 @@ class Lifecycle:
     def _timeout_ns(self) -> int:
         return round(self.setup.options.close_timeout * 1e9)
 
-    def _patience(self, until: int, *, half: bool = False) -> float:
+    def _turn_timeout_s(self, until: int, *, half: bool = False) -> float:
         """Seconds to wait for other calls, where something is to be done at a time in ns; half of them are left for it."""
         seconds = (until - clock.now()) / 1e9 - (self.setup.options.close_timeout / 2 if half else 0.0)
         return max(seconds, 0.0) if self._may_wait() else 0.0

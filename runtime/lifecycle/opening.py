@@ -37,7 +37,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
     """The parts that `start()` has opened."""
 
-    hub: drain_loop.DrainLoop
+    loop: drain_loop.DrainLoop
     pipeline: Pipeline
     recorder: Recorder
     accounts: RecorderAccounts
@@ -85,20 +85,20 @@ def open_run(
             journal=next((writer for writer in writers if isinstance(writer, JournalWriter)), None),
         )
         output.announce(source.directory, steps.serial, run, 0 if keep_last is None else keep_last.steps)
-        hub = drain_loop.acquire(source)
+        loop = drain_loop.acquire(source)
         undo.callback(drain_loop.release)
 
         def make() -> Pipeline:
             accounts.append(RecorderAccounts(source))
-            inbox: Inbox[Message] = Inbox(setup.limits.inbox_bytes, hub.wake, hub.wake_later)
+            inbox: Inbox[Message] = Inbox(setup.limits.inbox_bytes, loop.wake, loop.wake_later)
             return Pipeline(run, setup, inbox, steps, actions=output, session=source.directory)
 
-        output.pipeline = pipeline = hub.add(make)
+        output.pipeline = pipeline = loop.add(make)
         undo.pop_all()
     if not output.announced:
         source.undelivered[output] = None
     return OpenRun(
-        hub=hub,
+        loop=loop,
         pipeline=pipeline,
         recorder=source,
         accounts=accounts[0],

@@ -15,7 +15,7 @@ from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.events.survey import of_kind
-from stepscope.runtime.export.exporter_worker import PATIENCE
+from stepscope.runtime.export.exporter_worker import SLOW_EXPORTER_TIMEOUT_S
 from stepscope.runtime.loop.backpressure import BackpressureQueue, DrainedBlock, DrainedTurn
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.loop_threads.condition import LoopCondition
@@ -257,7 +257,7 @@ class DrainLoop:
         deadline = anyio.current_time() + seconds
         queue = self._queues[pipeline]
         queue.end()
-        with anyio.CancelScope(deadline=deadline - seconds * 3 / 4), self._no_patience():
+        with anyio.CancelScope(deadline=deadline - seconds * 3 / 4), self._without_waiting():
             await self.drain(final=True)  # handles the last messages for sources
         with self._contained("close_sources"):
             # Even if the loop was blocked until now, each backend has a moment.
@@ -288,7 +288,7 @@ class DrainLoop:
             del self._queues[pipeline]
 
     @contextlib.contextmanager
-    def _no_patience(self) -> Generator[None]:
+    def _without_waiting(self) -> Generator[None]:
         """Within this context no drain, not even a current one, waits for queues."""
         self._removing += 1
         self._passed.notify_all()
@@ -436,10 +436,10 @@ class DrainLoop:
             space = all(queues[one].has_room for one in pipelines)
             return bool(self._removing or free or (space and (self._inbox_waits or self._recorder.needs_drain())))
 
-        with anyio.move_on_after(PATIENCE):
+        with anyio.move_on_after(SLOW_EXPORTER_TIMEOUT_S):
             await self._passed.wait_for(lambda: self._removing or fresh() or self._recorder.needs_drain())
         while not wanted():
-            with anyio.move_on_after(PATIENCE):
+            with anyio.move_on_after(SLOW_EXPORTER_TIMEOUT_S):
                 await self._passed.wait_for(lambda: self._inbox_waits or wanted())
             if self._inbox_waits and not wanted():
                 if _core.changing(0) > 0:
@@ -463,7 +463,7 @@ def _queue_before(pipeline: Pipeline) -> BackpressureQueue:
     return queue
 
 
-_hub: BackgroundCall[DrainLoop] | None = None
+_shared: BackgroundCall[DrainLoop] | None = None
 _previous: BackgroundCall[None] | None = None
 _users = 0
 _lock = RLock()
@@ -476,12 +476,12 @@ def acquire(recorder: Recorder) -> DrainLoop:
     A drain loop is started and stopped on a separate thread. So a signal handler that interrupts a waiting caller may call this,
     too, and two drain loops never drain the recorder at once.
     """
-    global _hub, _users
+    global _shared, _users
     with _lock:
-        if _hub is None:
-            _hub = BackgroundCall(_make, _previous, recorder, name="stepscope hub")
+        if _shared is None:
+            _shared = BackgroundCall(_make, _previous, recorder, name="stepscope loop")
         _users += 1
-        making = _hub
+        making = _shared
     try:
         return making.result()
     except BaseException:
@@ -491,7 +491,7 @@ def acquire(recorder: Recorder) -> DrainLoop:
 
 def on_loop() -> bool:
     """Whether the caller runs on the drain loop."""
-    making = _hub
+    making = _shared
     return making is not None and making.succeeded and making.result().on_loop()
 
 
@@ -503,13 +503,13 @@ def _make(before: BackgroundCall[None] | None, recorder: Recorder) -> DrainLoop:
 
 def release() -> None:
     """Releases the drain loop. The last user stops it."""
-    global _hub, _previous, _users
+    global _shared, _previous, _users
     stopping: BackgroundCall[None] | None = None
     with _lock:
         _users -= 1
-        if _users == 0 and _hub is not None:
-            stopping = _previous = BackgroundCall(_stop, _hub, name="stepscope hub")
-            _hub = None
+        if _users == 0 and _shared is not None:
+            stopping = _previous = BackgroundCall(_stop, _shared, name="stepscope loop")
+            _shared = None
     if stopping is not None:
         stopping.result()
 
@@ -524,8 +524,8 @@ def _stop(making: BackgroundCall[DrainLoop]) -> None:
 
 def _forked() -> None:
     """The drain loop and its thread belong to the parent."""
-    global _hub, _previous, _users, _lock
-    _hub, _previous, _users, _lock = None, None, 0, RLock()
+    global _shared, _previous, _users, _lock
+    _shared, _previous, _users, _lock = None, None, 0, RLock()
 
 
 os.register_at_fork(after_in_child=_forked)

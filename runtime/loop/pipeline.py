@@ -55,7 +55,7 @@ from stepscope.runtime.sources.source import Producer, Source
 from stepscope.runtime.sources.thread_bound import source_of
 from stepscope.runtime.sources.thread_coverage import ThreadCoverage
 from stepscope.runtime.threads.one_shot import OneShot
-from stepscope.runtime.threads.user_code import GRACE, deliver_for
+from stepscope.runtime.threads.user_code import CANCEL_TIMEOUT_S, deliver_for
 from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.router import RECORDER, Ending, WindowRouter
@@ -68,10 +68,10 @@ ADVANCING_S = 0.5
 """Seconds that closing waits for a backend after it reported progress."""
 MIN_WALL_CHANGE_NS = 500_000_000
 """Smaller changes of the wall clock are not noted."""
-CROWDED = 1000
+MAX_WAITING = 1000
 """No further window begins while so many messages wait for the loop, calls for a backend, or windows for their end."""
 
-STEPS_PATIENCE_NS = 5_000_000_000
+LATE_SOURCE_TIMEOUT_NS = 5_000_000_000
 """So long live facts of a step wait for sources that have not delivered their events of it."""
 LOOP_BLOCKED_NS = 1_000_000_000
 """A longer time between two checks of windows does not count as waiting for sources, as the loop was blocked."""
@@ -199,8 +199,8 @@ class Pipeline:
     @property
     def crowded(self) -> bool:
         """Whether the loop or a backend is so far behind that no further window may begin. Any thread may read it."""
-        behind = any(source.waiting >= CROWDED for source in self.sources)
-        return behind or self.inbox.waiting >= CROWDED or self._windows.unfinished >= CROWDED
+        behind = any(source.waiting >= MAX_WAITING for source in self.sources)
+        return behind or self.inbox.waiting >= MAX_WAITING or self._windows.unfinished >= MAX_WAITING
 
     @property
     def ending(self) -> Ending:
@@ -245,7 +245,7 @@ class Pipeline:
     @contained(None)
     def show_steps(self, *, last: bool = False) -> None:
         """Hands the facts of new steps to exporters that show them live."""
-        self._feed.look(self._windows.delivered_until(STEPS_PATIENCE_NS), clock.now(), last=last)
+        self._feed.look(self._windows.delivered_until(LATE_SOURCE_TIMEOUT_NS), clock.now(), last=last)
 
     def route_delivery(self, until: int) -> bool:
         """Routes the next delivery of a backend that arrived by `until`, as all steps that began by then are known.
@@ -546,7 +546,7 @@ class Pipeline:
         if not self._ended.is_set() or not self.fanout.ended:
             self._scope.cancel()
             self.fanout.cancel()
-            with anyio.move_on_after(GRACE + 0.05):
+            with anyio.move_on_after(CANCEL_TIMEOUT_S + 0.05):
                 await self._ended.wait()
                 await self.fanout.wait()
         self.fanout.abandon()

@@ -11,9 +11,9 @@ SMOOTHING = 0.5
 """Weight of the latest reading."""
 MARGIN = 0.7
 """Detail is raised if the next higher level is expected to cost less than this share of the budget."""
-PATIENCE = 2
+MIN_CALM_READINGS = 2
 """Readings in a row that must agree before detail is raised, at first."""
-LONGEST_PATIENCE = 64
+MAX_CALM_READINGS = 64
 
 
 class Governor:
@@ -34,9 +34,9 @@ class Governor:
         """Index into `LEVELS`."""
         self.cost: float | None = None
         """The smoothed cost at this level; `None` before the first reading of it."""
-        self.patience = PATIENCE
+        self.calm_readings = MIN_CALM_READINGS
         self._calm = 0
-        self._since_raised = 2 * LONGEST_PATIENCE
+        self._since_raised = 2 * MAX_CALM_READINGS
 
     def update(self, cost: float, higher: float) -> int:
         """Adds a reading and chooses the level.
@@ -50,15 +50,15 @@ class Governor:
         """
         self.cost = cost if self.cost is None else self.cost + SMOOTHING * (cost - self.cost)
         self._since_raised += 1
-        if self._since_raised > 2 * LONGEST_PATIENCE:
-            self.patience = PATIENCE
+        if self._since_raised > 2 * MAX_CALM_READINGS:
+            self.calm_readings = MIN_CALM_READINGS
         has_room = max(self.cost, higher) <= MARGIN * self._budget
         self._calm = self._calm + 1 if has_room else 0
         if self.cost > self._budget and self.level < len(LEVELS) - 1:
-            if self._since_raised <= 2 * self.patience:
-                self.patience = min(2 * self.patience, LONGEST_PATIENCE)
+            if self._since_raised <= 2 * self.calm_readings:
+                self.calm_readings = min(2 * self.calm_readings, MAX_CALM_READINGS)
             self._set_level(self.level + 1)
-        elif self.level and self._calm >= self.patience:
+        elif self.level and self._calm >= self.calm_readings:
             self._set_level(self.level - 1)
             self._since_raised = 0
         return self.level

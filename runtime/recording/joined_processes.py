@@ -35,11 +35,11 @@ CHECK_NS = 50_000_000
 MAX_LIVING = 1024
 """Limit of living joined processes. Further ones wait until others have ended."""
 
-GRACE = 5_000_000_000
+ENDED_PROCESS_FILES_NS = 5_000_000_000
 """Nanoseconds that the files of an ended process stay after its last drain: if this process is killed before a journal has the
 events, recovery finds them there."""
 
-PATIENCE = 60_000_000_000
+READ_TIMEOUT_NS = 60_000_000_000
 """Nanoseconds that the events of an ended process wait for descriptors or memory to read them."""
 
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -88,7 +88,7 @@ class Worker:
         self._files.unread = False
         self._files.load_ids(self._ids)
         now = _core.now()
-        if self._files.unread and now - (self._unnamed_since or now) < PATIENCE:
+        if self._files.unread and now - (self._unnamed_since or now) < READ_TIMEOUT_NS:
             self._unnamed_since = self._unnamed_since or now
             return []
         self._unnamed_since = 0
@@ -319,7 +319,7 @@ class Workers:
     def _waits_for(self, worker: Worker) -> bool:
         """Whether to wait for the remaining events of an ended process, which cannot be read now."""
         now = _core.now()
-        return worker.has_unread() and now - self._unread_since.setdefault(worker.directory, now) < PATIENCE
+        return worker.has_unread() and now - self._unread_since.setdefault(worker.directory, now) < READ_TIMEOUT_NS
 
     def _end(self, worker: Worker, last: list[tuple[Block, bytes]]) -> list[tuple[Block, bytes]]:
         """Removes an ended process, and returns its open spans and a gap for lost events.
@@ -336,7 +336,7 @@ class Workers:
             log.warning(
                 "what process %d recorded last could not be read for want of descriptors or memory", worker.identity.pid
             )
-        self._to_remove.append((_core.now() + GRACE, worker.directory))
+        self._to_remove.append((_core.now() + ENDED_PROCESS_FILES_NS, worker.directory))
         self._remove(worker, "ended")
         return gap + ([(spans, b"")] if len(spans) else [])
 

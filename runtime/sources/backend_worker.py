@@ -12,7 +12,7 @@ import anyio
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from stepscope.runtime.loop_threads.loop_thread import LoopThread
-from stepscope.runtime.threads.user_code import GRACE
+from stepscope.runtime.threads.user_code import CANCEL_TIMEOUT_S
 
 
 class BackendWorker:
@@ -82,7 +82,7 @@ class BackendWorker:
             The function that blocks the thread, with its file and line; empty if there is none.
         """
         self._post(self._cancel)
-        with anyio.move_on_after(GRACE + 0.05):
+        with anyio.move_on_after(CANCEL_TIMEOUT_S + 0.05):
             await self._wait_closed()
         return "" if self.closed or self._thread is None else self._thread.inside()
 
@@ -113,7 +113,7 @@ class BackendWorker:
         await self._close_requested.wait()
         with anyio.CancelScope() as self._closing:
             if self._late:
-                self._closing.deadline = anyio.current_time() + GRACE
+                self._closing.deadline = anyio.current_time() + CANCEL_TIMEOUT_S
             self._enter()
             await self._close()
         self._set_closed()

@@ -10,7 +10,7 @@ from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.native_threads import get_ident
 
-PATIENCE = 1.0
+TURN_TIMEOUT_S = 1.0
 """Seconds that a call waits for its turn by default."""
 POLL_S = 0.002
 """Seconds between two checks whether the turn has come."""
@@ -20,7 +20,7 @@ class CallSerializer:
     """Runs calls one after the other.
 
     A call within another one, by a signal handler or by code of the program, is deferred until the other one has ended. So is a
-    call of another thread after `patience` seconds.
+    call of another thread after `timeout_s` seconds.
     """
 
     def __init__(self) -> None:
@@ -39,18 +39,18 @@ class CallSerializer:
         running = self._running
         return running is not None and running[0] == get_ident()
 
-    def run(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
+    def run(self, call: Callable[[], None], *, timeout_s: float = TURN_TIMEOUT_S) -> bool:
         """Runs a call, or defers it.
 
         Args:
             call: the call.
-            patience: seconds to wait for its turn, unless this thread runs a call.
+            timeout_s: seconds to wait for its turn, unless this thread runs a call.
 
         Returns:
             Whether it was run; else it was deferred.
         """
         try:
-            if self._run_in_turn(call, patience):
+            if self._run_in_turn(call, timeout_s):
                 return True
             self._deferred.append(call)
         finally:
@@ -60,11 +60,11 @@ class CallSerializer:
                 afterwards()
         return False
 
-    def _run_in_turn(self, call: Callable[[], None], patience: float) -> bool:
+    def _run_in_turn(self, call: Callable[[], None], timeout_s: float) -> bool:
         me, until = [get_ident()], 0.0
         try:
             while not self._enter(me):
-                until = until or time.monotonic() + patience
+                until = until or time.monotonic() + timeout_s
                 if self.is_own or time.monotonic() >= until:
                     return False
                 time.sleep(POLL_S)

@@ -23,7 +23,7 @@ from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSch
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.steps.armed_windows import ArmedWindows
-from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
+from stepscope.runtime.steps.call_serializer import TURN_TIMEOUT_S, CallSerializer
 from stepscope.runtime.steps.transition_costs import TransitionStatistics
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.user_code import from_signal_handler
@@ -190,13 +190,13 @@ class StepController(_core.StepCounter):
         """Ends the latest `pause()`."""
         self.call(self._resume)
 
-    def call(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
+    def call(self, call: Callable[[], None], *, timeout_s: float = TURN_TIMEOUT_S) -> bool:
         """Runs a call that must not interleave with others, see `CallSerializer.run`.
 
         If the profiler was closed during the call, its messages are not needed any more.
         """
         try:
-            return self.calls.run(call, patience=patience)
+            return self.calls.run(call, timeout_s=timeout_s)
         except ClosedError:
             if self.state != "closed":
                 raise

@@ -59,7 +59,7 @@ def _by_steps(steps: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
             value, step = error, steps.throw
 
 
-GRACE = 0.2
+CANCEL_TIMEOUT_S = 0.2
 """Seconds in which a cancelled part must end."""
 
 
@@ -116,7 +116,7 @@ async def contain(call: Callable[[], Awaitable[None]], record: Callable[[BaseExc
         Whether the part returned without an exception.
 
     Raises:
-        asyncio.CancelledError: if the caller is cancelled. Before, the part was cancelled and had `GRACE` seconds to end.
+        asyncio.CancelledError: if the caller is cancelled. Before, the part was cancelled and had `CANCEL_TIMEOUT_S` seconds to end.
     """
     failed = cancelled = False
 
@@ -136,7 +136,7 @@ async def contain(call: Callable[[], Awaitable[None]], record: Callable[[BaseExc
         cancelled = True
         task.cancel()
         with anyio.CancelScope(shield=True):
-            await asyncio.wait({task}, timeout=GRACE)
+            await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
         raise
     return not failed
 

@@ -183,9 +183,9 @@ class WindowRouter:
             self._watermarks[source] = max(self._watermarks[source], at)
             self._finish_steps()
 
-    def delivered_until(self, patience_ns: int) -> int:
-        """All sources have delivered their events up to this time, or are late by more than `patience_ns`."""
-        return max(min(self._watermarks.values()), self._watermarks[RECORDER] - patience_ns)
+    def delivered_until(self, timeout_ns: int) -> int:
+        """All sources have delivered their events up to this time, or are late by more than `timeout_ns`."""
+        return max(min(self._watermarks.values()), self._watermarks[RECORDER] - timeout_ns)
 
     def _finish_steps(self) -> None:
         """Computes the facts of steps for which all sources have delivered."""

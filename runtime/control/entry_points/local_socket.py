@@ -24,7 +24,7 @@ log = logging.getLogger("stepscope")
 
 NAME = "socket"
 """Name of the socket in the session directory."""
-PATIENCE = 10.0
+ANSWER_TIMEOUT_S = 10.0
 """Seconds within which a command must arrive."""
 MOST = 16
 """Limit of connections at the same time."""
@@ -55,7 +55,7 @@ class LocalSocket:
                 found = _sockets[directory] = cls(directory)
             found._handlers.append(handler)
         if not found._loop.here:
-            found._ready.wait(PATIENCE)
+            found._ready.wait(ANSWER_TIMEOUT_S)
         return found
 
     def remove_handler(self, handler: Handler) -> None:
@@ -97,7 +97,7 @@ class LocalSocket:
             if user not in (os.geteuid(), 0):
                 log.warning("a command of user %s was refused", user)
                 return
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 line = await reader.readline()
             answers = await self._answer(line)
             writer.write(json_bytes(answers) + b"\n")

@@ -14,8 +14,8 @@ from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
-from stepscope.exporters.stream.discreet import Discreet
 from stepscope.exporters.stream.exporter import CollectorExporter
+from stepscope.exporters.stream.quiet_logger import QuietLogger
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
@@ -73,12 +73,12 @@ async def test_the_token_of_a_collector(logged: pytest.LogCaptureFixture, tmp_pa
     assert SECRET not in told(logged) and WRONG not in told(logged)
 
 
-def test_a_discreet_logger_passes_on_what_is_grave(logged: pytest.LogCaptureFixture) -> None:
+def test_a_quiet_logger_passes_on_what_is_grave(logged: pytest.LogCaptureFixture) -> None:
     """With its logger's name, and what hangs on it."""
-    discreet = Discreet("library")
-    assert not discreet.isEnabledFor(logging.DEBUG) and discreet.isEnabledFor(logging.INFO)
-    discreet.debug("> %s: %s", "Authorization", SECRET)
-    discreet.warning("a connection is %s", "lost", extra={"websocket": 5})
+    quiet = QuietLogger("library")
+    assert not quiet.isEnabledFor(logging.DEBUG) and quiet.isEnabledFor(logging.INFO)
+    quiet.debug("> %s: %s", "Authorization", SECRET)
+    quiet.warning("a connection is %s", "lost", extra={"websocket": 5})
     (record,) = (record for record in logged.records if record.name == "library")
     assert record.getMessage() == "a connection is lost" and vars(record)["websocket"] == 5
 

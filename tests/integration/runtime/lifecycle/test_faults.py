@@ -36,7 +36,7 @@ ONES_OWN = (
 PASSING = ("_pass_on", "_relieve")
 """Functions of its backlog."""
 OF_ALL = ("_drain", "_drain_rings", "_handle_messages", "_route", "_wait", "_interval")
-"""Functions of the hub."""
+"""Functions of the loop."""
 FILES = {
     name: file
     for file, names in (("pipeline", ONES_OWN), ("backpressure", PASSING), ("drain_loop", OF_ALL))

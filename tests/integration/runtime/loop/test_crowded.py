@@ -12,10 +12,10 @@ import pytest
 import stepscope as sc
 from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.control import WindowRequest
-from stepscope.runtime.loop.pipeline import CROWDED
+from stepscope.runtime.loop.pipeline import MAX_WAITING
 from tests.support.blocking import BlockingBackend
 
-STEPS = 4 * CROWDED
+STEPS = 4 * MAX_WAITING
 
 
 def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
@@ -41,8 +41,8 @@ def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
             with sc.span("work"):
                 profiler.step()
     profiler.raise_errors()
-    assert CROWDED <= waiting <= CROWDED + 10
-    assert left_out > STEPS // 3 - CROWDED
+    assert MAX_WAITING <= waiting <= MAX_WAITING + 10
+    assert left_out > STEPS // 3 - MAX_WAITING
     assert profiler.statistics().windows_left_out == left_out
     assert len(exporter.windows) == profiler.statistics().windows
     # Each window is whole: none begins in the middle of one that was left out.
@@ -64,7 +64,7 @@ def test_a_requested_window_behind_one_that_was_left_out(output_dir: Path) -> No
     with profiler:
         profiler.step()
         backend.block()
-        for _ in range(CROWDED):
+        for _ in range(MAX_WAITING):
             profiler.pause()
             profiler.resume()
         profiler.step()
@@ -112,7 +112,7 @@ def test_no_more_calls_than_so_many_wait_for_a_backend(output_dir: Path) -> None
                 profiler.step()
             assert profiler.flush(30)
         begun = profiler.statistics().windows
-        assert 2 * begun - 20 <= CROWDED <= 2 * begun + 20  # a call for each begin and each end
+        assert 2 * begun - 20 <= MAX_WAITING <= 2 * begun + 20  # a call for each begin and each end
         backend.free.set()
         while len(backend.calls) < 2 * begun:
             time.sleep(0.001)
@@ -145,7 +145,7 @@ def test_pauses_that_nobody_could_note_are_counted(journal: bool, output_dir: Pa
     profiler.raise_errors()
     stats = profiler.statistics()
     names = Counter(exporter.names())
-    assert stats.pauses_not_drawn > STEPS - CROWDED
+    assert stats.pauses_not_drawn > STEPS - MAX_WAITING
     assert names["paused"] + stats.pauses_not_drawn == STEPS + 1
     assert (names["not seen"], names["seen"]) == (0, 1)
     assert f"{stats.pauses_not_drawn:,} pauses not drawn" in str(profiler.report())

@@ -107,10 +107,10 @@ for _ in range(10):
     time.sleep(0.04)
 threading.Thread(target=profiler.close, daemon=True).start()
 deadline = time.monotonic() + 30
-while profiler._steps.pipeline in profiler._life.opened.hub._pipelines and time.monotonic() < deadline:
+while profiler._steps.pipeline in profiler._life.opened.loop._pipelines and time.monotonic() < deadline:
     time.sleep(0.01)
 for _ in range(20):
-    profiler._life.opened.hub.wake()
+    profiler._life.opened.loop.wake()
     time.sleep(0.01)
 """
     crash.of(program((other if beside else "") + loop, seconds=1000.0, queue=1 << 20))

@@ -56,11 +56,11 @@ def test_a_first_process_that_has_the_variable(family: Family) -> None:
     family.of(
         ORPHANED
         + """
-from stepscope.runtime.lifecycle.join import join_if_told, joined
+from stepscope.runtime.lifecycle.join import join_from_environment, joined
 logging.basicConfig(level=logging.WARNING)
 def work():
     os.environ["STEPSCOPE_JOIN"] = "1"
-    join_if_told()
+    join_from_environment()
     assert not joined()
 orphaned(work)
 """

@@ -33,7 +33,7 @@ def call(profiler: sc.Profiler, name: str) -> None:
 
 
 def closed_within(profiler: sc.Profiler, seconds: float) -> None:
-    """Closes, and fails if that took too long or left the hub behind."""
+    """Closes, and fails if that took too long or left the loop behind."""
     began = time.monotonic()
     profiler.close()
     assert time.monotonic() - began < seconds

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.overhead.governor import LONGEST_PATIENCE, MARGIN, PATIENCE, Governor
+from stepscope.runtime.overhead.governor import MARGIN, MAX_CALM_READINGS, MIN_CALM_READINGS, Governor
 from stepscope.runtime.schedule.detail import EVERYTHING, FULL, LEVELS
 
 costs = st.lists(st.floats(0, 50), min_size=len(LEVELS), max_size=len(LEVELS)).map(lambda some: sorted(some)[::-1])
@@ -43,14 +43,14 @@ def test_detail_comes_back_when_the_load_ends(load: list[float], budget: float, 
     levels = run(governor, [after * MARGIN * budget * 0.99] * len(LEVELS), 20)
     assert levels[-1] == 0
     assert changes(levels) <= len(LEVELS) - 1
-    assert 0 in levels[: 4 * PATIENCE * (len(LEVELS) - 1)]
+    assert 0 in levels[: 4 * MIN_CALM_READINGS * (len(LEVELS) - 1)]
 
 
 @given(load=costs, budget=budgets, believed=st.floats(0, 1))
 def test_a_wrong_expectation_does_not_make_it_go_to_and_fro(load: list[float], budget: float, believed: float) -> None:
-    """If levels cost more than is believed, detail is tried again at most once in `LONGEST_PATIENCE` readings."""
+    """If levels cost more than is believed, detail is tried again at most once in `MAX_CALM_READINGS` readings."""
     levels = run(Governor(budget), load, 2000, believed)
-    assert changes(levels[1000:]) <= 2 * (1000 / LONGEST_PATIENCE + 1)
+    assert changes(levels[1000:]) <= 2 * (1000 / MAX_CALM_READINGS + 1)
 
 
 @given(load=costs, budget=budgets, believed=st.floats(0, 1))

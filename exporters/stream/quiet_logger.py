@@ -12,7 +12,7 @@ else:
     _Adapter = logging.LoggerAdapter
 
 
-class Discreet(_Adapter):
+class QuietLogger(_Adapter):
     """A logger that has no DEBUG, however the program's loggers are set; what is graver goes on to the logger of this name.
 
     At DEBUG the library logs every header of a handshake, the token in `Authorization` among them, and the beginning of
