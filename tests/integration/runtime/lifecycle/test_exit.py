@@ -178,7 +178,7 @@ with sc.trace(output_dir="run"):
     with sc.span("work"):
         pass
     from stepscope.runtime.loop import drain_loop
-    print(drain_loop._hub.result().loop_name)
+    print(drain_loop._shared.result().loop_name)
 """
     assert run(script, tmp_path).stdout == "uvloop\n"
     assert run(script.replace("len(sys.argv) > 1", "True"), tmp_path).stdout == "asyncio\n"
