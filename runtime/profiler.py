@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -10,16 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from stepscope.runtime.analysed import as_html
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.display.text_table import human_count
-from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.metadata import Metadata
-from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.lifecycle.lifecycle import Lifecycle
 from stepscope.runtime.lifecycle.opening import RunFacts
-from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.loop.pipeline import RunSetup
-from stepscope.runtime.memory_limits import memory_limits
-from stepscope.runtime.options import Options
-from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.report.notebook import progress
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.report.reporting import Reporting
@@ -28,7 +20,6 @@ from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import ScheduleFunction
-from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.steps.arming import Arming
 from stepscope.runtime.steps.saving import Saving, why_no_arming
 from stepscope.runtime.steps.step_controller import StepController
@@ -50,39 +41,31 @@ class Profiler:
 
     def __init__(
         self,
-        *,
-        name: str,
+        facts: RunFacts,
+        setup: RunSetup,
         schedule: ScheduleFunction,
-        backends: Sequence[Producer],
-        exporters: Sequence[Exporter],
-        output: Output,
-        metadata: Metadata,
-        rank: int | None,
-        world_size: int | None,
+        *,
         start: bool,
-        budget: OverheadBudget | None,
-        options: Options,
-        keep_last: FlightRecorder | None = None,
         control: Control | None = None,
     ) -> None:
-        self.name, self.options, self.output, self.keep_last = name, options, output, keep_last
-        self._metadata = metadata
+        """
+        Args:
+            facts: whose run it is, and where it is written.
+            setup: its backends, exporters and settings.
+            schedule: the action of each step.
+            start: whether entering starts it.
+            control: requests for windows from outside.
+        """
+        self.name, self.options, self.output = facts.name, setup.options, facts.output
+        self.keep_last = keep_last = setup.keep_last
+        self._metadata = facts.metadata
         self._start_on_enter = start
-        facts = RunFacts(name=name, rank=rank, world_size=world_size, metadata=metadata, output=output)
-        setup = RunSetup(
-            options=options,
-            limits=memory_limits(options, len(exporters)),
-            backends=list(backends),
-            exporters=list(exporters),
-            keep_last=keep_last,
-            budget=budget,
-        )
-        self._steps = StepController(name, schedule, setup.backends)
+        self._steps = StepController(facts.name, schedule, setup.backends)
         vars(self)["step"] = self._steps.step  # the native method itself: each step of training pays for its call
         refusal = why_no_arming(keep_last)
-        self._arming = Arming(self._steps.windows, metadata, rank=rank, refusal=refusal)
+        self._arming = Arming(self._steps.windows, facts.metadata, rank=facts.rank, refusal=refusal)
         self._saving = Saving(keep_last, self._steps)
-        controller = None if control is None else _controller(control, self._arming, rank, world_size)
+        controller = None if control is None else _controller(control, self._arming, facts.rank, facts.world_size)
         self._life = Lifecycle(facts, setup, self._steps, self._saving, controller)
         self._reporting = Reporting(self._life, self._arming)
 

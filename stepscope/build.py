@@ -23,7 +23,10 @@ from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.lifecycle import interpreter_exit as closing_at_exit
+from stepscope.runtime.lifecycle.opening import RunFacts
 from stepscope.runtime.lifecycle.output_directory import Output, file_name
+from stepscope.runtime.loop.pipeline import RunSetup
+from stepscope.runtime.memory_limits import memory_limits
 from stepscope.runtime.observers import forced_writes, stack_sampler, task_runs
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
@@ -191,21 +194,22 @@ def trace(
         raise TypeError(f"on_trace_ready must be callable or an exporter, {got(on_trace_ready)}{hint}")
     _check_names("backends", [backend.name for backend in backends])
     _check_names("exporters", [exporter.name for exporter in consumers])
-    profiler = Profiler(
+    facts = RunFacts(
         name=name,
-        schedule=schedule or always,
-        backends=backends,
-        exporters=consumers,
-        output=output,
-        metadata=Metadata(with_layout(metadata or {})),
         rank=rank,
         world_size=said_size if world_size is None else world_size,
-        start=start,
-        budget=budget,
-        options=chosen,
-        keep_last=flight,
-        control=control,
+        metadata=Metadata(with_layout(metadata or {})),
+        output=output,
     )
+    setup = RunSetup(
+        options=chosen,
+        limits=memory_limits(chosen, len(consumers)),
+        backends=list(backends),
+        exporters=consumers,
+        keep_last=flight,
+        budget=budget,
+    )
+    profiler = Profiler(facts, setup, schedule or always, start=start, control=control)
     if said is not None and said.window is not None and said.enabled:
         profiler.arm(said.window, trigger="environment")
     return profiler

@@ -142,7 +142,8 @@ async def _replay(source: Path, exporter: Exporter, directory: Path, window: int
         replayed = await replay_into(reader, exporter, run_of(reader, directory), window)
     if window is not None and not replayed.windows:
         with JournalReader(source) as reader:
-            numbers = sorted({item.index for item in reader if isinstance(item, Window)})
+            without_events = reader.items(wanted=lambda _: False)
+            numbers = sorted({item.index for item in without_events if isinstance(item, Window)})
         raise NoWindowError(f"{source} has no window {window}; {which_windows(numbers)}")
     return replayed
 
