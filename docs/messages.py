@@ -54,7 +54,7 @@ PLACES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Files": {
         "convert-and-view.md": ("exporters",),
         "after-a-crash.md": ("runtime/files", "runtime/recovery"),
-        "journal-format.md": ("runtime/journal",),
+        "segment-format.md": ("runtime/journal",),
     },
     "Commands": {"commands.md": ("stepscope/cli", "stepscope/demo")},
     "Collector": {"many-ranks.md": ("collector/merge",), "collector.md": ("collector",)},

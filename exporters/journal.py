@@ -1,4 +1,4 @@
-"""The journal exporter: the crash-safe default output. `docs/journal-format.md` describes the file."""
+"""The journal exporter: the crash-safe default output. `docs/segment-format.md` describes the file."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def read_proc(path: str, /) -> str:
 def encode_frames(
     events: Any, args: bytes, sync: bytes, kind: int, number: int, window: int, source: bytes, /
 ) -> tuple[bytes, int, int]:
-    """Frames of a journal with these events, as columns (docs/event-columns.md), one after the other.
+    """Frames of a journal with these events, as columns (docs/segment-format.md), one after the other.
 
     Args:
         events: a block.

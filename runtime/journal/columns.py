@@ -1,4 +1,4 @@
-"""Decodes events from columns of differences. `docs/event-columns.md` has the format; `_core.encode_frames` writes it.
+"""Decodes events from columns of differences. `docs/segment-format.md` has the format; `_core.encode_frames` writes it.
 
 Nothing here touches a file.
 """

@@ -1,4 +1,4 @@
-"""The bytes of a journal: file header, frames and events. `docs/journal-format.md` describes the format.
+"""The bytes of a journal: file header, frames and events. `docs/segment-format.md` describes the format.
 
 Nothing here touches a file. All numbers are little-endian.
 """
@@ -45,7 +45,7 @@ MAX_EVENTS_HEADER = EVENTS_HEADER.size + MAX_SOURCE
 ZSTD = 2
 """Frame flag: the columns are compressed by zstd."""
 COLUMNS = 8
-"""Frame flag: columns follow the source's name (docs/event-columns.md)."""
+"""Frame flag: columns follow the source's name (docs/segment-format.md)."""
 MAX_PAYLOAD = 64 << 20
 """Limit of a frame. Longer ones are neither written nor read."""
 CHUNK_BYTES = 4 << 20

@@ -12,7 +12,7 @@ from stepscope.runtime.overhead.budget import MIN_RECORDED_NS
 from stepscope.runtime.overhead.meter import event_costs
 
 EVENT_BYTES: Final = 8
-"""Bytes that an event takes in the raw data, about, arguments not included (docs/event-columns.md)."""
+"""Bytes that an event takes in the raw data, about, arguments not included (docs/segment-format.md)."""
 
 
 class RecordingCost(NamedTuple):

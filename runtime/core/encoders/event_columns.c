@@ -1,4 +1,4 @@
-/* Events as columns of differences, in planes of bytes. docs/event-columns.md describes them.
+/* Events as columns of differences, in planes of bytes. docs/segment-format.md describes them.
  *
  * What is encoded together, a frame, stands alone: its table has the names and tracks that its events use, and events have their places in that table.
  * Encoding needs no GIL and takes no lock; one thread at a time encodes. */
@@ -382,7 +382,7 @@ static uint64_t decode_arguments(Input *in, Event *events, size_t count, char *a
     return cut;
 }
 
-/* The frames of a journal, as docs/journal-format.md has them. */
+/* The frames of a journal, as docs/segment-format.md has them. */
 #define MESSAGE_BYTES (512 << 10) /* of an encoded frame: a message broker takes messages of 1 MiB, as a rule */
 #define FRAME_BYTES (4 << 20) /* of events and arguments as they are in memory: what a reader holds at a time */
 #define LONGEST_SOURCE 255

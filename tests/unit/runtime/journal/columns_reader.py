@@ -1,4 +1,4 @@
-"""Reads events as columns; written from docs/event-columns.md alone."""
+"""Reads events as columns; written from docs/segment-format.md alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a journal with all its segments; written from docs/journal-format.md and docs/event-columns.md alone."""
+"""Reads a journal with all its segments; written from docs/segment-format.md alone."""
 
 from __future__ import annotations
 

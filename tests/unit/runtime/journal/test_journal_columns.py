@@ -116,7 +116,7 @@ def test_what_is_written_is_read(rows: list[dict[str, Any]]) -> None:
 @given(st.lists(events(), min_size=1, max_size=8))
 @settings(max_examples=25)
 def test_the_page_says_how_to_read_it(rows: list[dict[str, Any]]) -> None:
-    """A reader that was written from docs/event-columns.md agrees on every field."""
+    """A reader that was written from docs/segment-format.md agrees on every field."""
     batch = batch_of(rows)
     frame, compressed, _ = encoded(batch)
     for row, found in zip(batch.events, columns_reader.events_of(len(batch), frame, compressed), strict=True):

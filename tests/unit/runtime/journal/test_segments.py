@@ -373,7 +373,7 @@ def test_settings_that_make_no_sense(setting: dict[str, Any]) -> None:
 
 
 def test_the_page_says_how_to_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A reader that was written from docs/journal-format.md finds what `stepscope convert` does, in all files."""
+    """A reader that was written from docs/segment-format.md finds what `stepscope convert` does, in all files."""
     exporter = sc.exporters.JournalExporter(segment_bytes=1_000)
     settings: dict[str, Any] = {
         "output_dir": tmp_path / "run",
