@@ -24,8 +24,9 @@ from tests.support.flights import QUIET, Profile, When
 def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     """The run's directory stays empty, no exporter hears of anything, and the report says why."""
     profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
-    with profile.profiler:
+    with profile.profiler as profiler:
         profile.steps(20)
+        assert profiler.flush() and profile.flight.steps_retained <= 4
     assert not profile.memory.windows and not profile.memory.batches
     assert not list(output_dir.iterdir())
     assert any(note.startswith("nothing saved: of not_finite none fired") for note in profile.profiler.diagnostics())
@@ -85,6 +86,8 @@ def test_call(output_dir: Path) -> None:
     assert window.metadata["flight"]["reason"] == "odd loss / ../x"
     assert window.metadata["flight"]["step"] == 10 and window.complete
     assert profile.memory.names(0, Kind.SPAN).count("work") == 2
+    assert set(profile.memory.events(0, Kind.SPAN)["step"].tolist()) == {8, 9, 10}
+    assert profile.memory.events(0, Kind.COUNTER)["step"].tolist() == [8, 9]
     assert "before the call" in profile.memory.names(0)
     profile.check_accounts()
 
@@ -278,5 +281,6 @@ def test_triggers_in_consecutive_steps(output_dir: Path) -> None:
     with profile.profiler:
         profile.steps(15)
         assert profile.windows == [[3, 4, 5], [6], [7], [8], [9]]
+    assert any("in window 0" in note for note in profile.memory.windows[1].diagnostics)
     assert profile.memory.names(kind=Kind.SPAN).count("work") == 7
     profile.check_accounts()
