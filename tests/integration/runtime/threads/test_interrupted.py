@@ -97,7 +97,8 @@ def written(directory: Path) -> list[str]:
 def profiler_in(directory: Path) -> sc.Profiler:
     """One with windows of one step, and both kinds of backends."""
     backends = [ScriptedBackend(), ScriptedBackend(name="bound", thread_bound=True)]
-    return sc.trace(schedule=EVERY_STEP, backends=backends, output_dir=directory)
+    options = sc.Options(linger=0.02, drain_interval=0.02)  # these backends never say that all has arrived
+    return sc.trace(schedule=EVERY_STEP, backends=backends, output_dir=directory, options=options)
 
 
 def test_a_start(tmp_path: Path) -> None:
