@@ -24,9 +24,8 @@ from tests.support.flights import QUIET, Profile, When
 def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     """The run's directory stays empty, no exporter hears of anything, and the report says why."""
     profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
-    with profile.profiler as profiler:
+    with profile.profiler:
         profile.steps(20)
-        assert profiler.flush() and profile.flight.steps_retained <= 4
     assert not profile.memory.windows and not profile.memory.batches
     assert not list(output_dir.iterdir())
     assert any(note.startswith("nothing saved: of not_finite none fired") for note in profile.profiler.diagnostics())

@@ -88,6 +88,19 @@ class Run:
             assert all(part.get(source, 0) >= 0 for part in parts), known
 
 
+def test_nothing_fires() -> None:
+    """All is let go, and counted as outside; what is kept stays bounded."""
+    run = Run()
+    for step in range(1, 2000):
+        run.until(step * STEP, instant_block(step * STEP - 10)).settle()
+    assert not run.batches
+    assert len(run.windows.steps) < 80
+    list(run.windows.end_retention())
+    known = run.windows.statistics()
+    assert known.outside[RECORDER] == known.seen[RECORDER] == 2 * 1999
+    assert known.retained[RECORDER] == 0 and run.windows.retention.statistics().bytes == 0
+
+
 def test_at_once() -> None:
     """A stall is saved while it lasts: up to now, its open span cut and flagged, and recognised when it ends."""
     run = Run().until(5 * STEP)
