@@ -85,11 +85,16 @@ class MonitorJob(Job):
 
 
 @contextmanager
-def monitors(directory: Path, count: int = 4, **given: Any) -> Generator[MonitorJob]:
+def monitors(directory: Path, count: int = 4, *, sink: int = 1, poll: float | None = None) -> Generator[MonitorJob]:
     """Starts ranks with a monitor each, and ends them in order."""
     ranks = [
         MonitorSettings(
-            directory=str(directory), rank=rank, world=count, step_ms=SPEEDS[rank], **{"poll": POLLS[rank], **given}
+            directory=str(directory),
+            rank=rank,
+            world=count,
+            step_ms=SPEEDS[rank],
+            poll=poll or POLLS[rank],
+            sink=sink,
         )
         for rank in range(count)
     ]

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
