@@ -29,9 +29,13 @@ STARTING = 150.0
 class Job:
     """Ranks that were started."""
 
+    control_file = "stepscope.json"
+    """What they watch, from the directory on."""
+
     def __init__(self, directory: Path, ranks: Sequence[RankSettings]) -> None:
         self.directory = directory
         self.ranks = ranks
+        self.steps = Steps(directory / "steps", len(ranks))
         self.processes: dict[int, subprocess.Popen[Any]] = {}
         """By the first rank of each process that was started."""
         self.killed: set[int] = set()
@@ -42,7 +46,7 @@ class Job:
         """Writes the control file as an editor does: a new file in place of the old."""
         draft = self.directory / "draft"
         draft.write_text(json.dumps(fields))
-        draft.replace(self.directory / "stepscope.json")
+        draft.replace(self.directory / self.control_file)
 
     def ask(self, run: str, **fields: Any) -> None:
         """Asks for a window."""
@@ -94,7 +98,7 @@ class Job:
 
     def status(self) -> dict[str, Any]:
         """What rank 0 says of how things stand."""
-        path = self.directory / "stepscope.json.status.json"
+        path = self.directory / f"{self.control_file}.status.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return found
 
@@ -123,10 +127,8 @@ class Job:
         else:
             process.kill()
         process.wait()
-        steps = Steps(self.directory / "steps", len(self.ranks))
         for each in (rank, *with_it):
-            steps.put(each, GONE)
-        steps.close()
+            self.steps.put(each, GONE)
 
 
 def wait(condition: Callable[[], object], what: Callable[[], str], seconds: float = PATIENCE) -> None:
@@ -143,6 +145,7 @@ def job(
     ranks: Sequence[RankSettings],
     hosts: Mapping[tuple[int, ...], Sequence[str]] | None = None,
     module: str = "tests.support.control_rank",
+    running: Job | None = None,
 ) -> Generator[Job]:
     """Starts the ranks, and ends them in order.
 
@@ -150,8 +153,9 @@ def job(
         hosts: by the ranks that are on it, the beginning of the command for each machine; default: one process for each rank,
             here.
         module: that a rank runs.
+        running: what is returned, of these ranks; default: a new one.
     """
-    running = Job(directory, ranks)
+    running = running or Job(directory, ranks)
     machines = hosts or {(number,): () for number in range(len(ranks))}
     with ExitStack() as stack:
         for numbers, command in machines.items():
@@ -167,6 +171,7 @@ def job(
         (directory / "stop").touch()
         for rank, process in running.processes.items():
             assert process.wait(PATIENCE) == 0 or rank in running.killed, f"rank {rank}"
+        running.steps.close()
 
 
 def rank_settings(directory: Path, count: int = 8, **more: Any) -> list[RankSettings]:

@@ -17,21 +17,15 @@ from pathlib import Path
 import msgspec
 
 from stepscope.mindspore import DynamicProfilerMonitor
-from tests.support.control_rank import GONE, Steps
+from tests.support.control_rank import GONE, RankSettings, Steps
 
 LEAD = 10
 
 
-class MonitorSettings(msgspec.Struct, kw_only=True):
+class MonitorSettings(RankSettings, kw_only=True):
     """What the rank is told."""
 
-    directory: str
-    rank: int
-    world: int
-    step_ms: float = 5.0
     poll: float = 0.5
-    late: float = 0.0
-    """Seconds that it begins later."""
     sink: int = 1
     """Steps between two calls of the callback; 1: `step()` is called."""
 

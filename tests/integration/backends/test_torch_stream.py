@@ -139,22 +139,6 @@ def test_torch_is_bound_to_the_thread_that_steps(tmp_path: Path) -> None:
     assert not torch.autograd._profiler_enabled()
 
 
-def test_two_profilers_share_the_stream(tmp_path: Path) -> None:
-    """Each of two nested profilers gets the operators of its own time; ending the inner one ends nothing else."""
-    inner: list[sc.exporters.MemoryExporter] = []
-
-    def work(_: sc.Profiler) -> None:
-        torch.ones(2).relu()
-        inner.append(record(tmp_path / "inner", lambda _: torch.ones(2).tanh(), TorchBackend("stream")))
-        torch.ones(2).sigmoid()
-
-    outer = record(tmp_path / "outer", work, TorchBackend("stream")).names(kind=Kind.SPAN)
-    for name in ("aten::relu", "aten::tanh", "aten::sigmoid"):
-        assert outer.count(name) == 1
-    assert inner[0].names(kind=Kind.SPAN).count("aten::tanh") == 1
-    assert "aten::relu" not in inner[0].names() and "aten::sigmoid" not in inner[0].names()
-
-
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_region_ends_where_it_ends(busy: bool, tmp_path: Path) -> None:
     """One that ends with a future, on another thread, is not open any longer than that; so is a function that waits."""

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-import stepscope
-from stepscope.exporters.files.perfetto_file import PerfettoFile
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.formats import exporter_for
 from tests.support import pftrace
-from tests.support.basics import require
-from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.pftrace import arguments_of, names
 from tests.support.viewers.scene import PID, START, make_run, make_window
-from tests.unit.exporters.test_chrome_exporter import listing, many, write
+from tests.unit.exporters.test_chrome_exporter import many, write
 from tests.unit.exporters.test_trace_exporters import clipped
 
 
@@ -47,21 +41,6 @@ async def test_a_file(tmp_path: Path, name: str) -> None:
     end = arguments_of(path, "stepscope")
     assert end["metadata"] == {"lr": 0.1, "layers": [1, {"of": "x"}]}
     assert (end["dropped by size limit"], "ledger" in end) == (0, True)
-
-
-async def test_a_file_per_window(tmp_path: Path) -> None:
-    """Each window's file stands alone, and goes when its window is discarded."""
-    require("perfetto")
-    exporter = PerfettoExporter(tmp_path / "w{window}.pftrace")
-    await exporter.open(make_run(tmp_path))
-    for window in (0, 1):
-        await exporter.export(msgspec.structs.replace(many(tmp_path, 3), window=window))
-        await exporter.close_window(make_window(window))
-    assert names(tmp_path / "w1.pftrace") == ["n0", "n1", "n2"]
-    assert arguments_of(tmp_path / "w1.pftrace", "stepscope")["window"] == 1
-    await exporter.discard_window(0)
-    await exporter.aclose()
-    assert listing(tmp_path) == ["w1.pftrace"]
 
 
 async def test_held_spans_count(tmp_path: Path) -> None:
@@ -95,23 +74,6 @@ async def test_cancelled_at_any_moment(tmp_path: Path) -> None:
     assert outcomes <= {0, 3}
 
 
-async def test_cancelled_close(tmp_path: Path) -> None:
-    """However far a cancelled `aclose` came, the file is complete, and nothing is there twice."""
-    for turns in range(1, 12):
-        path = tmp_path / f"{turns}.pftrace"
-        exporter = PerfettoExporter(path)
-        await exporter.open(make_run(tmp_path))
-        await exporter.export(clipped(tmp_path, 3))
-        task = asyncio.ensure_future(exporter.aclose())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        await exporter.aclose()
-        assert names(path) == ["c0", "c1", "c2"]
-        assert arguments_of(path, "stepscope")["run"] == "scene"
-
-
 async def test_a_link_is_not_followed(tmp_path: Path) -> None:
     """Nothing is written where it leads."""
     (tmp_path / "link.pftrace").symlink_to(tmp_path / "elsewhere")
@@ -125,62 +87,3 @@ def test_formats_know_it(tmp_path: Path) -> None:
     for name in ("t.pftrace", "t.pftrace.gz", "t.perfetto-trace"):
         assert isinstance(exporter_for(tmp_path / name), PerfettoExporter)
     assert isinstance(exporter_for(tmp_path / "t", "perfetto"), PerfettoExporter)
-
-
-PROGRAM = """
-import os, signal, sys, time
-import stepscope
-exporter = stepscope.PerfettoExporter(sys.argv[1] + "/trace.pftrace")
-profiler = stepscope.trace(exporters=[exporter], output_dir=sys.argv[1])
-profiler.start()
-for _ in range(50):
-    with stepscope.span("work", key="value"):
-        pass
-    profiler.step()
-profiler.flush()
-with stepscope.span("open at the end"):
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_killed_process(tmp_path: Path) -> None:
-    """What was flushed is in the trace of a process that is killed; `recover` brings the rest, and `convert` has it."""
-    killed = run_to_end([sys.executable, "-c", PROGRAM, str(tmp_path)])
-    assert killed.returncode == -signal.SIGKILL
-    trace = pftrace.load(tmp_path / "trace.pftrace")
-    assert sum(drawn.name == "work" for drawn in trace.slices()) == 50
-    command = [sys.executable, "-m", "stepscope"]
-    told = run_to_end([*command, "recover", str(tmp_path)], check=True, server="command").stdout
-    assert "written anew" in told and "left as it is" not in told
-    assert sum(drawn.name == "open at the end" for drawn in pftrace.load(tmp_path / "trace.pftrace").slices()) == 1
-    made = tmp_path / "all.pftrace"
-    run_to_end([*command, "convert", str(tmp_path), str(made)], check=True, server="command")
-    slices = {drawn.name: drawn for drawn in pftrace.load(made).slices()}
-    assert slices["open at the end"].args["had not ended"] is True
-    assert slices["work"].args["key"] == "value"
-
-
-async def test_a_real_run(tmp_path: Path) -> None:
-    """Spans of tasks, steps inside of what was open before, counters and flows of a program that runs."""
-    path = tmp_path / "t.pftrace"
-
-    async def work(number: int) -> None:
-        with stepscope.span("task work", number=number):
-            await asyncio.sleep(0.001)
-
-    async with stepscope.trace(exporters=[PerfettoExporter(path)], output_dir=tmp_path) as profiler:
-        with stepscope.span("epoch"):
-            for _ in range(3):
-                with stepscope.span("forward"):
-                    stepscope.flow("link", 1, "start")
-                await asyncio.gather(*(asyncio.create_task(work(n), name=f"w{n}") for n in range(3)))
-                stepscope.counter("loss", 0.5)
-                profiler.step()
-    trace = pftrace.load(path)
-    found = [drawn.name for drawn in trace.slices()]
-    assert (found.count("task work"), found.count("forward"), found.count("epoch")) == (9, 3, 1)
-    assert all(drawn.dur >= 0 for drawn in trace.slices())
-    assert len(trace.of(pftrace.COUNTER)) >= 3
-    rows = {trace.tracks[drawn.track].name for drawn in trace.slices() if drawn.name == "task work"}
-    assert rows == {"w0", "w1", "w2"}
-    assert PerfettoFile.__doc__

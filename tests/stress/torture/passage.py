@@ -11,7 +11,7 @@ from typing import Self
 from tests.support.basics import is_readable
 
 WAIT = 0.05
-"""Seconds between two looks whether it was told to stop, or to end."""
+"""Seconds between two looks whether it has to stop, or to end."""
 
 
 class Passage:
@@ -25,8 +25,7 @@ class Passage:
 
     def __init__(self, port: int) -> None:
         self._server = port
-        self._rate: int | None = None
-        self._ending = threading.Event()
+        self._stopped, self._ending = threading.Event(), threading.Event()
         self._listening = socket.socket()
         # So that the system takes little more off a client's hands than this does.
         self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -47,12 +46,9 @@ class Passage:
             thread.join()
         self._listening.close()
 
-    def slow_down(self, rate: int) -> None:
-        """From now on no more bytes than that go to the server in a second; with 0 none go anywhere.
-
-        Nothing tells a client so: connections stay as they are, and further ones are accepted.
-        """
-        self._rate = rate
+    def stop(self) -> None:
+        """From now on nothing is passed on. Nothing tells a client so: connections stay as they are, and further ones are accepted."""
+        self._stopped.set()
 
     def _accept(self) -> None:
         while not self._ending.is_set():
@@ -64,21 +60,20 @@ class Passage:
 
     def _connect(self, client: socket.socket) -> None:
         with client, socket.create_connection(("127.0.0.1", self._server)) as server:
-            back = threading.Thread(target=self._pass_on, args=(server, client, False), name="passage")
+            back = threading.Thread(target=self._pass_on, args=(server, client), name="passage")
             back.start()
-            self._pass_on(client, server, True)
+            self._pass_on(client, server)
             back.join()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, there: bool) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):  # one end is gone: the other is told below
             while not self._ending.is_set():
-                if self._rate == 0 or not is_readable(source, WAIT):
-                    self._ending.wait(WAIT if self._rate == 0 else 0.0)
-                    continue
-                slowly = there and self._rate is not None
-                if slowly and self._ending.wait(1.0):
+                if self._stopped.is_set():
+                    self._ending.wait()
                     break
-                data = source.recv((self._rate or 1) if slowly else 1 << 16)
+                if not is_readable(source, WAIT):
+                    continue
+                data = source.recv(1 << 16)
                 if not data:
                     break
                 target.sendall(data)

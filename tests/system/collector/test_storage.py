@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from pathlib import Path
 
-import stepscope as sc
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
-from stepscope.collector.retention.policy import StoragePolicy
-from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.evicted import read_evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.events.record import EventBatch
@@ -70,20 +66,6 @@ def read(path: Path) -> tuple[Counter[int], list[int]]:
     return counts, ended
 
 
-def test_the_limit_holds_and_the_newest_stay(tmp_path: Path) -> None:
-    """Old windows go with their segments; the newest are whole; every event is in a file or written down."""
-    store = Store(CollectorSettings(directory=tmp_path))
-    path = record(store, 6)
-    before, _ = read(path)
-    limit = disk_use(store.directory).total * 2 // 3
-    Storage(store, StoragePolicy(max_bytes=limit, newest=2, slowest=0)).enforce()
-    counts, ended = read(path)
-    assert disk_use(store.directory).total <= limit and 0 not in counts
-    assert (counts[4], counts[5]) == (before[4], before[5]) and {4, 5} <= set(ended)
-    assert counts.total() + sum(one.events for one in read_evicted(path)) == before.total()
-    assert not Storage(store, StoragePolicy(max_bytes=limit, newest=2, slowest=0)).enforce().evicted
-
-
 def test_what_was_evicted_is_shown(tmp_path: Path) -> None:
     """In the API, on the page and after a start of the collector without a limit: which windows, and how many events of the stream."""
     store = Store(CollectorSettings(directory=tmp_path))
@@ -121,27 +103,6 @@ def test_what_was_evicted_is_shown(tmp_path: Path) -> None:
         assert collector.get("/v1/job")["storage"]["limit_bytes"] is None
         (rank,) = collector.get("/v1/ranks")
         assert rank["windows"] < len(ended) and rank["events"] == before.total()
-
-
-def test_a_window_without_an_end_loses_its_oldest(tmp_path: Path) -> None:
-    """A run that is one window for weeks stays within the limit as well, while it goes on."""
-    store = Store(CollectorSettings(directory=tmp_path))
-    path = store.path(STREAM)
-    exporter = sc.exporters.JournalExporter(path, segment_bytes=1)
-    options = sc.Options(journal=False, drain_interval=0.01)
-    with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=options) as profiler:
-        for _ in range(40):
-            for _ in range(1000):
-                with sc.span("work", noise=os.urandom(24).hex()):
-                    pass
-            profiler.step()
-            profiler.flush(0.2)
-        limit = disk_use(store.directory).total * 2 // 3
-        Storage(store, StoragePolicy(max_bytes=limit)).enforce()
-        assert disk_use(store.directory).total <= limit
-    counts, _ = read(path)
-    missing = sum(one.events for one in read_evicted(path))
-    assert missing > 0 and counts[0] > 0 and counts[0] + missing >= 40_000
 
 
 def test_a_directory_has_one_name(tmp_path: Path) -> None:

@@ -139,22 +139,6 @@ async def test_rows_are_named_when_they_appear(tmp_path: Path) -> None:
     assert order == ["run and windows", "MainThread", "a", "pin memory", "b", "c"]
 
 
-async def test_full_disk(small_disk: Path) -> None:
-    """A full disk is named with the file; what was written whole stays, and the trace can still be completed."""
-    path = small_disk / "t.json"
-    exporter = ChromeTraceExporter(path)
-    await exporter.open(make_run(small_disk))
-    with refused(OutputError, "No space left on device", "t.json") as caught:
-        for _ in range(100):
-            await exporter.export(many(small_disk, 5000))
-    assert caught.value.errno == 28
-    data = path.read_bytes()
-    assert data.endswith(b",\n")
-    assert len(spans(json.loads(data[:-2] + b"]"))) % 5000 == 0
-    await exporter.aclose()  # the end is small enough for what is left
-    assert spans(read(path)) == spans(json.loads(data[:-2] + b"]"))
-
-
 @pytest.mark.parametrize("form", ["array", "object"])
 async def test_cancelled_close(tmp_path: Path, form: Literal["array", "object"]) -> None:
     """However far a cancelled `aclose` came, the file is complete."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,16 @@ async def test_stop_at_the_limit(tmp_path: Path, name: str) -> None:
     assert path.stat().st_size <= 70_000
 
 
-@pytest.mark.parametrize("name", ["t.json.gz", "t.pftrace", "t.pftrace.gz"])
+def fill(disk: Path) -> Path:
+    """Fills a disk by a file."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(os.urandom(4096))
+    return filler
+
+
+@pytest.mark.parametrize("name", EACH)
 async def test_a_full_disk(small_disk: Path, name: str) -> None:
     """After room was made the file goes on: what was refused is missing whole, and names are known again."""
     path = small_disk / name
@@ -135,10 +145,7 @@ async def test_a_full_disk(small_disk: Path, name: str) -> None:
     await exporter.open(make_run(small_disk))
     await exporter.export(many(small_disk, 100))
     await exporter.export(clipped(small_disk, 2))
-    filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        while True:
-            file.write(os.urandom(4096))
+    filler = fill(small_disk)
     with refused(OutputError, "No space left", name):
         await exporter.export(many(small_disk, 5000))
     if name == "t.pftrace":  # the ends of what is held take next to nothing, compressed
@@ -149,6 +156,24 @@ async def test_a_full_disk(small_disk: Path, name: str) -> None:
     await exporter.export(many(small_disk, 5000))
     await exporter.aclose()
     assert sorted(names(path)) == sorted([f"n{n}" for n in (*range(100), *range(5000))] + ["c0", "c1"])
+
+
+async def test_a_group_that_is_refused(small_disk: Path) -> None:
+    """Its events count as lost, those of the next one are in the file, with the names of their rows."""
+    exporter = ChromeTraceExporter(small_disk / "t.json")
+    await exporter.open(make_run(small_disk))
+    filler = fill(small_disk)
+    for count in (200, 20):
+        exporter.begin_group()
+        await exporter.export(many(small_disk, count))
+        with refused(OutputError, "No space left", "t.json") if count == 200 else nullcontext():
+            await exporter.end_group()
+        assert sum(lost.events for lost in exporter.take_lost()) == (200 if count == 200 else 0)
+        filler.unlink(missing_ok=True)
+    await exporter.aclose()
+    assert names(small_disk / "t.json") == [f"n{n}" for n in range(20)]
+    rows = [event["args"]["name"] for event in chrome(small_disk / "t.json") if event["name"] == "thread_name"]
+    assert rows == ["run and windows", "MainThread"]
 
 
 @pytest.mark.parametrize("name", PLAIN)

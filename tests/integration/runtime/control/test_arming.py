@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -370,24 +368,6 @@ def test_arming_from_other_threads_while_the_loop_races(output_dir: Path) -> Non
         assert answer.first is not None and answer.last is not None
         assert recorded[run_id] == list(range(answer.first, answer.last + 1))
     assert len(recorded) == len(promised)
-
-
-def test_arming_in_a_signal_handler(output_dir: Path) -> None:
-    """It may come anywhere, also inside of a change that is under way."""
-    answers: list[Armed] = []
-    with running(output_dir) as (profiler, windows):
-
-        def arm(number: int, frame: FrameType | None) -> None:
-            answers.append(profiler.arm(WindowRequest(steps=1)))
-
-        before = signal.signal(signal.SIGUSR1, arm)
-        try:
-            for _ in range(50):
-                signal.raise_signal(signal.SIGUSR1)
-                work(profiler, 2)
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-    assert len(windows) == sum(answer.accepted for answer in answers) > 0
 
 
 def test_stopping_and_starting_again(output_dir: Path) -> None:

@@ -425,7 +425,7 @@ async def test_ends_that_nobody_decides_on_are_bounded(output_dir: Path) -> None
 
 
 async def test_proposals_and_decisions(output_dir: Path) -> None:
-    """A proposal is recorded if it is decided so in time, and not otherwise."""
+    """A proposal is recorded if it is decided so in time, and not otherwise; once decided it stays so."""
     windows: list[Any] = []
     with of_a_collector(output_dir, windows) as profiler:
         ask, steps = partial(asked, profiler), partial(loop, profiler)
@@ -435,6 +435,8 @@ async def test_proposals_and_decisions(output_dir: Path) -> None:
             assert answer.armed.accepted and answer.rank == 1
             if committed is not None:
                 assert (await ask(command="decide", proposal=proposal, committed=committed)).error == ""
+                other = await ask(command="decide", proposal=proposal, committed=not committed)
+                assert "nothing of that name" in other.error
             steps(10)
         late = await ask(command="decide", proposal="silence", committed=True)
         assert "nothing was decided in time" in late.error
@@ -463,19 +465,6 @@ async def test_proposals_and_decisions_need_a_name(output_dir: Path) -> None:
             assert answer.error == "decide lacks the name of a proposal"
         loop(profiler, 9)
     assert [[step.number for step in window.steps] for window in windows] == [[2, 3, 4, 5], [7]]
-
-
-async def test_a_confirmed_proposal_cannot_be_decided_against(output_dir: Path) -> None:
-    """It is recorded."""
-    windows: list[Any] = []
-    with of_a_collector(output_dir, windows) as profiler:
-        request = WindowRequest(start_step=5, steps=1)
-        assert (await asked(profiler, command="propose", proposal="yes", request=request)).armed.accepted
-        assert (await asked(profiler, command="decide", proposal="yes", committed=True)).error == ""
-        answer = await asked(profiler, command="decide", proposal="yes", committed=False)
-        assert "nothing of that name" in answer.error
-        loop(profiler, 8)
-    assert [[step.number for step in window.steps] for window in windows] == [[5]]
 
 
 def test_a_decision_leaves_windows_of_plans() -> None:

@@ -85,6 +85,8 @@ def test_call(output_dir: Path) -> None:
     assert window.metadata["flight"]["reason"] == "odd loss / ../x"
     assert window.metadata["flight"]["step"] == 10 and window.complete
     assert profile.memory.names(0, Kind.SPAN).count("work") == 2
+    assert set(profile.memory.events(0, Kind.SPAN)["step"].tolist()) == {8, 9, 10}
+    assert profile.memory.events(0, Kind.COUNTER)["step"].tolist() == [8, 9]
     assert "before the call" in profile.memory.names(0)
     profile.check_accounts()
 
@@ -278,5 +280,6 @@ def test_triggers_in_consecutive_steps(output_dir: Path) -> None:
     with profile.profiler:
         profile.steps(15)
         assert profile.windows == [[3, 4, 5], [6], [7], [8], [9]]
+    assert any("in window 0" in note for note in profile.memory.windows[1].diagnostics)
     assert profile.memory.names(kind=Kind.SPAN).count("work") == 7
     profile.check_accounts()

@@ -170,43 +170,6 @@ def test_what_others_record_in_a_pause_that_does_not_end(tmp_path: Path) -> None
     assert memories[1].names(kind=Kind.INSTANT) == ["both"]
 
 
-def test_starts_and_stops_in_many_threads(tmp_path: Path) -> None:
-    """A hundred cycles of each of four threads, each with its profiler, under one that runs all the time."""
-    outer, own = sc.exporters.MemoryExporter(), [sc.exporters.MemoryExporter() for _ in range(4)]
-    errors: list[BaseException] = []
-
-    def cycle(number: int) -> None:
-        try:
-            profiler = sc.trace(
-                exporters=[own[number]],
-                output_dir=tmp_path / str(number),
-                options=sc.Options(journal=False),
-                start=False,
-            )
-            with profiler:
-                for turn in range(100):
-                    profiler.start()
-                    sc.instant(f"{number}/{turn}")
-                    profiler.step()
-                    profiler.stop()
-            profiler.raise_errors()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=cycle, args=(number,)) for number in range(4)]
-    with sc.trace(exporters=[outer], output_dir=tmp_path / "outer"):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not errors
-    everything = sorted(f"{number}/{turn}" for number in range(4) for turn in range(100))
-    assert sorted(outer.names(kind=Kind.INSTANT)) == everything
-    for number, memory in enumerate(own):
-        mine = [name for name in memory.names(kind=Kind.INSTANT) if name.startswith(f"{number}/")]
-        assert mine == [f"{number}/{turn}" for turn in range(100)]
-
-
 def test_options_of_rings_that_have_no_effect(tmp_path: Path) -> None:
     """The first profiler of the process decides on rings: what another asks for is named, with what there is."""
     first = sc.trace(name="first", output_dir=tmp_path / "first")

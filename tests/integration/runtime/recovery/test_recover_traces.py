@@ -80,7 +80,7 @@ def all_below(place: Path) -> dict[str, bytes]:
 
 
 def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is complete afterwards, under its name, with what was in memory when the process was killed."""
+    """Each is complete afterwards, under its name, with what was in memory when the process was killed; so is one of the journal."""
     ((_, note),) = notes_in(killed / "run", [])
     assert {str(killed / name) for name in ("trace.json", "hta/whole.json.part", "own/events.journal")} <= {
         *note.outputs
@@ -91,7 +91,8 @@ def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]
     (board,) = (killed / "tb").glob("*.json")
     for path in ("trace.json", "trace.json.gz", "hta/whole.json", "closed.json", "notes/rank0-0.txt", board):
         assert names(killed / path) == WRITTEN, path
-    for name in ("run/trace.pftrace", "trace.pftrace.gz"):
+    assert main(["convert", str(killed / "own" / "events.journal"), str(killed / "all.pftrace")]) == 0
+    for name in ("run/trace.pftrace", "trace.pftrace.gz", "all.pftrace"):
         slices = Counter(made.name for made in pftrace.Trace((killed / name).read_bytes()).slices())
         assert {made: slices[made] for made in WRITTEN} == WRITTEN
     series = sorted((killed / "small").iterdir())

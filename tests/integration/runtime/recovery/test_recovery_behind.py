@@ -69,16 +69,10 @@ def check(crash: Crash) -> Recovery:
 
 
 def test_a_journal_that_hangs(crash: Crash) -> None:
-    """The spool is full soon, and says how many events are in the memory of the process alone."""
+    """The rings are freed before it has their events, and it is said how many it may lack."""
     crash.of(program(LOOP, seconds=1000.0, queue=1 << 16))
     recovery = check(crash)
     assert at_most(recovery) > 0
-
-
-def test_a_journal_that_is_slow(crash: Crash) -> None:
-    """What its queue dropped was handled, so the spool lets go of it: the count is in the session."""
-    crash.of(program(LOOP, seconds=1.0, queue=1 << 18))
-    assert at_most(check(crash)) > 0
 
 
 def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
@@ -118,7 +112,7 @@ for _ in range(20):
 
 
 def test_a_session_whose_disk_is_full(tmp_path: Path) -> None:
-    """Nothing can be copied to the spool."""
+    """What the rings hold in private memory is counted as well."""
     crash = Crash(tmp_path)
     crash.session = tmp_path / "disk" / "session"
     with small_disk(tmp_path / "disk", 4 << 20):
@@ -141,7 +135,7 @@ with open(os.path.dirname(sys.argv[2]) + "/filler", "wb", buffering=0) as file:
 
 
 def test_a_joined_process_whose_owner_is_killed_while_the_journal_is_behind(crash: Crash) -> None:
-    """What was taken from its rings is in the spool until the journal has it."""
+    """What was drained stays in its rings until the journal has it."""
     loop = """
 pid = os.fork()
 if pid == 0:

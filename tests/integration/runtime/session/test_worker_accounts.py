@@ -41,6 +41,7 @@ def test_a_second_profiler(family: Family) -> None:
         before = accounts(first), first.statistics().recorder
         assert before[0] == {"short": [5, 5, 0], "long": [10, 10, 0]}, before
         assert before[1].produced == 7 + 1 == before[1].drained  # and a step mark
+        here.send("between"), here.recv()
         with sc.trace(output_dir=sys.argv[1] + "-2") as second:
             spans("own", 3)
             here.send("b"), here.recv()
@@ -123,6 +124,21 @@ def test_many_processes_one_after_the_other(family: Family) -> None:
         assert not profiler.audit()
     """)
     assert sum(family.spans().values()) == 5 * 320
+
+
+def test_many_processes_at_once(family: Family) -> None:
+    """Forty that join, record and have ended before anybody has seen them."""
+    family.of(
+        """
+    if __name__ == "__main__":
+        with trace() as profiler:
+            reap(*[in_child(lambda: spans(f"child {n}", 10)) for n in range(40)])
+        assert len(profiler.statistics().recorder.workers) == 40
+    """,
+        STEPSCOPE_JOIN="1",
+    )
+    assert sum(family.spans().values()) == 400
+    assert len(family.spans()) == 40
 
 
 def test_the_session_directory_is_removed(family: Family) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from stepscope.compat.mindspore.mstx import mstx
 from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
 from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.runtime import _core
+from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.journal.reader import JournalReader
@@ -50,6 +54,7 @@ def close(profiler: sc.Profiler) -> None:
     assert time.monotonic() - began < CLOSE_S
     assert profiler.statistics().state == "closed"
     assert _core.changing(0) == 0 and not _core.recording() and not locks.holds_any_lock()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_step_that_is_interrupted_twice(tmp_path: Path) -> None:
@@ -92,7 +97,8 @@ def written(directory: Path) -> list[str]:
 def profiler_in(directory: Path) -> sc.Profiler:
     """One with windows of one step, and both kinds of backends."""
     backends = [ScriptedBackend(), ScriptedBackend(name="bound", thread_bound=True)]
-    return sc.trace(schedule=EVERY_STEP, backends=backends, output_dir=directory)
+    options = sc.Options(linger=0.02, drain_interval=0.02)  # these backends never say that all has arrived
+    return sc.trace(schedule=EVERY_STEP, backends=backends, output_dir=directory, options=options)
 
 
 def test_a_start(tmp_path: Path) -> None:
@@ -130,6 +136,9 @@ def test_a_call(name: str, tmp_path: Path) -> None:
             assert number % 8 or profiler.flush(30)  # a loop that is behind leaves out windows
         profiler.step()
         close(profiler)
+    profiler.raise_errors()
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None and pipeline.windows.opened == pipeline.windows.closed
     assert written(tmp_path) == sorted(recorded)
 
 
@@ -291,3 +300,53 @@ def test_a_handler_makes_the_call_that_it_interrupts(make: Callable[[], Callable
                 break
             assert not locks.holds_any_lock()
     assert point > 2
+
+
+CALLS: dict[str, Callable[[sc.Profiler], object]] = {
+    "start": lambda profiler: profiler.start(),
+    "step": lambda profiler: profiler.step(),
+    "pause": lambda profiler: profiler.pause(),
+    "resume": lambda profiler: profiler.resume(),
+    "flush": lambda profiler: profiler.flush(),
+    "stop": lambda profiler: profiler.stop(),
+    "close": lambda profiler: profiler.close(),
+    "arm": lambda profiler: profiler.arm(sc.control.WindowRequest(steps=1)),
+    "statistics": lambda profiler: profiler.statistics(),
+    "report": lambda profiler: profiler.report(),
+    "diagnostics": lambda profiler: profiler.diagnostics(),
+    "add_metadata": lambda profiler: profiler.add_metadata("key", 1),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("start", "stop", "close")])
+def test_a_handler_makes_the_call_of_a_profiler_that_it_interrupts(name: str, tmp_path: Path) -> None:
+    """Anywhere as well, of one that runs."""
+    profiler = profiler_in(tmp_path)
+    call = partial(CALLS[name], profiler)
+    with interrupting() as interrupt:
+        profiler.start()
+        point = 0
+        for point in itertools.count(1):
+            if not interrupt(call, point, call):
+                break
+        close(profiler)
+    assert point > 2
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_handler_makes_any_call_of_a_profiler(name: str, tmp_path: Path) -> None:
+    """Whatever it interrupts, nobody waits for oneself, and the profiler closes as ever."""
+    chance = random.Random(name)
+
+    def call(made: str, profiler: sc.Profiler) -> None:
+        with suppress(ProfilerStateError), sc.span(made):
+            CALLS[made](profiler)
+
+    with interrupting() as interrupt:
+        for number, point in enumerate(itertools.islice(points(1000), TRIALS // 2)):
+            profiler = profiler_in(tmp_path / str(number))
+            if name != "start":
+                profiler.start()
+            other = chance.choice(list(CALLS))
+            interrupt(partial(call, name, profiler), point, partial(call, other, profiler))
+            close(profiler)

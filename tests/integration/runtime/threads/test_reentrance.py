@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -168,114 +166,6 @@ def test_calls_in_a_schedule(name: str, output_dir: Path) -> None:
     for _ in range(6):
         profiler.step()
     closed_within(profiler, 8)
-
-
-def test_a_signal_handler_may_call_anything(tmp_path: Path) -> None:
-    """A timer's handler interrupts starts, steps, pauses, stops and closings, and makes the same calls."""
-    numbers = iter(range(1 << 30))
-    handled = nested = 0
-
-    def new() -> sc.Profiler:
-        return sc.trace(
-            schedule=sc.schedule(wait=1, warmup=1, active=2),
-            backends=[ScriptedBackend(), ScriptedBackend(name="bound", thread_bound=True)],
-            output_dir=tmp_path / str(next(numbers)),
-        )
-
-    current = new()
-    calls = ("start", "step", "pause", "resume", "step", "stop", "step")
-
-    def handler(_: int, __: FrameType | None) -> None:
-        nonlocal handled, nested
-        if nested == 20:  # calls that wait are interrupted again and again; Python's stack is no part of this
-            return
-        handled += 1
-        nested += 1
-        name = (*calls, "flush", "close", "statistics", "report", "diagnostics")[handled % 12]
-        call(current, name)
-        current.add_metadata("handled", handled)
-        with sc.span("in the handler"):
-            pass
-        nested -= 1
-
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
-    try:
-        deadline = time.monotonic() + 60
-        for _ in range(25):
-            current = new()
-            for name in calls * 4:
-                with sc.span(name):
-                    call(current, name)
-                current.add_metadata("called", name)
-            call(current, "close")
-            assert time.monotonic() < deadline
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    closed_within(current, 8)
-    assert handled > 10
-
-
-def test_a_signal_handler_asks_for_what_is_being_asked_for(output_dir: Path) -> None:
-    """Statistics and reports that a handler asks for where they are being read: nobody waits for oneself."""
-    asked = 0
-    profiler = sc.trace(exporters=[sc.exporters.MemoryExporter()], output_dir=output_dir)
-
-    def handler(_: int, __: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        profiler.statistics()
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        with profiler:
-            for number in range(4000):
-                signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.0000005 * (number % 400))  # once: handlers do not nest
-                profiler.statistics()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert asked > 100
-
-
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # raised inside of a weak reference's callback
-def test_a_handler_that_raises_leaves_a_profiler_that_works(tmp_path: Path) -> None:
-    """Ctrl-C in the middle of any call: what is called afterwards is carried out, and nothing is held back."""
-
-    def handler(_: int, __: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        for number in range(30):
-            memory = sc.exporters.MemoryExporter()
-            profiler = sc.trace(
-                schedule=sc.schedule(wait=0, warmup=0, active=500),
-                exporters=[memory],
-                output_dir=tmp_path / str(number),
-            )
-            with suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.0007 * number)
-                profiler.start()
-                for _ in range(1000):
-                    profiler.pause()
-                    profiler.step()
-                    profiler.resume()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            call(profiler, "stop")
-            if profiler.statistics().state == "stopped":
-                profiler.start()
-                sc.instant("after")
-                profiler.stop()
-                assert "after" in memory.names()
-            closed_within(profiler, 8)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_step_does_not_wait_for_the_stop_of_another_thread(output_dir: Path) -> None:

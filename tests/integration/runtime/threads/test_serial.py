@@ -11,7 +11,6 @@ import pytest
 import stepscope as sc
 from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_log import MAX_RETAINED
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.steps.call_serializer import CallSerializer
@@ -67,21 +66,6 @@ def test_a_call_whose_patience_ends_is_made_later() -> None:
     first.join(LONG)
     assert made == [first.ident, 0] and [str(error) for error in serial.raised.errors] == ["why"]
     assert serial.run(lambda: made.append(1)) and made[-1] == 1
-
-
-def test_errors_of_deferred_calls_are_bounded() -> None:
-    """All is counted, and the first of it kept."""
-    serial = CallSerializer()
-
-    def fail() -> None:
-        raise ValueError("why")
-
-    def inside() -> None:
-        for _ in range(MAX_RETAINED + 9):
-            assert not serial.run(fail)
-
-    assert serial.run(inside)
-    assert (serial.raised.count, len(serial.raised.errors)) == (MAX_RETAINED + 9, MAX_RETAINED)
 
 
 def test_calls_from_many_threads_never_interleave() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover
 from tests.support.basics import missing
 from tests.support.crashes import names
@@ -127,40 +126,6 @@ for _ in range(600):
         number=signal.SIGTERM,
     )
     assert delivered(tmp_path)
-
-
-def test_handlers_that_raise_leave_ctrl_c_as_it_was(tmp_path: Path) -> None:
-    """Timeouts by SIGALRM that hit changes anywhere; later both signals do what they should."""
-    run(
-        """
-import random
-class Late(Exception): pass
-def late(*_): raise Late
-signal.signal(signal.SIGALRM, late)
-profiler.start()
-sys.settrace(None)  # a tool that traces, such as coverage, may be interrupted between any two lines
-for _ in range(300):
-    try:
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 4e-4))
-        while True:
-            profiler.pause()
-            profiler.resume()
-    except Late:
-        pass
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-try:
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(60)
-except KeyboardInterrupt:
-    term()
-    time.sleep(60)
-""",
-        tmp_path,
-        code=-signal.SIGTERM,
-    )
-    with JournalReader(tmp_path / "run" / "journal") as reader:
-        list(reader)
-        assert reader.end is not None
 
 
 FORKS = """

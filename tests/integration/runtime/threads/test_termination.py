@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crashes import names
 from tests.support.launch import launched
 from tests.support.terminations import BOUND, START, WORK, delivered, run
 
@@ -224,51 +223,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         code=0,
     )
     assert delivered(tmp_path)
-
-
-def test_an_interrupt_during_changes_breaks_nothing(tmp_path: Path) -> None:
-    """KeyboardInterrupt that arrives anywhere in a loop of changes, pauses and closing is raised, and all is delivered."""
-    run(
-        """
-import random
-profiler.schedule = sc.schedule(wait=1, warmup=0, active=1, repeat=0)
-armed = threading.Event()
-def interrupt():
-    for _ in range(40):
-        armed.wait()
-        armed.clear()
-        time.sleep(random.uniform(0, 0.002))
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-def work():
-    with sc.span("spans"):
-        profiler.step()
-    profiler.pause()
-    profiler.resume()
-profiler.start()
-threading.Thread(target=interrupt).start()
-for _ in range(40):
-    try:
-        armed.set()
-        while True:
-            work()
-    except KeyboardInterrupt:
-        profiler.resume()  # the interrupt may have come after pause()
-        profiler.flush()
-while profiler.current_action is not sc.ProfilerAction.RECORD_AND_SAVE:
-    profiler.step()
-with sc.span("work"):
-    pass
-profiler.close()
-profiler.raise_errors()
-from stepscope.runtime import _core
-assert _core.changing(0) == 0 and not _core.recording()
-statistics = profiler.statistics().pipeline.windows
-assert statistics.opened == statistics.closed, statistics
-""",
-        tmp_path,
-        code=0,
-    )
-    assert names(tmp_path / "run" / "journal")["work"] == 1
 
 
 def test_an_interrupt_waits_for_closing(tmp_path: Path) -> None:

@@ -216,7 +216,10 @@ FAULTS = (
     _fault("its server reads 1 byte/s", "connect", server=serving(servers.trickling), short=1),
     _fault("its server resets the connection", "connect", server=serving(servers.resetting)),
     *(
-        _fault(f"{kind} exporter, its server {what}", how, server=serving(server), short=server is servers.half_open)
+        _fault(
+            f"{kind} exporter, its server {what}", how, server=serving(server),
+            short=server in (servers.half_open, servers.trickling),
+        )
         for kind, how in (("OTLP", "otlp"), ("collector", "collector"), ("NATS", "nats"))
         for what, server in (
             ("refuses", servers.refusing), ("does not answer", servers.dead), ("never reads", servers.half_open),

@@ -49,9 +49,11 @@ def storm(number):
             time.sleep(0.001)
     made.append(count)
 def work(number):
+    threads = [threading.Thread(target=spans, args=("child", 20)) for _ in range(3)]
     if number % 2:
         assert sc.join()
-    spans("child", 20)
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
 def fork_all():
     for number in range(FORKS):
         reap(in_child(lambda: work(number)))
@@ -65,7 +67,7 @@ if __name__ == "__main__":
             timed(profiler.step)
             time.sleep(0.001)
         [thread.join() for thread in threads]
-        report(profiler, sum(made) + 20 * FORKS // 2)
+        report(profiler, sum(made) + 3 * 20 * FORKS // 2)
 """
 
 KILLED = """
@@ -268,7 +270,7 @@ def _counted(family: Family, said: list[int], tried: int, *only: str, missed: in
 
 
 def fork_storm(directory: Path, seed: int) -> Outcome:
-    """Forty forks from one thread while eight record, half of the children join."""
+    """Forty forks from one thread while eight record; half of the children join, and each has three threads."""
     return _closed(directory, STORM, 40)
 
 

@@ -251,7 +251,7 @@ def _governed(directory: Path, seed: int) -> Outcome:
 
 
 def _cycles(directory: Path, seed: int) -> Outcome:
-    """Profilers made, started, stopped and closed in four threads, until the loop's thread has come and gone often."""
+    """Profilers made, started, stopped, started again and closed in four threads, until the loop's thread has come and gone often."""
     held, problems = Held(), list[str]()
     outcomes: list[Outcome] = []
 
@@ -261,6 +261,8 @@ def _cycles(directory: Path, seed: int) -> Outcome:
             profiler = sc.trace(
                 exporters=[memory], output_dir=directory / f"{number}-{turn}", options=sc.Options(journal=False)
             )
+            profiler.start()
+            profiler.stop()
             profiler.start()
             sc.instant(f"{number}/{turn}")
             held(profiler.step)

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
@@ -20,18 +19,6 @@ from stepscope.runtime.export.run import Run
 from tests.support.basics import poll
 from tests.support.exporter_workers import batch, closed, ledger_of, run_facts, running
 from tests.support.raised import length
-
-
-async def test_batches_arrive_in_order_and_the_window_comes_last(tmp_path: Path) -> None:
-    """The exporter sees what was offered, then the end, then aclose."""
-    exporter = MemoryExporter()
-    async with running(exporter, tmp_path) as outlet:
-        outlet.offer(batch())
-        outlet.offer(batch())
-        outlet.close_window(closed())
-    assert exporter.calls == ["open", "export", "export", "close_window", "aclose"]
-    ledger = ledger_of(outlet)
-    assert (ledger.offered, ledger.exported, ledger.in_flight) == (20, 20, 0)
 
 
 async def test_the_window_that_an_exporter_gets_knows_its_own_account(tmp_path: Path) -> None:
@@ -118,32 +105,6 @@ async def test_the_time_of_a_call_counts_while_it_lasts(tmp_path: Path) -> None:
         exporter.release()
 
 
-async def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
-    """Memory is bounded whatever the exporter does; the end of the window still arrives."""
-    exporter = MemoryExporter(hang_in="export")
-    async with running(exporter, tmp_path, max_bytes=2000) as outlet:
-        for _ in range(10):
-            outlet.offer(batch())
-            await anyio.lowlevel.checkpoint()
-        outlet.close_window(closed())
-        stats = outlet.statistics()
-        assert stats.waiting_bytes <= 2000
-        assert stats.ledger.dropped["queue"] >= 59
-        exporter.release()
-    ledger = ledger_of(outlet)
-    assert ledger.in_flight == 0
-    assert ledger.exported == 100 - ledger.dropped["queue"]
-    assert len(exporter.windows) == 1
-
-
-async def test_one_batch_larger_than_the_queue_passes(tmp_path: Path) -> None:
-    """A limit below the size of one batch must not mean that nothing is ever exported."""
-    exporter = MemoryExporter()
-    async with running(exporter, tmp_path, max_bytes=100) as outlet:
-        outlet.offer(batch())
-    assert ledger_of(outlet).exported == 10
-
-
 async def test_a_cap_of_the_exporter_is_counted(tmp_path: Path) -> None:
     """Events that the exporter itself refused are no exported events."""
     exporter = MemoryExporter(max_bytes=700)
@@ -171,22 +132,6 @@ async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: P
         outlet.offer(batch())
     assert outlet.statistics().errors == 1
     assert ledger_of(outlet).exported == 10
-
-
-async def test_cancelling_a_hanging_exporter_leaves_an_exact_account(tmp_path: Path) -> None:
-    """At the deadline the batch in its hands and those that wait are dropped, and counted."""
-    exporter = MemoryExporter(hang_in="export")
-    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(outlet.run)
-        outlet.offer(batch())
-        outlet.offer(batch())
-        await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-    outlet.abandon()
-    ledger = ledger_of(outlet)
-    assert ledger.dropped == {"closed": 20}
-    assert ledger.in_flight == 0
 
 
 async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import resource
 from collections.abc import Generator
 from pathlib import Path
@@ -19,9 +17,7 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import run_in, window_of
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.export import exporter_worker
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.exporter_worker import ExporterWorker
@@ -271,34 +267,3 @@ def test_events_of_a_refused_group_count_once(tmp_path: Path) -> None:
         found = sum(len(item) for item in reader if isinstance(item, EventBatch))
         assert reader.end is not None and reader.end.events == found
     assert found == writer.written - 200 - writer.deleted_oldest
-
-
-async def test_a_trace_whose_group_is_refused(tmp_path: Path) -> None:
-    """Its events count as lost, those of the next group are in the file, with the names of their rows."""
-    exporter = ChromeTraceExporter(tmp_path / "trace.json")
-    await exporter.open(run_facts(tmp_path))
-    output = exporter._open[0]._file._output  # type: ignore[union-attr] # pyright: ignore
-    one = batch()
-    events = one.events.copy()
-    events["track"] = tracks.new(TrackKind.THREAD, 1, 7, "worker")
-    one = EventBatch(one.source, one.window, events, b"")
-    exporter.begin_group()
-    await exporter.export(one)
-    descriptor = output._file.fileno()  # pyright: ignore
-    duplicate = os.dup(descriptor)
-    read_only = os.open(tmp_path / "trace.json", os.O_RDONLY)
-    os.dup2(read_only, descriptor)
-    with pytest.raises(OutputError):
-        await exporter.end_group()
-    os.dup2(duplicate, descriptor)
-    os.close(duplicate)
-    os.close(read_only)
-    assert [lost.events for lost in exporter.take_lost()] == [10]
-    exporter.begin_group()
-    await exporter.export(one)
-    await exporter.end_group()
-    await exporter.aclose()
-    assert not list(exporter.take_lost())
-    found = json.loads((tmp_path / "trace.json").read_text())
-    assert sum(each["ph"] == "i" and each.get("tid") == 7 for each in found) == 10
-    assert [each["args"]["name"] for each in found if each["name"] == "thread_name" and each["tid"] == 7] == ["worker"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -102,45 +101,6 @@ def test_nothing_fires() -> None:
     assert known.retained[RECORDER] == 0 and run.windows.retention.statistics().bytes == 0
 
 
-def test_saves_the_last_steps() -> None:
-    """Three steps, the one that fired included: from its third last mark to its end."""
-    run = Run()
-    for step in range(1, 20):
-        run.until(step * STEP, instant_block(step * STEP - 50)).settle()
-        if step == 11:
-            run.save(11 * STEP - 1)
-            run.settle()
-    assert run.steps(0) == [8, 9, 10]
-    assert run.events(0, Kind.INSTANT)["ts"].tolist() == [850, 950, 1050]
-    assert run.events(0, Kind.INSTANT)["step"].tolist() == [8, 9, 10]
-    assert run.events(0, Kind.STEP)["ts"].tolist() == [800, 900, 1000]
-    assert run.events(0, Kind.SPAN, source=STEPS)["step"].tolist() == [8, 9, 10]
-    run.check_accounts()
-
-
-def test_first_step() -> None:
-    """A trigger in the first step saves what there is of it."""
-    run = Run().until(50, instant_block(20))
-    run.save(30)
-    run.settle(close=False)
-    assert not run.closed
-    run.until(STEP).settle()
-    assert run.steps(0) == [0]
-    assert run.events(0, Kind.INSTANT)["ts"].tolist() == [20]
-
-
-def test_waits_for_the_end_of_the_step_and_those_after() -> None:
-    """The step under way is saved whole, and `after` more; what comes then is not."""
-    run = Run(after=2).until(5 * STEP + 50)
-    window = run.save(5 * STEP + 20)
-    assert window.end is None
-    run.settle()
-    run.until(9 * STEP, instant_block(790, 810)).settle()
-    assert run.steps(0) == [3, 4, 5, 6, 7]
-    assert window.end == 8 * STEP
-    assert run.events(0, Kind.INSTANT)["ts"].tolist() == [790]
-
-
 def test_at_once() -> None:
     """A stall is saved while it lasts: up to now, its open span cut and flagged, and recognised when it ends."""
     run = Run().until(5 * STEP)
@@ -157,35 +117,6 @@ def test_at_once() -> None:
     run.batches += run.windows.route(RECORDER, span_block((520, 1200), first_id=5), b"")
     list(run.windows.end_retention())
     assert run.windows.statistics().superseded[RECORDER] == 1
-    run.check_accounts()
-
-
-def test_windows_never_overlap() -> None:
-    """A trigger in the next step saves that step only: the others are in the window before, which is said."""
-    run = Run()
-    for step in range(1, 12):
-        run.until(step * STEP, instant_block(step * STEP - 50))
-        if step in (8, 9):
-            run.save(step * STEP - 1)
-        run.settle()
-    assert [run.steps(0), run.steps(1)] == [[5, 6, 7], [8]]
-    assert any("in window 0" in note for note in run.closed[1].notes)
-    assert Counter(join_blocks([run.events(0), run.events(1)])["ts"].tolist()).most_common(1)[0][1] == 1
-    run.check_accounts()
-
-
-def test_a_span_across_two_windows_is_accepted_once() -> None:
-    """Each window gets its part; the account counts the span once."""
-    run = Run().until(3 * STEP)
-    run.save(3 * STEP - 1)
-    run.until(6 * STEP, span_block((50, 590), first_id=9))
-    run.save(6 * STEP - 1)
-    run.settle()
-    parts = [run.events(window, Kind.SPAN) for window in (0, 1)]
-    assert [(int(part["ts"][0]), int(part["dur"][0])) for part in parts] == [(50, 250), (300, 290)]
-    list(run.windows.end_retention())
-    known = run.windows.statistics()
-    assert known.accepted[RECORDER] == 6 and known.late[RECORDER] == 0  # five marks and the span
     run.check_accounts()
 
 
@@ -241,18 +172,6 @@ def test_losses_are_told_to_the_window_of_their_time() -> None:
     assert ledger[RECORDER].dropped == {"overflow": 11} and ledger[RECORDER].balanced()
 
 
-def test_end_of_the_run() -> None:
-    """What still waits for steps ends with the run, and is incomplete; the last step that never came is none."""
-    run = Run(after=5).until(4 * STEP)
-    run.save(4 * STEP - 1)
-    run.windows.close(WindowEnds(4 * STEP + 7, complete=True, cut_short=True), 407)
-    run.windows.watermark(RECORDER, 500)
-    run.settle()
-    (closed,) = run.closed
-    assert not closed.complete and "ended before" in closed.reason
-    assert run.steps(0) == [1, 2, 3]
-
-
 def test_recording_again() -> None:
     """Between stop() and start() nothing was recorded; a window afterwards may hold steps of before, with a gap."""
     run = Run().until(3 * STEP)
@@ -281,27 +200,6 @@ def test_a_burst_of_steps() -> None:
     run.settle()
     assert run.steps(0) == list(range(49_992, 50_002))
     assert len(run.windows.steps) < 100
-    run.check_accounts()
-
-
-def test_without_steps() -> None:
-    """A loop that never steps is one step: bounded by bytes, and the window says that it is shorter."""
-    run = Run(max_bytes=1 << 20)
-    for round_ in range(1, 60):
-        events = instant_block(*range(round_ * 1000, round_ * 1000 + 900))
-        run.batches += run.windows.route(RECORDER, events, b"")
-        run.windows.watermark(RECORDER, round_ * 1000 + 950)
-        run.now = round_ * 1000 + 950
-        run.settle()
-        assert run.windows.retention.statistics().bytes <= 1 << 20
-    window = run.save(run.now, at_once=True)
-    run.settle()
-    assert window.start > 0 and any("max_bytes" in note for note in window.notes)
-    kept = run.events(0, Kind.INSTANT)["ts"]
-    # Exactly what was recorded since the window begins.
-    expected = [ts for round_ in range(1, 60) for ts in range(round_ * 1000, round_ * 1000 + 900) if ts >= window.start]
-    assert sorted(kept.tolist()) == expected
-    assert run.windows.retention.statistics().discarded_early > 0
     run.check_accounts()
 
 

@@ -13,40 +13,21 @@ from stepscope.runtime.threads.one_shot import OneShot
 from tests.support.interrupting import interrupting
 
 
-def test_a_value() -> None:
-    """Everybody who waits gets it, before and after it is given."""
-    promise: OneShot[int] = OneShot()
-    got: list[int] = []
-    threads = [threading.Thread(target=lambda: got.append(promise.result(30))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert not promise.done
-    promise.set_result(7)
-    promise.set_result(8)
-    promise.set_exception(ValueError())
-    for thread in threads:
-        thread.join(30)
-    assert got == [7] * 8
-    assert (promise.done, promise.failed, promise.wait(0), promise.result(0)) == (True, False, True, 7)
-
-
-def test_an_error() -> None:
-    """It is raised to everybody who asks."""
-    promise: OneShot[int] = OneShot()
-    promise.set_exception(ValueError("why"))
-    promise.set_result(1)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="why"):
-            promise.result()
-    assert promise.done and promise.failed
-
-
-def test_nothing_in_time() -> None:
-    """Who waits for a time only is told so."""
-    promise: OneShot[None] = OneShot()
-    assert not promise.wait(0.01)
+def test_it_is_set_once() -> None:
+    """To a value, or to an error, which everybody gets who asks; until then who waits for a time only is told so."""
+    promise, failed = OneShot[int](), OneShot[int]()
+    assert not promise.wait(0.01) and not promise.done
     with pytest.raises(TimeoutError):
         promise.result(0)
+    promise.set_result(7)
+    failed.set_exception(ValueError("why"))
+    for each in (promise, failed):
+        each.set_result(8)
+        each.set_exception(KeyError())
+    assert (promise.done, promise.failed, promise.result(0), failed.failed) == (True, False, 7, True)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="why"):
+            failed.result()
 
 
 @pytest.mark.timeout(method="thread")

@@ -80,37 +80,6 @@ def test_what_a_device_was_launched_for_belongs_to_that_window() -> None:
     assert (found.late["device"], found.outside["device"], found.dropped["device"]) == (1, 1, {"late": 1})
 
 
-def test_a_window_waits_for_every_source() -> None:
-    """It closes when the slowest watermark has passed its end, and not before."""
-    state = windows()
-    state.add_source("device")
-    state.open(StepMark(0, 0, 1))
-    close(state, 100)
-    assert finish(state, 500) == []
-    state.watermark("device", 99)
-    assert finish(state, 500) == []
-    late = state.route("device", instant_block(98), b"")
-    assert len(events_of(late, "device")) == 1
-    state.watermark("device", 100)
-    assert [index for index, _ in finish(state, 500)] == [0]
-
-
-def test_linger_closes_a_window_that_a_source_holds_up() -> None:
-    """And says who it was; what comes later is late, and counted."""
-    state = windows(linger=50)
-    state.add_source("device")
-    state.open(StepMark(0, 0, 1))
-    close(state, 100, now=1000)
-    assert finish(state, 500, now=1049) == []
-    state.watermark(RECORDER, 500)
-    ((window, _),) = finished(state, NONE, 1050)
-    assert "device" in window.reason
-    assert state.route("device", instant_block(60, 70), b"") == []
-    stats = state.statistics()
-    assert stats.late == {"device": 2}
-    assert stats.dropped == {"device": {"late": 2}}
-
-
 def test_what_had_not_come_when_a_window_closed_is_missing_once() -> None:
     """From the source's watermark on; what the source says of the same time later is not added."""
     state = windows(linger=50)
@@ -118,10 +87,12 @@ def test_what_had_not_come_when_a_window_closed_is_missing_once() -> None:
     state.open(StepMark(0, 0, 1))
     state.watermark("device", 30)
     close(state, 100, now=1000)
-    finish(state, 500, now=1049)
-    state.watermark(RECORDER, 500)
+    assert finish(state, 500, now=1049) == []
     ((window, _),) = finished(state, NONE, 1050)
-    assert window.sources_incomplete
+    assert window.sources_incomplete and "device" in window.reason
+    assert state.route("device", instant_block(60, 70), b"") == []
+    found = state.statistics()
+    assert (found.late, found.dropped) == ({"device": 2}, {"device": {"late": 2}})
     assert sum(window.ledger()["device"].missing.values()) == 70
     state.source_missing("device", "it was lost", (0, 110))
     (late, lost) = state.ledger()["device"].missing.values()
@@ -192,18 +163,6 @@ def test_a_gap_of_the_ring_is_counted_in_its_window() -> None:
     assert (ledger.produced, ledger.accepted, ledger.dropped) == (18, 1, {"overflow": 17})
 
 
-def test_step_spans_tile_the_window() -> None:
-    """Each step is one span from mark to mark, the last one to the end of the window."""
-    state = windows()
-    state.open(StepMark(0, 5, 1))
-    batches = state.route(RECORDER, mark_block(SERIAL, (30, 6), (70, 7)), b"")
-    close(state, 100)
-    batches += state.route(RECORDER, instant_block(80), b"")
-    ((_, last),) = finish(state, 200)
-    steps = events_of([*batches, *last], STEPS)
-    assert [(int(s["ts"]), int(s["dur"]), int(s["step"])) for s in steps] == [(0, 30, 5), (30, 40, 6), (70, 30, 7)]
-
-
 @pytest.mark.parametrize(
     ("region", "still_open", "pause", "track"),
     [
@@ -260,17 +219,6 @@ def test_marks_may_be_told_ahead_and_out_of_order() -> None:
     assert events[events["kind"] == Kind.INSTANT]["step"].tolist() == [2, 1, 0]
     batches += state.route(RECORDER, mark_block(SERIAL, (70, 2)), b"")
     assert events_of(batches, STEPS)["dur"].tolist() == [30, 40]
-
-
-def test_marks_of_other_profilers_are_not_mine() -> None:
-    """Two profilers share the rings, not the steps."""
-    state = windows()
-    state.open(StepMark(0, 0, 1))
-    assert state.route(RECORDER, mark_block(SERIAL + 1, (30, 6)), b"") == []
-    close(state, 100)
-    state.watermark(RECORDER, 100)
-    ((window, _),) = finished(state)
-    assert [step.number for step in window.steps()] == [0]
 
 
 @pytest.mark.parametrize(("event_at", "end"), [(None, 50), (55, 60)])
