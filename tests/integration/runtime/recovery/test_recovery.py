@@ -230,13 +230,6 @@ def test_events_that_are_in_no_ring_are_counted(
         profiler.start()
         profiler.flush()
         _core.changing(1)  # the loop decides nothing more, and so drains nothing that it keeps
-<<<<<<< HEAD
-        drain, _core.drain = _core.drain, lambda *_: (b"", b"", False)
-        for number in range(1000):
-=======
-        drain, _core.drain = _core.drain, lambda limit: (b"", b"", False)
-        for number in range({count}):
->>>>>>> wt-t
             with sc.span("x"):
                 pass
         die()
