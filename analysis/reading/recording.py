@@ -41,6 +41,7 @@ class Rank:
 
     Attributes:
         rank: its number in the job; `None` if it had none.
+        world_size: number of the job's ranks; `None` if that is not known.
         name: of its profiler.
         host: on which it ran.
         pid: of the process.
@@ -69,6 +70,7 @@ class Rank:
         """Args: of one run; numbers of the windows that are read, by default all. Those without an end are read anyway."""
         found, *others = recordings
         self.rank = found.run.rank
+        self.world_size = found.run.world_size
         self.name = found.run.name
         self.host = found.run.host
         self.pid = found.run.pid

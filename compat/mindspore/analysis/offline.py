@@ -6,13 +6,13 @@ import logging
 import os
 import shutil
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
 
-from stepscope.analysis.tables.collectives import Key, fastest_of
+from stepscope.analysis.tables.collectives import CollectiveTable, Key
 from stepscope.compat.mindspore.analysis.analysis import (
     Analysis,
     AnalysisRequest,
@@ -21,6 +21,7 @@ from stepscope.compat.mindspore.analysis.analysis import (
     collectives_of,
 )
 from stepscope.compat.mindspore.analysis.background import analysis_thread
+from stepscope.compat.mindspore.analysis.waiting import RankCollectives, RankComparison, compare_ranks
 from stepscope.compat.mindspore.errors import (
     NothingToAnalyse,
     ProfilerDirNotFoundException,
@@ -96,14 +97,14 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
     for raw in sorted(_raw_directories(places), key=_modified, reverse=True):
         with _refusals(raw, rejected, failed):
             found.append(_recorded(raw, path, options))
-    fastest = _fastest(found)
-    for recorded in found:
+    compared = _compared(found)
+    for recorded, fastest in zip(found, compared.fastest, strict=True):
         with _refusals(recorded.raw, rejected, failed):
             done += _analyse_run(recorded, options, pretty, steps, fastest)
     if not done:
         why = "; ".join(rejected + failed) or "no directory in it holds raw data of a recording"
         raise NothingToAnalyse(f"nothing to analyse below {path}: {why}")
-    return Analysis.of(done, steps, rejected, failed)
+    return Analysis.of(done, steps, rejected, failed, [compared.unknown] if compared.unknown else [])
 
 
 def _below(path: Path, unreadable: list[str], depth: int = DEPTH) -> Iterator[tuple[Path, frozenset[str]]]:
@@ -175,6 +176,10 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True):
     windows: dict[int, Window | None]
     """By index; `None` for those that were not closed."""
     rank: int | None
+    world_size: int
+    """1 if the journal does not have it."""
+    began_ns: int
+    """Unix time."""
     recovered: bool
     """True if the process was killed and the journal was completed."""
     ended: bool
@@ -230,16 +235,17 @@ def _recorded(raw: Path, below: Path, options: ProfilerOptions) -> _Recorded:
     )
 
 
-def _fastest(found: list[_Recorded]) -> dict[Key, int]:
-    """ns of each collective on the rank that was in it for the shortest time. Empty unless these are several ranks of one job, each
-    of them once."""
-    ranks = [each.target.rank for each in found if each.options.profile_communication]
-    if len(ranks) < 2 or len(set(ranks)) < len(ranks):
-        return {}
-    try:
-        return fastest_of([collectives_of(each.journal) for each in found if each.options.profile_communication])
-    except (FormatError, OSError):  # the analysis of that journal says why
-        return {}
+def _compared(found: list[_Recorded]) -> RankComparison:
+    """The waiting of ranks for each other, for each of the recordings."""
+    tables: list[RankCollectives] = []
+    for each in found:
+        table = CollectiveTable()
+        if each.options.profile_communication:
+            with suppress(FormatError, OSError):  # the analysis of that journal says why
+                table = collectives_of(each.journal)
+        tables.append(RankCollectives(rank=each.target.rank, began_ns=each.content.began_ns, table=table))
+    size = max((max(each.target.rank_size, each.content.world_size) for each in found), default=1)
+    return compare_ranks(tables, size)
 
 
 def _analyse_run(
@@ -316,9 +322,12 @@ def _content(journal: Path) -> _Content:
                 windows.setdefault(item.window, None)
             elif isinstance(item, Window):
                 windows[item.index] = item
+        run = reader.run
         return _Content(
             windows=dict(sorted(windows.items())),
-            rank=None if reader.run is None else reader.run.rank,
+            rank=None if run is None else run.rank,
+            world_size=1 if run is None else run.world_size or 1,
+            began_ns=0 if run is None else run.anchor.wall_ns,
             recovered=reader.recovered is not None,
             ended=reader.end is not None,
         )
