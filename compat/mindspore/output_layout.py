@@ -34,7 +34,7 @@ METADATA = "dynamic_profiler"
 STEPS_PER_CALL = "steps_per_call"
 """Steps of training for each step of the trace: more than one where a callback is called once for a group."""
 
-_NAME = re.compile(r"rank(\d+)_start\d+_stop\d+")
+_NAME = re.compile(r"rank(\d+)_start\d+_stop\d+(?:_(.+))?")
 
 RAW = "FRAMEWORK"
 """Directory of raw data in that of a window: the journal of stepscope."""
@@ -159,7 +159,7 @@ def named_after(directory: Path, window: Window | None, below: Path) -> Path:
     steps = [step.number for step in window.steps]
     steps = steps if window.complete or len(steps) == 1 else steps[:-1]
     last = steps[0] + len(steps) * _steps_per_call(directory) - 1
-    right = directory.parent.with_name(recorded_name(int(name[1]), steps[0], last))
+    right = directory.parent.with_name(recorded_name(int(name[1]), steps[0], last, name[2] or ""))
     if right == directory.parent:
         return directory
     try:

@@ -37,6 +37,7 @@ from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.schedule import PlannedSchedule, ScheduleFunction, always, never
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import suggesting
 from stepscope.runtime.steps.step_controller import step_number
 from stepscope.runtime.windows.window import Window
 
@@ -58,6 +59,7 @@ class profile(Results):
     nothing raises into training, except calls in the wrong order.
     """
 
+    @suggesting
     def __init__(
         self,
         *,

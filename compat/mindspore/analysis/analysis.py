@@ -265,7 +265,7 @@ def _stages(place: Path, journal: Path, request: AnalysisRequest) -> list[Produc
         stages += [DataPipelineFiles(place, target.device_id), ProcessorUse(place, target.device_id)]
     if options.memory:
         stages += [StepMemory(place), MemoryUsage(place, target.rank, target.memory, memory)]
-    if options.profile_communication:
+    if options.communication:
         stages.append(Communication(place, target.rank, request.fastest))
     if options.profile_framework is not None:
         stages.append(HostInfo(place, target.rank))

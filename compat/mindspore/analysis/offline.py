@@ -240,7 +240,7 @@ def _compared(found: list[_Recorded]) -> RankComparison:
     tables: list[RankCollectives] = []
     for each in found:
         table = CollectiveTable()
-        if each.options.profile_communication:
+        if each.options.communication:
             with suppress(FormatError, OSError):  # the analysis of that journal says why
                 table = collectives_of(each.journal)
         tables.append(RankCollectives(rank=each.target.rank, began_ns=each.content.began_ns, table=table))
