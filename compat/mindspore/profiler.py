@@ -128,6 +128,7 @@ class Profiler(Recording):
         pretty: bool = False,
         step_list: Iterable[int] | None = None,
         data_simplification: bool = True,
+        ascend_names: bool = False,
     ) -> Analysis:
         """Makes the products of what was recorded below a path, also by a process that was killed.
 
@@ -135,6 +136,7 @@ class Profiler(Recording):
             path: the directory of a window, or one above, such as the `output_path`.
             pretty, step_list: as for `analyse`.
             data_simplification: delete raw data when the products are complete.
+            ascend_names: ours: put products into directories that end with `_ascend_ms`, where MindSpore's tools look for them.
 
         Returns:
             The products, and the directories that were passed over, with the reason for each.
@@ -145,7 +147,9 @@ class Profiler(Recording):
             RuntimeError: if there is nothing to analyse; says why of every directory that was looked at.
         """
         _check_pretty(pretty)
-        options = read_options({"data_simplification": data_simplification}, "offline_analyse")
+        options = read_options(
+            {"data_simplification": data_simplification, "ascend_names": ascend_names}, "offline_analyse"
+        )
         return offline.analyse_below(Path(path), options, pretty, _read_step_list(step_list))
 
     @suggesting

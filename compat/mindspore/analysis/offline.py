@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -28,7 +29,16 @@ from stepscope.compat.mindspore.errors import (
     ProfilerRawFileException,
 )
 from stepscope.compat.mindspore.options.options import ProfilerOptions
-from stepscope.compat.mindspore.output_layout import RAW, named_after, named_device, new_directory
+from stepscope.compat.mindspore.output_layout import (
+    PRODUCTS_OF,
+    RAW,
+    ascend_directory,
+    named_after,
+    named_device,
+    new_directory,
+    window_name,
+    write_facts,
+)
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events.record import EventBatch
@@ -36,6 +46,7 @@ from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.target import choose
+from stepscope.runtime.session.job import this_host
 from stepscope.runtime.session.note import SESSION_FILE, is_note
 from stepscope.runtime.windows.window import Window
 
@@ -59,6 +70,7 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_id: int = 0
     rank_id: str = ""
     rank_size: int = 1
+    products_of: str = ""
     options: msgspec.Raw = msgspec.Raw(b"")
 
     def target(self, rank: int | None) -> DeviceTarget:
@@ -79,7 +91,8 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
 def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tuple[int, ...] | None) -> Analysis:
     """Makes the products of every window that is found below a path, newest run first.
 
-    Of the options `data_simplification` counts, and `rank_id` if they are for an analysis only; all others are as recorded.
+    Of the options `data_simplification` and `ascend_names` count, and `rank_id` if they are for an analysis only; all others are as
+    recorded.
 
     Raises:
         ProfilerDirNotFoundException: if there is no such directory.
@@ -152,7 +165,8 @@ def _without_raw(places: Mapping[Path, frozenset[str]]) -> list[str]:
         for place, names in places.items()
         if any(fnmatch(name, "profiler_info_*.json") for name in names)
         and RAW not in names
-        and _info(place).window == 0
+        and (info := _info(place)).window == 0
+        and not info.products_of
     ]
 
 
@@ -180,6 +194,8 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True):
     """1 if the journal does not have it."""
     began_ns: int
     """Unix time."""
+    host: str
+    pid: int
     recovered: bool
     """True if the process was killed and the journal was completed."""
     ended: bool
@@ -273,11 +289,33 @@ def _analyse_run(
             place = _sibling(directory, index, named_device(request.options, target.device))
         else:  # of a run that `stepscope.mindspore` did not record
             place = directory / f"window_{index}"
+        if options.ascend_names:
+            place = _with_ascend_name(place, recorded, index, window)
         done.append(analyse_window(journal, index if window is None else window, place, request)[0])
     whole = all(each.complete for each in done) and recorded.content.ended
     if options.data_simplification and whole and directory != recorded.raw:
         shutil.rmtree(directory / RAW, ignore_errors=True)
     return done
+
+
+def _with_ascend_name(place: Path, recorded: _Recorded, index: int, window: Window | None) -> Path:
+    """The directory of a window's products with the name by which MindSpore's tools find it."""
+    if recorded.info.run:
+        return ascend_directory(place)
+    content, target = recorded.content, recorded.target
+    began_ns = content.began_ns if window is None else window.wall_start_ns
+    name = window_name(content.host or this_host(), content.pid, began_ns, "ascend")
+    about = {PRODUCTS_OF: place.name, "window": index}
+    for number in itertools.count(1):  # two short windows may begin in the same ms
+        made = recorded.directory / (name if number == 1 else f"{name}-{number}")
+        if made.is_dir() and _info(made).window == index:
+            return made
+        if not made.exists():
+            break
+    made.mkdir(mode=0o700)
+    size = max(target.rank_size, content.world_size)
+    write_facts(made, msgspec.structs.replace(target, rank_size=size), about, {}, strategy=False)
+    return made
 
 
 def _sibling(first: Path, window: int, device: str) -> Path:
@@ -328,6 +366,8 @@ def _content(journal: Path) -> _Content:
             rank=None if run is None else run.rank,
             world_size=1 if run is None else run.world_size or 1,
             began_ns=0 if run is None else run.anchor.wall_ns,
+            host="" if run is None else run.host,
+            pid=0 if run is None else run.pid,
             recovered=reader.recovered is not None,
             ended=reader.end is not None,
         )
