@@ -109,8 +109,8 @@ class Analysis(msgspec.Struct, frozen=True):
     windows: tuple[WindowAnalysis, ...] = ()
     rejected: tuple[str, ...] = ()
     """Directories and windows that were passed over, and steps that were not recorded: one sentence for each, with the reason."""
-    failed: int = 0
-    """How many of these are of windows or directories that could not be read or written."""
+    unreadable: tuple[str, ...] = ()
+    """Those of them that are of windows or directories that could not be read or written."""
     notes: tuple[str, ...] = ()
     """Sentences: facts that the products lack, and why."""
 
@@ -133,12 +133,12 @@ class Analysis(msgspec.Struct, frozen=True):
         sentences = tuple(notes)
         for sentence in sentences:
             log.warning("%s", sentence)
-        return cls(done, reasons, len(failures), sentences)
+        return cls(done, reasons, failures, sentences)
 
     @property
     def complete(self) -> bool:
         """True if every product of every recorded window was made."""
-        return not self.failed and all(window.complete for window in self.windows)
+        return not self.unreadable and all(window.complete for window in self.windows)
 
     def __str__(self) -> str:
         lines = [window.text() for window in self.windows] or ["no window was recorded"]

@@ -347,7 +347,7 @@ def _journal(raw: Path) -> Path:
             pass  # what was in memory has been freed since
     if choice.journal is None:
         if choice.missing:
-            raise ProfilerRawFileException(f"no journal in {raw} can be used: {'; '.join(choice.missing)}")
+            raise FormatError(f"no journal in {raw} can be used: {'; '.join(choice.missing)}")
         raise ProfilerRawFileException("there is no journal: none was written")
     return choice.journal
 

@@ -9,6 +9,7 @@ from typing import Any
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import add_json, print_json
 from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.unreadable import exit_code
 from stepscope.cli.common.values import one_of
 from stepscope.compat.mindspore.analysis.offline import analyse_below
 from stepscope.compat.mindspore.options.options import ProfilerOptions
@@ -30,7 +31,8 @@ examples:
 
 A recording that was analysed before is skipped, unless its raw data were kept: then a second result is put beside it.
 
-exit codes: 0 everything was analysed, 1 something failed or there is nothing to analyse, 2 wrong usage
+exit codes: 0 everything was analysed, 1 something failed or there is nothing to analyse, 2 wrong usage, 3 analysed, but without
+recordings that could not be read, which are named
 """
 
 
@@ -89,4 +91,5 @@ def analyse(given: argparse.Namespace) -> int:
         print_json(analysis)
     else:
         print(analysis)
-    return 0 if analysis.complete else 1
+    code = exit_code(analysis.unreadable)
+    return code if all(window.complete for window in analysis.windows) else 1
