@@ -44,7 +44,7 @@ class WindowRecorder:
         self._into = self._output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
         try:
             profiler = Profiler(output_path=self._directory(window), start_profile=False, **config.args)
-            profiler.decided = True
+            profiler.steps_are_fixed = True
             about = {**window.facts(), "run_id": window.request.run_id, STEPS_PER_CALL: self.steps_per_call}
             profiler.add_metadata(METADATA, about)
             profiler.step_num = first
@@ -88,6 +88,7 @@ class WindowRecorder:
         if profiler is None:
             return
         try:
+            profiler.cut_reason = ended.reason if ended.state == "cut" else ""
             profiler.stop()
             profiler.move(self._directory(ended))
             if self._mode is not None:

@@ -227,6 +227,8 @@ def test_training_ends_inside_a_window(job: Job) -> None:
     (name, directory), *_ = job.windows().items()
     assert name == "rank0_start3_stop4"
     assert output.steps_of(directory)[:2] == [3, 4]
+    facts = output.info(directory)
+    assert facts["complete"] is False and facts["diagnostics"][0] == "cut: training ended"
     job.write(start_step=5, stop_step=5)
     time.sleep(0.1)
     assert monitor.config is not None
