@@ -249,7 +249,7 @@ class Capture:
 
     def _wait_for_operators(self) -> None:
         for backend in self._asynchronous:
-            backend.settle()
+            backend.wait_for_operators()
 
     def _read_memory(self) -> None:
         """Reads the memory once more, where it is wanted: a step, or all of a capture, may be over before the thread reads it."""

@@ -37,7 +37,7 @@ def test_op_analyse_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     told = json.loads(profiler.op_analyse([name, "MatMul-op1"]))
     (kernel,) = told[name]
     (host,) = told["MatMul-op1"]
-    assert (kernel["op_side"], host["op_side"]) == ("device", "host")
+    assert (kernel["op_side"], host["op_side"]) == ("device", "cpu")
     assert kernel["op_occurrences"] == kernels[0].count and kernel["op_total_time(us)"] > 0
     with refused(RuntimeError, name, snapshot=False):
         profiler.op_analyse(name, device_id=kernels[0].device + 7)
