@@ -8,6 +8,7 @@ import ctypes
 import logging
 import os
 import sys
+import textwrap
 from _thread import interrupt_main
 from collections.abc import Callable, Sequence
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
@@ -44,6 +45,8 @@ PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)
 log = logging.getLogger("stepscope")
 
 _STDERR = 2
+_INDENT = 12
+"""Columns before the values in the report."""
 _HOW_TO_TRACE_CHILDREN = (
     "ranks: start them by torchrun --no-python --nproc-per-node N stepscope run [options] train.py, or call stepscope.trace() in them; "
     "spans of others: set STEPSCOPE_JOIN=1, and import stepscope in them"
@@ -163,7 +166,13 @@ class TracedProgram(msgspec.Struct, frozen=True):
 
     def print_report(self) -> None:
         """Prints the table and the trust report."""
-        message("\n".join([self.profiler.summary(top=15), self.profiler.report().text(verbose=True), ""]))
+        report = self.profiler.report().text(verbose=True)
+        if sys.stderr is not None and sys.stderr.isatty():
+            wrap = textwrap.TextWrapper(
+                ending_width(), subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
+            )
+            report = "\n".join(map(wrap.fill, report.split("\n")))
+        message("\n".join([self.profiler.summary(top=15), report, ""]))
 
     def print_end(self, failure: BaseException | None, output: TextIO | None, *, as_json: bool) -> None:
         """Prints what is slow, why, what to try, and where the files are. Of the ranks of a job only the first does.

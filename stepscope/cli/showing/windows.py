@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from stepscope.cli.common.coloured import print_result
 from stepscope.cli.common.messages import add_json, print_json
 from stepscope.cli.common.unreadable import exit_code
 from stepscope.runtime.display.text_table import Column, printable, text_table
@@ -96,12 +97,12 @@ def windows(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(lines)
         return exit_code(recording.unreadable)
-    print(_table(lines, several=len(recording.ranks) > 1))
+    print_result(_table(lines, several=len(recording.ranks) > 1))
     starts_up = any(begins_with_startup(rank.metadata) for rank in recording.ranks)
     if starts_up and any(line.first_step == 0 for line in lines):
         print("Step 0 is startup: it ends with the optimizer's first step, and is not judged or counted as a step.")
     for note in (note for note in recording.notes if note not in recording.unreadable):
-        print(note)
+        print_result(note)
     return exit_code(recording.unreadable)
 
 

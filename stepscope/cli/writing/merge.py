@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
+from stepscope.cli.common.coloured import print_result
 from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.common.unreadable import exit_code
@@ -114,7 +115,7 @@ def merge(given: argparse.Namespace) -> int:
     if given.json:
         print_json(report)
     else:
-        print(report.text())
+        print_result(report.text())
     if given.report is not None:
         with staged(given.report) as place:
             place.write_bytes(msgspec.json.format(json_bytes(report)))

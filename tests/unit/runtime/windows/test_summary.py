@@ -307,3 +307,14 @@ def test_code_in_markdown() -> None:
     assert markdown_code("`x`") == "`` `x` ``"
     assert markdown_code("x\ny\u202ez") == "`x\\ny\\u202ez`"
     assert markdown_code("  ") == ""
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_narrow_terminal_has_fewer_columns(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line fits, and what is left out is what says least."""
+    row = SummaryRow("n" * 60, "user_annotation", 1234, *[10**9] * 8)
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = Summary(rows=(row,), recorded_ns=10**9).table().splitlines()
+    assert max(map(len, lines)) <= width
+    assert all(title in lines[2] for title in ("Count", "Self", "Total", "Max"))
+    assert ("P99" in lines[2]) is (width == 140)
