@@ -107,11 +107,12 @@ def fitting_table(head: Sequence[Column], rows: Sequence[Sequence[str]], width: 
         width: columns of the terminal.
         optional: titles of columns.
     """
-    for number in range(len(optional) + 1):
-        kept = [at for at, column in enumerate(head) if column.title not in optional[:number]]
-        table = text_table([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
+    table = text_table(head, rows)
+    for number in range(1, len(optional) + 1):
         if max(map(columns, table.split("\n"))) <= width:
             break
+        kept = [at for at, column in enumerate(head) if column.title not in optional[:number]]
+        table = text_table([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
     return table
 
 

@@ -306,12 +306,10 @@ def _with_ascend_name(place: Path, recorded: _Recorded, index: int, window: Wind
     began_ns = content.began_ns if window is None else window.wall_start_ns
     name = window_name(content.host or this_host(), content.pid, began_ns, "ascend")
     about = {PRODUCTS_OF: place.name, "window": index}
-    for number in itertools.count(1):  # two short windows may begin in the same ms
-        made = recorded.directory / (name if number == 1 else f"{name}-{number}")
-        if made.is_dir() and _info(made).window == index:
-            return made
-        if not made.exists():
-            break
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))  # of windows of the same ms
+    made = next(at for at in map(recorded.directory.joinpath, names) if not at.exists() or _info(at).window == index)
+    if made.exists():
+        return made
     made.mkdir(mode=0o700)
     size = max(target.rank_size, content.world_size)
     write_facts(made, msgspec.structs.replace(target, rank_size=size), about, {}, strategy=False)

@@ -181,7 +181,7 @@ def test_files_of_mindspore_for_two_ranks(tmp_path: Path, monkeypatch: pytest.Mo
 
 def record_windows(
     directory: Path, rank: int, seconds: float, times: int, monkeypatch: pytest.MonkeyPatch, size: int = 2
-) -> list[Path]:
+) -> tuple[Path, ...]:
     """A rank of MindSpore's profiler that begins so many recordings of one step; their directories."""
     monkeypatch.setenv("RANK_ID", str(rank))
     monkeypatch.setenv("RANK_SIZE", str(size))

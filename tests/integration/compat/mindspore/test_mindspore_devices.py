@@ -24,8 +24,11 @@ from tests.support.messages import refused
 @pytest.mark.checklist("C22")
 def test_op_analyse_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are counted on their device, apart from operators of the host and of other devices."""
-    device = SimulatedDevice(streams=1, kernels_per_second=20_000)
-    monkeypatch.setattr(sources, "choose", lambda options, target: [device])
+
+    def choose(*_: object) -> list[SimulatedDevice]:
+        return [SimulatedDevice(streams=1, kernels_per_second=20_000)]
+
+    monkeypatch.setattr(sources, "choose", choose)
     profiler = Profiler(output_path=tmp_path, start_profile=False)
     profiler.start()
     with sc.span("MatMul-op1", category="cpu_op"):
@@ -40,7 +43,7 @@ def test_op_analyse_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (kernel["op_side"], host["op_side"]) == ("device", "cpu")
     assert kernel["op_occurrences"] == kernels[0].count and kernel["op_total_time(us)"] > 0
     with refused(RuntimeError, name, snapshot=False):
-        profiler.op_analyse(name, device_id=kernels[0].device + 7)
+        profiler.op_analyse(name, device_id=(kernels[0].device or 0) + 7)
 
 
 @pytest.mark.checklist("C22")
