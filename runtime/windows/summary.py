@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 
@@ -107,7 +109,6 @@ def _head(name: str, *numbers: str) -> tuple[Column, ...]:
 _SPAN_NUMBERS = ("Total", "Mean", "Min", "P50", "P95", "P99", "Max")
 _OPTIONAL = ("P99", "Min", "P95", "P50", "Category", "Mean")
 """Columns that a narrow terminal does not have, the first one first."""
-NO_TERMINAL_WIDTH = 1000
 _ELSEWHERE_HEAD = _head("Other processes", "Count", "Self", *_SPAN_NUMBERS)
 _PART_HEAD = (Column("Part of a step", right=False), Column("A step"), Column("Steps %"))
 MOST_ELSEWHERE = 5
@@ -218,8 +219,7 @@ class Summary(Documented, frozen=True):
         """Aligned columns for a terminal. Names are as long as a wide one has room for, else shortened; a narrow one has fewer columns.
         Raises as `render`."""
         name_width = max(NAME_WIDTH, shutil.get_terminal_size().columns - NUMBERS_WIDTH)
-        width = shutil.get_terminal_size((NO_TERMINAL_WIDTH, 24)).columns
-        fit = partial(fitting_table, width=width, optional=_OPTIONAL)
+        fit = partial(fitting_table, width=_widest(), optional=_OPTIONAL)
         return self._text(sort_by, top, fit, (_shortener(name_width), _shortener(CATEGORY_WIDTH)), "{}")
 
     def markdown(self, sort_by: str = "self", top: int | None = 20) -> str:
@@ -329,6 +329,15 @@ class Summary(Documented, frozen=True):
         if instants:
             parts.append(table(_INSTANT_HEAD, [label(row) for row in instants]))
         return "\n\n".join(parts) + "\n"
+
+
+def _widest() -> int:
+    """Columns of the terminal, if there is one."""
+    streams: tuple[TextIO | None, TextIO | None] = sys.stdout, sys.stderr
+    with contextlib.suppress(ValueError):  # the program has closed one
+        if any(stream is not None and stream.isatty() for stream in streams):
+            return shutil.get_terminal_size().columns
+    return sys.maxsize
 
 
 def _rows(aggregates: _core.Aggregates) -> list[SummaryRow]:

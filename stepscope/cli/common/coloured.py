@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -21,7 +21,8 @@ _STYLES = {
 
 def print_result(text: str) -> None:
     """Prints a text on standard output, in colour if that is a terminal that shows some."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+    stream: TextIO | None = sys.stdout  # it is None where it was closed when the process began
+    if stream is None or not stream.isatty() or os.environ.get("NO_COLOR"):
         print(text)
         return
     from rich.console import Console

@@ -54,6 +54,6 @@ def test_the_answer_of_a_page_for_programs(tmp_path: Path) -> None:
     done = stepscope("report", "run", "--json", "-o", "page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["written"] == "page.html" and (tmp_path / "page.html").read_text().endswith("</html>\n")
+    assert found["written"] == "page.html" and (tmp_path / "page.html").read_text().endswith("</html>")
     answer = json.loads(stepscope("explain", "run", "--json", cwd=tmp_path).stdout)
     assert found["answer"]["verdict"] == answer["verdict"] and found["answer"].keys() == answer.keys()
