@@ -23,8 +23,8 @@ examples:
   stepscope explain runs/exp1 --json     for programs
   stepscope explain host.pt.trace.json   what torch.profiler has saved
 
-exit codes: 0 explained, 1 failed, 2 wrong usage, 3 explained, but without recordings that could not be read, which are named,
-4 there is no such window
+exit codes: 0 explained, 1 failed, 2 wrong usage, 3 explained, but without recordings that could not be read, which are
+named, 4 there is no such window
 """
 
 

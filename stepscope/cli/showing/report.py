@@ -20,8 +20,8 @@ examples:
 
 The page is one file that loads nothing: open it in a browser, or send it to somebody.
 
-exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings that could not be read, which are named,
-4 there is no such window
+exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings that could not be read, which are
+named, 4 there is no such window
 """
 
 

@@ -31,8 +31,8 @@ examples:
 
 A recording that was analysed before is skipped, unless its raw data were kept: then a second result is put beside it.
 
-exit codes: 0 everything was analysed, 1 something failed or there is nothing to analyse, 2 wrong usage, 3 analysed, but without
-recordings that could not be read, which are named
+exit codes: 0 everything was analysed, 1 something failed or there is nothing to analyse, 2 wrong usage, 3 analysed, but
+without recordings that could not be read, which are named
 """
 
 

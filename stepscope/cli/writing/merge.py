@@ -36,8 +36,8 @@ examples:
 
 All times are by the collector's clock. The report and the output state the possible error.
 
-exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings that could not be read, which are named,
-4 there is no such window
+exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings that could not be read, which are
+named, 4 there is no such window
 """
 
 
