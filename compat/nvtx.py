@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Never, Protocol, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from stepscope.backends.torch.compile import substitute
 from stepscope.runtime import _core
 from stepscope.runtime.loop_threads.own_threads import is_own
 from stepscope.runtime.settings.arguments import got
-from stepscope.runtime.settings.validation import did_you_mean
+from stepscope.runtime.settings.validation import check_names, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,6 +42,9 @@ def _arguments(domain: str | None, color: Color, category: Category, payload: Pa
     return {key: value for key, value in made.items() if value is not None}
 
 
+_NAMES = ("message", "color", "domain", "category", "payload")
+
+
 class Annotation(Protocol):
     """A span, for `with` and as a decorator."""
 
@@ -58,6 +61,7 @@ def annotate(
     domain: str | None = None,
     category: Category = None,
     payload: Payload = None,
+    **unknown: Never,
 ) -> Annotation:
     """A span, for `with` and as a decorator of functions, coroutine functions and generator functions.
 
@@ -69,8 +73,10 @@ def annotate(
         payload: a number, or a list of them; an argument.
 
     Raises:
-        TypeError: if message or domain is no str.
+        TypeError: if message or domain is no str, or for an unknown argument.
     """
+    if unknown:
+        check_names("annotate", unknown, _NAMES)
     if domain is None and color is None and category is None and payload is None and message is not None:
         return _span(message)
     arguments = _arguments(domain, color, category, payload)
@@ -102,8 +108,11 @@ def mark(
     domain: str | None = None,
     category: Category = None,
     payload: Payload = None,
+    **unknown: Never,
 ) -> None:
     """An instant. Arguments and errors are those of `annotate`."""
+    if unknown:
+        check_names("mark", unknown, _NAMES)
     _core.instant(message or "", **_arguments(domain, color, category, payload))
 
 

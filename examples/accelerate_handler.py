@@ -7,13 +7,12 @@
 
 from __future__ import annotations
 
-# Before torch: operators can arrive live only if stepscope was there first.
-import stepscope as sc  # isort: skip
+# Before torch: its operators arrive live then, which costs less.
+import stepscope as sc
+from stepscope.accelerate import AccelerateRun, StepscopeProfileKwargs, StepscopeTracker
 
 import torch
 from accelerate import Accelerator
-
-from stepscope.accelerate import AccelerateRun, StepscopeProfileKwargs, StepscopeTracker
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 
+import stepscope as sc
+
 import torch
 from torch.utils.data import DataLoader, Dataset
-
-import stepscope as sc
 
 
 class Images(Dataset[torch.Tensor]):

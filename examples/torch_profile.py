@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 # Was: from torch.profiler import ...
-from stepscope.torch import ProfilerActivity, View, profile, record_function, schedule  # isort: skip
+from stepscope.torch import ProfilerActivity, View, profile, record_function, schedule
 
 import torch
 from torch import nn

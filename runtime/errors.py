@@ -18,7 +18,7 @@ StepscopeError
 """
 
 INCOMPLETE = 3
-"""Exit code of `stepscope merge` and `recover`: done, but something could not be read, which is named."""
+"""Exit code of commands that read several recordings: done, but something could not be read, which is named."""
 
 
 class StepscopeError(Exception):

@@ -24,6 +24,7 @@ from stepscope.compat.mindspore.monitor.dynamic_monitor import DynamicProfilerMo
 from stepscope.compat.mindspore.mstx import mstx
 from stepscope.compat.mindspore.options.enums import (
     AicoreMetrics,
+    AnalysisMode,
     ExportType,
     HostSystem,
     ProfilerActivity,
@@ -43,6 +44,7 @@ EnvProfiler.init_profiler()
 __all__ = [
     "AicoreMetrics",
     "Analysis",
+    "AnalysisMode",
     "DynamicProfilerArgs",
     "DynamicProfilerMonitor",
     "EnvProfiler",

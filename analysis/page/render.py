@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from stepscope.analysis.explain import judge
 from stepscope.analysis.findings import Answer
 from stepscope.analysis.page.content import Content, content_of, parts_of_step, parts_table, shortened
-from stepscope.analysis.reading.recording import load
+from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.tables.allocations import human_bytes, memory_text
 from stepscope.analysis.tables.devices import idlest, meanwhile_of, use_of
 from stepscope.analysis.tables.flops import flops_text, human_flops
@@ -42,12 +42,17 @@ def report_html(path: str | os.PathLike[str], window: int | None = None, *, peak
         FileNotFoundError: if there is nothing of that name.
         FormatError: if there is no recording, or no such window (`NoWindowError`).
     """
-    recording = load(path, None if window is None else (window,))
+    return page_of(load(path, None if window is None else (window,)), window, peak_flops)[0]
+
+
+def page_of(recording: Recording, window: int | None, peak_flops: float | None) -> tuple[str, Answer]:
+    """The page of a recording, and the answer that is on it. Arguments and errors are those of `report_html`."""
     if window is not None:
         recording.select(window)
     recording.declare_peak(peak_flops)
     summaries = [RankSummary(rank) for rank in recording.ranks]
-    return render(content_of(recording, summaries, judge(recording, summaries)))
+    answer = judge(recording, summaries)
+    return render(content_of(recording, summaries, answer)), answer
 
 
 def render(content: Content) -> str:

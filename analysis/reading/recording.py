@@ -41,6 +41,7 @@ class Rank:
 
     Attributes:
         rank: its number in the job; `None` if it had none.
+        world_size: number of the job's ranks; `None` if that is not known.
         name: of its profiler.
         host: on which it ran.
         pid: of the process.
@@ -69,6 +70,7 @@ class Rank:
         """Args: of one run; numbers of the windows that are read, by default all. Those without an end are read anyway."""
         found, *others = recordings
         self.rank = found.run.rank
+        self.world_size = found.run.world_size
         self.name = found.run.name
         self.host = found.run.host
         self.pid = found.run.pid
@@ -185,12 +187,14 @@ class Recording:
         path: what was asked for.
         ranks: by their number; processes without one in the order of their start.
         notes: what could not be used, and why.
+        unreadable: of these, the recordings that could not be read.
     """
 
-    def __init__(self, path: Path, ranks: list[Rank], notes: list[str]) -> None:
+    def __init__(self, path: Path, ranks: list[Rank], notes: list[str], unreadable: Sequence[str] = ()) -> None:
         self.path = path
         self.ranks = ranks
         self.notes = notes
+        self.unreadable = tuple(unreadable)
 
     def __repr__(self) -> str:
         return f"<Recording {str(self.path)!r}: {human_count(len(self.ranks), 'process', 'es')}>"
@@ -286,13 +290,14 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
         gathered = gather([place, *newest], lambda: Path(room))
         found = [one for one in gathered.recordings if one.path not in (*older, *others)]
-        problems = [*map(str, gathered.unreadable), *gathered.notes]
+        unreadable = [str(one) for one in gathered.unreadable if Path(one.path) not in (*older, *others)]
+        problems = [*unreadable, *gathered.notes]
         problems += [f"{path} is of an earlier run: name it to read it" for path in older]
         if not found and place.is_dir():
-            traces, notes = traces_below(place)
+            traces, damaged, notes = traces_below(place)
             if traces:
-                return Recording(place, list(traces), [*problems, *notes])
-            problems += notes
+                return Recording(place, list(traces), [*problems, *damaged, *notes], [*unreadable, *damaged])
+            problems += [*damaged, *notes]
         if not found:
             why = f": {problems[0]}" if problems else ""
             raise FormatError(f"there is no recording in {str(place)!r}{why}")
@@ -301,7 +306,7 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
         for one in found:
             processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
         ranks = [Rank(*one, only=only) for one in processes.values()]
-    return Recording(place, ranks, [*several, *_recoverable(found), *problems])
+    return Recording(place, ranks, [*several, *_recoverable(found), *problems], unreadable)
 
 
 def _recoverable(found: list[runs.Recording]) -> list[str]:

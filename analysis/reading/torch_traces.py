@@ -70,16 +70,17 @@ def trace_of(path: Path) -> TraceRank:
         raise FormatError(f"{error}; if stepscope wrote it, name the directory of its run{where}") from error
 
 
-def traces_below(directory: Path) -> tuple[list[TraceRank], list[str]]:
-    """The traces in a directory and below, by rank; and which files cannot be used, and why."""
+def traces_below(directory: Path) -> tuple[list[TraceRank], list[str], list[str]]:
+    """The traces in a directory and below, by rank; which files cannot be read, and why; and what cannot be compared."""
+    damaged: list[str] = []
     notes: list[str] = []
     groups: dict[tuple[int | None, str], list[KinetoFile]] = {}
     for path in _files(directory):
         try:
             trace = _opened(path)
         except (FormatError, OSError) as error:
-            if path.name.lower().endswith(OF_TORCH) and len(notes) < MOST_NOTES:
-                notes.append(str(error))
+            if path.name.lower().endswith(OF_TORCH) and len(damaged) < MOST_NOTES:
+                damaged.append(str(error))
             continue
         cycle = _CYCLE.match(path.name)
         worker = str(path.parent / (cycle["worker"] if cycle else path.name))
@@ -89,7 +90,7 @@ def traces_below(directory: Path) -> tuple[list[TraceRank], list[str]]:
     numbers = [rank.rank for rank in ranks if rank.rank is not None]
     if len(set(numbers)) < len(numbers):
         notes.append("several traces are of the same rank: they may be of different jobs, which cannot be compared")
-    return ranks, notes
+    return ranks, damaged, notes
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -55,7 +55,7 @@ class MindSporeBackend:
     read on another thread. Two windows that follow each other directly are recorded apart. At the borders of windows
     MindSpore is waited for, unless `synchronize` is off: without, what runs behind the program's back lands in the next
     window, or in none. A graph goes on after its call has returned, also on the CPU: whoever ends a step or a window calls
-    `settle()` before, so that what runs until then is in it.
+    `wait_for_operators()` before, so that what runs until then is in it.
 
     Args:
         operators: record operators.
@@ -137,7 +137,7 @@ class MindSporeBackend:
         """The detail of windows that begin from now on."""
         self._wanted = {what: chosen.get(what, on) for what, on in self._made_for.items()}
 
-    def settle(self) -> None:
+    def wait_for_operators(self) -> None:
         """Waits, on the CPU and while it records, until MindSpore has run what it was given.
 
         The next graph would wait for the one before it in any case. On other devices nothing is waited for: what runs there

@@ -86,7 +86,7 @@ def merged(format: str) -> Download:
     """A window of all ranks of a job, as `stepscope merge` writes it."""
 
     def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
-        chosen = [] if window is None else ["--window", str(window), "--of", sources[0].path.parent.name]
+        chosen = [] if window is None else ["--window", str(window), "--windows-of", sources[0].path.parent.name]
         chosen += [f"--job={sources[0].job}"] if sources[0].job else []
         # A command line has room for some ten thousand sources.
         listed = target.absolute().with_name(f"{target.name}.sources")

@@ -16,7 +16,7 @@ from stepscope.compat.frameworks.accelerate_run import AccelerateRun
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.compat.torch.activities import choose
 from stepscope.compat.torch.results import View
-from stepscope.compat.torch.windows.cycle import TorchFlags
+from stepscope.compat.torch.windows.finished_window import TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
 from stepscope.runtime.schedule.schedule import schedule

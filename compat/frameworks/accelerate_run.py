@@ -13,10 +13,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from stepscope.backends.base import Backend
-from stepscope.compat.frameworks.loop import Loop, Traced, guarded
+from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopSettings
 from stepscope.compat.torch.results import Results, View, export_facts
-from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
+from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import LatestResults
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
@@ -34,7 +34,7 @@ MAX_DURATIONS = 100_000
 """Number of latest step durations that `metrics` covers."""
 
 
-class AccelerateRun(Traced, Results):
+class AccelerateRun(TracingCallback, Results):
     """One `with accelerator.profile(...)`: what is done in it is a run, whose steps `step()` counts.
 
     Tables, events and stacks are of all windows that have ended, where torch's profiler has the last one's; they are
@@ -58,7 +58,7 @@ class AccelerateRun(Traced, Results):
             weakref.finalize(self, results.release)
         self._journal: JournalExporter | None = None
         self._ready = ready
-        self._done: list[Cycle] = []
+        self._done: list[FinishedWindow] = []
         self._durations: list[int] = []
         options = settings.options or Options()
         if options.journal:
@@ -80,28 +80,28 @@ class AccelerateRun(Traced, Results):
         self._open()
         return self
 
-    @guarded
+    @stores_errors
     def _open(self) -> None:
         self.loop.open("profile")
 
-    @guarded
+    @stores_errors
     def step(self) -> None:
         """Ends a step."""
         self.loop.step()
 
-    @guarded
+    @stores_errors
     def add_metadata(self, key: str, value: Any) -> None:
         """Adds a fact to every output."""
         if self.loop.profiler is not None:
             self.loop.profiler.add_metadata(key, value)
 
-    @guarded
+    @stores_errors
     def add_metadata_json(self, key: str, value: str) -> None:
         """The same for a fact that is JSON text."""
         if self.loop.profiler is not None:
             self.loop.profiler.add_metadata_json(key, value)
 
-    @guarded
+    @stores_errors
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
         """Writes all that was recorded, every window, to a file; after the `with`, any number of times.
 
@@ -145,30 +145,30 @@ class AccelerateRun(Traced, Results):
 
     # Results
 
-    def _cycles(self) -> Sequence[Cycle]:
+    def _finished_windows(self) -> Sequence[FinishedWindow]:
         profiler = self.loop.profiler
         if profiler is not None and self.loop.stage:
             profiler.flush()
         return tuple(self._done)
 
-    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+    def facts(self, finished: FinishedWindow) -> Mapping[str, Any]:
         profiler = self.loop.profiler
-        return export_facts(cycle, {} if profiler is None else profiler.metadata)
+        return export_facts(finished, {} if profiler is None else profiler.metadata)
 
     def _window(self, window: Window) -> None:
         """Called off the training thread, once for each window."""
         more = [step.end_ns - step.start_ns for step in window.steps]
         self._durations = [*self._durations, *more][-MAX_DURATIONS:]
-        cycle = self._cycle_of(window)
-        self._done.append(cycle)
+        finished = self._finished(window)
+        self._done.append(finished)
         profiler = self.loop.profiler
         if self._ready is not None and profiler is not None:
-            self._ready(View(self, (cycle,), profiler.current_action))
+            self._ready(View(self, (finished,), profiler.current_action))
 
-    def _cycle_of(self, window: Window) -> Cycle:
+    def _finished(self, window: Window) -> FinishedWindow:
         profiler, journal = self.loop.profiler, self._journal
         steps = profiler is not None and (profiler.schedule is not always or profiler.keep_last is not None)
-        return Cycle(
+        return FinishedWindow(
             torch_flags=replace(self._torch_flags, steps=steps),
             window=window,
             journal=None if journal is None else journal.path,

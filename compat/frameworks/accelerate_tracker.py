@@ -8,12 +8,12 @@ from typing import Any
 from accelerate.tracking import GeneralTracker  # type: ignore[import-untyped]
 
 from stepscope.compat.frameworks.accelerate import StepscopeProfileKwargs
-from stepscope.compat.frameworks.loop import Loop, Traced, guarded
+from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopSettings
 from stepscope.runtime.profiler import Profiler
 
 
-class StepscopeTracker(Traced, GeneralTracker):  # type: ignore[misc]
+class StepscopeTracker(TracingCallback, GeneralTracker):  # type: ignore[misc]
     """To be given as `Accelerator(log_with=[StepscopeTracker(handler)])`.
 
     Numbers that are logged become counters of the trace, and the configuration of `init_trackers` its metadata, of
@@ -39,7 +39,7 @@ class StepscopeTracker(Traced, GeneralTracker):  # type: ignore[misc]
         run = None if self.handler is None else self.handler.last
         return None if run is None else run.profiler
 
-    @guarded
+    @stores_errors
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Adds the configuration to the metadata of the handler's runs, the one that is open included."""
         if self.handler is None:
@@ -49,7 +49,7 @@ class StepscopeTracker(Traced, GeneralTracker):  # type: ignore[misc]
         if self.tracker is not None:
             self.tracker.add_metadata("configuration", dict(values))
 
-    @guarded
+    @stores_errors
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Records numbers as counters, at this time; texts are left out."""
         self.loop.counters({name: value for name, value in values.items() if isinstance(value, int | float)})

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stepscope.backends.torch.kineto.trace_files import ChromeFilesBackend
 from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.composer_schedule import BatchSchedule, our_action
-from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
+from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors, torch_operators
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
 from stepscope.runtime.schedule.action import ProfilerAction
@@ -29,7 +29,7 @@ else:
         raise_missing(error, "composer", "Composer", "mosaicml")
 
 
-class StepscopeTraceHandler(Traced, _TraceHandler):
+class StepscopeTraceHandler(TracingCallback, _TraceHandler):
     """To be given as `composer.profiler.Profiler(schedule=..., trace_handlers=[StepscopeTraceHandler()])`.
 
     Then its schedule is followed, its markers become spans, instants and counters, and what its `TorchProfiler` wrote to
@@ -69,11 +69,11 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
 
     # the trainer's events
 
-    @guarded
+    @stores_errors
     def after_load(self, state: Any, logger: Any) -> None:
         self.resumption_batch_idx = int(state.timestamp.batch_in_epoch)
 
-    @guarded
+    @stores_errors
     def fit_start(self, state: Any, logger: Any) -> None:
         self._state = state
         run_name = str(getattr(state, "run_name", None) or "composer")
@@ -92,38 +92,38 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
         )
         self.loop.open("fit", step=int(state.timestamp.batch), epoch=int(state.timestamp.epoch))
 
-    @guarded
+    @stores_errors
     def epoch_start(self, state: Any, logger: Any) -> None:
         self.loop.enter("epoch", epoch=int(state.timestamp.epoch))
 
-    @guarded
+    @stores_errors
     def before_forward(self, state: Any, logger: Any) -> None:
         self.loop.exit("micro_step")
         self.loop.enter("micro_step", batch=int(state.timestamp.batch))
 
-    @guarded
+    @stores_errors
     def after_backward(self, state: Any, logger: Any) -> None:
         self.loop.exit("micro_step")
 
-    @guarded
+    @stores_errors
     def batch_end(self, state: Any, logger: Any) -> None:
         self.loop.exit("micro_step")
         self.loop.step()
 
-    @guarded
+    @stores_errors
     def epoch_end(self, state: Any, logger: Any) -> None:
         self.loop.exit("epoch")
         self.loop.step("epoch")
 
-    @guarded
+    @stores_errors
     def eval_start(self, state: Any, logger: Any) -> None:
         self.loop.enter("eval")
 
-    @guarded
+    @stores_errors
     def eval_end(self, state: Any, logger: Any) -> None:
         self.loop.exit("eval")
 
-    @guarded
+    @stores_errors
     def close(self, state: Any, logger: Any) -> None:
         self.loop.close()
         self._state = None
@@ -143,7 +143,7 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
 
     # the events of Composer's profiler
 
-    @guarded
+    @stores_errors
     def process_duration_event(
         self,
         name: str,
@@ -158,14 +158,14 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
         else:
             self.loop.exit(name)
 
-    @guarded
+    @stores_errors
     def process_instant_event(
         self, name: str, categories: Sequence[str], timestamp: Any, wall_clock_time_ns: int
     ) -> None:
         """Records an instant."""
         instant(name, category="composer", categories=",".join(categories), batch=int(timestamp.batch))
 
-    @guarded
+    @stores_errors
     def process_counter_event(
         self,
         name: str,
@@ -177,7 +177,7 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
         """Records each value as a counter, named `name/key`."""
         self.loop.counters({f"{name}/{key}": value for key, value in values.items()})
 
-    @guarded
+    @stores_errors
     def process_chrome_json_trace_file(self, filepath: str | Path) -> None:
         """Adds what a file of torch's profiler holds to the window that is open; read in the background."""
         if self._files is not None:

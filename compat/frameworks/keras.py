@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.compat.frameworks import raise_missing
-from stepscope.compat.frameworks.loop import Loop, Traced, guarded
+from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.schedule.schedule import Schedule, schedule
 
@@ -29,29 +29,29 @@ Logs = Mapping[str, Any] | None
 def _hooks(stage: str, name: str) -> tuple[Callable[..., None], ...]:
     """Hooks of the begin of a stage, of the begin and end of a batch, whose span has a name, and of the stage's end."""
 
-    @guarded
+    @stores_errors
     def begin(callback: StepscopeCallback, logs: Logs = None) -> None:
         if callback.loop.stage == "fit":
             callback.loop.enter(stage)
         else:
             callback.loop.open(stage)
 
-    @guarded
+    @stores_errors
     def begin_batch(callback: StepscopeCallback, batch: int, logs: Logs = None) -> None:
         callback.loop.enter(name, batch=batch)
 
-    @guarded
+    @stores_errors
     def end_batch(callback: StepscopeCallback, batch: int, logs: Logs = None) -> None:
         callback.loop.end_batch(stage, name)
 
-    @guarded
+    @stores_errors
     def end(callback: StepscopeCallback, logs: Logs = None) -> None:
         callback.loop.end_stage(stage)
 
     return begin, begin_batch, end_batch, end
 
 
-class StepscopeCallback(Traced, _Callback):
+class StepscopeCallback(TracingCallback, _Callback):
     """To be given as `model.fit(..., callbacks=[StepscopeCallback()])`, and to `evaluate` and `predict` likewise.
 
     Each is a run with steps of its own. In `fit` a step is an update of the weights, numbered from
@@ -97,7 +97,7 @@ class StepscopeCallback(Traced, _Callback):
 
     # training
 
-    @guarded
+    @stores_errors
     def on_train_begin(self, logs: Logs = None) -> None:
         optimizer = getattr(self.model, "optimizer", None)
         self._accumulate = int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
@@ -105,7 +105,7 @@ class StepscopeCallback(Traced, _Callback):
         self._batches = _number(getattr(optimizer, "_iterations", 0)) % self._accumulate
         self._begins = True
 
-    @guarded
+    @stores_errors
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         if self._begins:  # here, as only this says the epoch's number: `initial_epoch` may be any
             self._begins = False
@@ -113,11 +113,11 @@ class StepscopeCallback(Traced, _Callback):
             self.loop.open("fit", step=_number(getattr(optimizer, "iterations", 0)), epoch=epoch)
         self.loop.enter("epoch", epoch=epoch)
 
-    @guarded
+    @stores_errors
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self.loop.enter("micro_step", batch=batch)
 
-    @guarded
+    @stores_errors
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self.loop.exit("micro_step")
         self._batches += 1
@@ -125,13 +125,13 @@ class StepscopeCallback(Traced, _Callback):
             self._batches = 0
             self.loop.step()
 
-    @guarded
+    @stores_errors
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self.loop.exit("epoch")
         self.loop.counters(logs or {})
         self.loop.step("epoch")
 
-    @guarded
+    @stores_errors
     def on_train_end(self, logs: Logs = None) -> None:
         self.loop.close()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from stepscope.compat.frameworks.lightning_base import Callback, LightningModule, Trainer, log_directory, placement
-from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
+from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors, torch_operators
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 
 
@@ -19,31 +19,31 @@ def _open(callback: StepscopeCallback, stage: str, trainer: Trainer, **first: in
 def _hooks(stage: str, name: str) -> tuple[Callable[..., None], ...]:
     """Hooks of the begin of a stage, of the begin and end of a batch, whose span has a name, and of the stage's end."""
 
-    @guarded
+    @stores_errors
     def start(callback: StepscopeCallback, trainer: Trainer, module: LightningModule) -> None:
         if trainer.state.fn == stage:
             _open(callback, stage, trainer)
         elif not trainer.sanity_checking:
             callback.loop.enter(stage, epoch=int(trainer.current_epoch))
 
-    @guarded
+    @stores_errors
     def start_batch(
         callback: StepscopeCallback, trainer: Trainer, module: LightningModule, batch: Any, index: int, loader: int = 0
     ) -> None:
         callback.loop.enter(name, batch=index)
 
-    @guarded
+    @stores_errors
     def end_batch(callback: StepscopeCallback, trainer: Trainer, module: LightningModule, *batch: Any) -> None:
         callback.loop.end_batch(stage, name)
 
-    @guarded
+    @stores_errors
     def end(callback: StepscopeCallback, trainer: Trainer, module: LightningModule) -> None:
         callback.loop.end_stage(stage)
 
     return start, start_batch, end_batch, end
 
 
-class StepscopeCallback(Traced, Callback):
+class StepscopeCallback(TracingCallback, Callback):
     """Traces `fit`, and `validate`, `test` and `predict` by themselves, each as a run with steps of its own.
 
     A step of `fit` is an update of the weights, numbered from `trainer.global_step` at the begin, so a resumed training
@@ -69,20 +69,20 @@ class StepscopeCallback(Traced, Callback):
 
     # fit
 
-    @guarded
+    @stores_errors
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._updates = int(trainer.global_step)
         _open(self, "fit", trainer, step=self._updates, epoch=int(trainer.current_epoch))
 
-    @guarded
+    @stores_errors
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.loop.enter("epoch", epoch=int(trainer.current_epoch))
 
-    @guarded
+    @stores_errors
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.loop.enter("micro_step", epoch=int(trainer.current_epoch), batch=batch_idx)
 
-    @guarded
+    @stores_errors
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -92,12 +92,12 @@ class StepscopeCallback(Traced, Callback):
             self._updates = updates
             self.loop.step()
 
-    @guarded
+    @stores_errors
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.loop.exit("epoch")
         self.loop.step("epoch")
 
-    @guarded
+    @stores_errors
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.loop.close()
 
@@ -111,10 +111,10 @@ class StepscopeCallback(Traced, Callback):
 
     # ends
 
-    @guarded
+    @stores_errors
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.loop.close(exception)
 
-    @guarded
+    @stores_errors
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.loop.close()

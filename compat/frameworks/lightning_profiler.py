@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from stepscope.compat.frameworks.lightning_base import Profiler, log_directory, placement
-from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
+from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors, torch_operators
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class _Role(enum.Enum):
     ENDS_EPOCH = enum.auto()
 
 
-class StepscopeProfiler(Traced, Profiler):
+class StepscopeProfiler(TracingCallback, Profiler):
     """To be given as `Trainer(profiler=StepscopeProfiler())`.
 
     Each stage (`fit`, `validate`, `test`, `predict`) is a run with steps of its own: in `fit` a step is an update of the
@@ -80,7 +80,7 @@ class StepscopeProfiler(Traced, Profiler):
 
     # what the Trainer calls
 
-    @guarded
+    @stores_errors
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         self.loop.close()
         super().setup(getattr(stage, "value", stage), local_rank, log_dir)
@@ -88,14 +88,14 @@ class StepscopeProfiler(Traced, Profiler):
         # The caller may be handling an exception that has nothing to do with this training.
         self._before = sys.exception()
 
-    @guarded
+    @stores_errors
     def start(self, action_name: str) -> None:
         if not self.loop.stage and self._role(action_name) is _Role.OPENS:
             self._open()
         trainer = self._trainer() if action_name == EPOCH else None
         self.loop.enter(action_name, **({} if trainer is None else {"epoch": int(trainer.current_epoch)}))
 
-    @guarded
+    @stores_errors
     def stop(self, action_name: str) -> None:
         if not self.loop.exit(action_name) or not self.loop.stage:
             return
@@ -117,7 +117,7 @@ class StepscopeProfiler(Traced, Profiler):
             return ""
         return f"{(self._stage or '').upper()} profile of stepscope, in {profiler.output.path}\n{profiler.summary()}\n"
 
-    @guarded
+    @stores_errors
     def describe(self) -> None:
         """Ends the run and logs its table."""
         self._before = None
@@ -127,7 +127,7 @@ class StepscopeProfiler(Traced, Profiler):
     def teardown(self, stage: str | None) -> None:
         """Ends the run. Lightning calls it when the object is deleted, too."""
         if "loop" in self.__dict__:  # not if making it failed
-            guarded(_teardown)(self, stage)
+            stores_errors(_teardown)(self, stage)
 
     # steps
 

@@ -48,7 +48,7 @@ class Loop:
 
     Each run is a profiler with a step counter of its own. Nothing of it is held before the first `open`, and a copy,
     pickled or deep, has the settings only: frameworks send callbacks to other processes. Methods raise what goes wrong;
-    hooks are wrapped by `guarded`, which keeps it.
+    hooks are wrapped by `stores_errors`, which keeps it.
 
     Args:
         settings: what to record.
@@ -287,7 +287,7 @@ def _kind(value: object) -> str:
         return name
 
 
-class Traced:
+class TracingCallback:
     """The base of every callback: its loop, profiler and errors.
 
     A context manager, for frameworks that do not tell callbacks of an exception: leaving closes the run.
@@ -323,11 +323,11 @@ class Traced:
             self.loop.store_error(problem)
 
 
-def guarded(hook: Hook) -> Hook:
-    """Keeps what a hook of a `Traced` raises: the loop that is traced never sees it."""
+def stores_errors(hook: Hook) -> Hook:
+    """Keeps what a hook of a `TracingCallback` raises: the loop that is traced never sees it."""
 
     @functools.wraps(hook)
-    def run(self: Traced, /, *args: Any, **kwargs: Any) -> None:
+    def run(self: TracingCallback, /, *args: Any, **kwargs: Any) -> None:
         try:
             hook(self, *args, **kwargs)
         except Exception as error:

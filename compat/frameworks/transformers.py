@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from stepscope.compat.frameworks import raise_missing
-from stepscope.compat.frameworks.loop import Loop, Traced, guarded, torch_operators
+from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors, torch_operators
 from stepscope.compat.frameworks.loop_settings import DEFAULT, LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
 from stepscope.runtime.schedule.schedule import Schedule, schedule
@@ -20,7 +20,7 @@ else:
         raise_missing(error, "transformers", "Transformers", "transformers accelerate")
 
 
-class StepscopeCallback(Traced, TrainerCallback):
+class StepscopeCallback(TracingCallback, TrainerCallback):
     """To be given as `Trainer(callbacks=[StepscopeCallback()])`.
 
     A training is a run in `output_dir`/fit. Its steps are updates of the weights, numbered as `state.global_step` was at
@@ -83,50 +83,50 @@ class StepscopeCallback(Traced, TrainerCallback):
 
     # training
 
-    @guarded
+    @stores_errors
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._open("fit", args, step=state.global_step, epoch=int(state.epoch or 0))
 
-    @guarded
+    @stores_errors
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.enter("epoch", epoch=round(state.epoch or 0))
 
-    @guarded
+    @stores_errors
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.enter("micro_step", epoch=int(state.epoch or 0))
 
-    @guarded
+    @stores_errors
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.exit("micro_step")
         self.loop.enter("micro_step", epoch=int(state.epoch or 0))
 
-    @guarded
+    @stores_errors
     def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.exit("micro_step")
         self.loop.enter("optimizer_step")
 
-    @guarded
+    @stores_errors
     def on_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.exit("optimizer_step")
 
-    @guarded
+    @stores_errors
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.exit("micro_step")  # of releases that do not tell of the optimizer
         self.loop.step()
 
-    @guarded
+    @stores_errors
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.exit("micro_step")  # of an epoch that ended among accumulated batches
         self.loop.exit("epoch")
         self.loop.step("epoch")
 
-    @guarded
+    @stores_errors
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loop.close()
 
     # evaluation
 
-    @guarded
+    @stores_errors
     def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.loop.stage == "fit":
             if self.loop.exit("prediction_step"):
@@ -139,11 +139,11 @@ class StepscopeCallback(Traced, TrainerCallback):
         else:
             self._open("evaluate", args, step=1)
 
-    @guarded
+    @stores_errors
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._end_evaluation()
 
-    @guarded
+    @stores_errors
     def on_predict(self, args: TrainingArguments, state: TrainerState, control: Any, *more: Any, **kwargs: Any) -> None:
         self._end_evaluation()
 
@@ -155,7 +155,7 @@ class StepscopeCallback(Traced, TrainerCallback):
 
     # what else is told
 
-    @guarded
+    @stores_errors
     def on_log(
         self,
         args: TrainingArguments,
@@ -166,7 +166,7 @@ class StepscopeCallback(Traced, TrainerCallback):
     ) -> None:
         self.loop.counters({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
 
-    @guarded
+    @stores_errors
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         instant("checkpoint", category="transformers", step=state.global_step)
 

@@ -24,7 +24,7 @@ VARIABLE = "MS_PROFILER_OPTIONS"
 class EnvProfiler:
     """Records if MS_PROFILER_OPTIONS, a JSON object, has `"start": true`; its other keys are options of `Profiler`.
 
-    A variable that cannot be followed is said in the log, with the reason, and training goes on without a profiler.
+    Where a variable cannot be followed, the log has the reason, and training goes on without a profiler.
     """
 
     profiler: Profiler | None = None

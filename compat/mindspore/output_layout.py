@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,12 @@ METADATA = "dynamic_profiler"
 STEPS_PER_CALL = "steps_per_call"
 """Steps of training for each step of the trace: more than one where a callback is called once for a group."""
 
-_NAME = re.compile(r"rank(\d+)_start\d+_stop\d+")
+_NAME = re.compile(r"rank(\d+)_start\d+_stop\d+(?:_(.+))?")
+
+_DEVICE = re.compile(r"_(?:cpu|gpu)_ms(-\d+)?$")
+
+PRODUCTS_OF = "products_of"
+"""Key of `profiler_info_<rank>.json` in a directory with products only: the name of the directory that was recorded."""
 
 RAW = "FRAMEWORK"
 """Directory of raw data in that of a window: the journal of stepscope."""
@@ -62,15 +68,34 @@ def new_directory(output_path: str | os.PathLike[str], worker: str | None, devic
         ProfilerIOException: if it cannot be made; says where and why.
     """
     base = Path(output_path)
-    now = datetime.datetime.now(datetime.UTC)
-    stamp = f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03}"
-    name = f"{worker or this_host()}_{os.getpid()}_{stamp}_{device.lower()}_ms"
+    name = window_name(worker or this_host(), os.getpid(), time.time_ns(), device)
     try:
         base.mkdir(parents=True, exist_ok=True)
         return make_numbered(base, name).resolve()
     except OSError as error:
         text = f"cannot write below {base}: {error.strerror}; choose another output_path"
         raise ProfilerIOException(error.errno, text) from error
+
+
+def window_name(worker: str, pid: int, wall_ns: int, device: str) -> str:
+    """`<worker>_<pid>_<UTC, to the ms>_<device>_ms`."""
+    at = datetime.datetime.fromtimestamp(wall_ns // 1_000_000_000, datetime.UTC)
+    return f"{worker}_{pid}_{at:%Y%m%d%H%M%S}{wall_ns // 1_000_000 % 1000:03}_{device.lower()}_ms"
+
+
+def ascend_directory(window: Path) -> Path:
+    """Makes the directory beside that of a window that has MindSpore's name, if that is another one, with the window's facts."""
+    name = _DEVICE.sub(r"_ascend_ms\1", window.name)
+    if name == window.name:
+        return window
+    place = window.with_name(name)
+    place.mkdir(mode=0o700, exist_ok=True)
+    for facts in sorted(window.glob("*.json")):
+        values: Any = json.loads(facts.read_bytes())
+        if facts.name.startswith("profiler_info_"):
+            values[PRODUCTS_OF] = window.name
+        write_json(place / facts.name, values)
+    return place
 
 
 def make_numbered(base: Path, name: str) -> Path:
@@ -159,7 +184,7 @@ def named_after(directory: Path, window: Window | None, below: Path) -> Path:
     steps = [step.number for step in window.steps]
     steps = steps if window.complete or len(steps) == 1 else steps[:-1]
     last = steps[0] + len(steps) * _steps_per_call(directory) - 1
-    right = directory.parent.with_name(recorded_name(int(name[1]), steps[0], last))
+    right = directory.parent.with_name(recorded_name(int(name[1]), steps[0], last, name[2] or ""))
     if right == directory.parent:
         return directory
     try:

@@ -11,13 +11,14 @@ from typing import Any
 from stepscope.compat.mindspore.analysis import offline
 from stepscope.compat.mindspore.analysis.analysis import Analysis, WindowAnalysis
 from stepscope.compat.mindspore.analysis.background import analysis_thread
+from stepscope.compat.mindspore.options.enums import AnalysisMode
 from stepscope.compat.mindspore.options.options import read_options
 from stepscope.compat.mindspore.products.operators import OperatorRow, OperatorTable, find_operators, operators_as_json
 from stepscope.compat.mindspore.recording.recording import Recording, log
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.settings.arguments import got
-from stepscope.runtime.settings.validation import find_invalid_value
+from stepscope.runtime.settings.validation import find_invalid_value, suggesting
 
 
 class Profiler(Recording):
@@ -57,12 +58,13 @@ class Profiler(Recording):
         if read.start_profile and not read.analyse_only:
             self._start()
 
+    @suggesting
     def analyse(
         self,
         offline_path: str | os.PathLike[str] | None = None,
         pretty: bool = False,
         step_list: Iterable[int] | None = None,
-        mode: str = "sync",
+        mode: str | AnalysisMode = "sync",
     ) -> Analysis | None:
         """Stops recording if need be, and makes the products of every window that has none yet.
 
@@ -83,10 +85,9 @@ class Profiler(Recording):
         """
         steps = _read_step_list(step_list)
         _check_pretty(pretty)
-        if mode not in ("sync", "async"):
-            raise ValueError(f"mode must be 'sync' or 'async', got {mode!r}")
+        waits = _read_mode(mode) is AnalysisMode.SYNC_MODE
         if offline_path is not None:
-            if mode == "sync":
+            if waits:
                 return offline.analyse_below(Path(offline_path), self.options, pretty, steps)
             analysis_thread.submit(lambda: offline.analyse_below(Path(offline_path), self.options, pretty, steps))
             return None
@@ -112,7 +113,7 @@ class Profiler(Recording):
             failed += [reason for each in missing for reason in each.result()]
             return Analysis.of(done, steps, failed=failed)
 
-        if mode == "async":
+        if not waits:
             analysis_thread.submit(whole)
             return None
         for end in ends:
@@ -120,12 +121,14 @@ class Profiler(Recording):
         return whole()
 
     @classmethod
+    @suggesting
     def offline_analyse(
         cls,
         path: str | os.PathLike[str],
         pretty: bool = False,
         step_list: Iterable[int] | None = None,
         data_simplification: bool = True,
+        ascend_names: bool = False,
     ) -> Analysis:
         """Makes the products of what was recorded below a path, also by a process that was killed.
 
@@ -133,6 +136,7 @@ class Profiler(Recording):
             path: the directory of a window, or one above, such as the `output_path`.
             pretty, step_list: as for `analyse`.
             data_simplification: delete raw data when the products are complete.
+            ascend_names: ours: put products into directories that end with `_ascend_ms`, where MindSpore's tools look for them.
 
         Returns:
             The products, and the directories that were passed over, with the reason for each.
@@ -143,9 +147,12 @@ class Profiler(Recording):
             RuntimeError: if there is nothing to analyse; says why of every directory that was looked at.
         """
         _check_pretty(pretty)
-        options = read_options({"data_simplification": data_simplification}, "offline_analyse")
+        options = read_options(
+            {"data_simplification": data_simplification, "ascend_names": ascend_names}, "offline_analyse"
+        )
         return offline.analyse_below(Path(path), options, pretty, _read_step_list(step_list))
 
+    @suggesting
     def op_analyse(self, op_name: str | list[str], device_id: int | None = None) -> str:
         """How often operators ran and how long they took, for each shape of their inputs, as JSON.
 
@@ -169,6 +176,7 @@ class Profiler(Recording):
         device = self.target.device_id if device_id is None else device_id
         return operators_as_json({name: self.operators(name, device_id=device_id) for name in names}, device)
 
+    @suggesting
     def operators(
         self,
         op_name: str | None = None,
@@ -218,6 +226,9 @@ class _ExperimentalConfig:
         return {name: value for name, value in vars(self).items() if name != "export_type" or value is not None}
 
 
+setattr(_ExperimentalConfig, "__init__", suggesting(_ExperimentalConfig.__init__))  # noqa: B010  # a dataclass makes it
+
+
 class profile(Recording):
     """Records the steps that a schedule asks for; a context manager, sync and async.
 
@@ -230,6 +241,7 @@ class profile(Recording):
         ProfilerIOException: if it starts at once and nothing can be written to the handler's directory.
     """
 
+    @suggesting
     def __init__(
         self,
         activities: Any = None,
@@ -246,6 +258,10 @@ class profile(Recording):
         on_trace_ready: Any = None,
         experimental_config: _ExperimentalConfig | None = None,
         *,
+        profile_communication: bool = False,
+        peak_flops: float | None = None,
+        ascend_names: bool = False,
+        overhead_budget: float | None = None,
         control: str | os.PathLike[str] | Control | None = None,
     ) -> None:
         """
@@ -254,6 +270,7 @@ class profile(Recording):
             schedule: which steps are recorded; default: all, in one window.
             on_trace_ready: `tensorboard_trace_handler(...)`, which makes the products, or any callable.
             experimental_config: further options.
+            profile_communication, peak_flops, ascend_names, overhead_budget: ours: see `ProfilerOptions`.
             control: ours: as for `stepscope.trace`; without a schedule only requested windows are recorded.
         """
         if experimental_config is not None and not isinstance(experimental_config, _ExperimentalConfig):
@@ -269,6 +286,10 @@ class profile(Recording):
             "pcie": pcie,
             "sync_enable": sync_enable,
             "record_shapes": record_shapes,
+            "profile_communication": profile_communication,
+            "peak_flops": peak_flops,
+            "ascend_names": ascend_names,
+            "overhead_budget": overhead_budget,
             "output_path": None,
         }
         arguments |= {} if experimental_config is None else experimental_config.options()
@@ -276,6 +297,13 @@ class profile(Recording):
         super().__init__(options, schedule, on_trace_ready, who="profile", strict_start=False, control=control)
         if options.start_profile:
             self._start()
+
+
+def _read_mode(mode: object) -> AnalysisMode:
+    for each in AnalysisMode:
+        if mode in (each, each.value):
+            return each
+    raise ValueError(f"mode must be 'sync' or 'async', got {mode!r}")
 
 
 def _check_pretty(value: object) -> None:

@@ -23,6 +23,7 @@ from stepscope.runtime.display.warning import warn
 from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import suggesting
 
 log = logging.getLogger("stepscope")
 
@@ -64,6 +65,7 @@ def set_config(**settings: Any) -> None:
     _recording.configure(checked, frozenset(settings))
 
 
+@suggesting
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     """Begins to record, or stops; any number of times, into the same file.
 
@@ -86,6 +88,7 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
         _recording.stop()
 
 
+@suggesting
 def pause(profile_process: str = "worker") -> None:
     """Records nothing until `resume()`. Pauses nest; the gap is in the trace, and spans across it are cut.
 
@@ -99,6 +102,7 @@ def pause(profile_process: str = "worker") -> None:
         _recording.pause()
 
 
+@suggesting
 def resume(profile_process: str = "worker") -> None:
     """Ends the latest `pause()`; errors are those of that.
 
@@ -110,6 +114,7 @@ def resume(profile_process: str = "worker") -> None:
         _recording.resume()
 
 
+@suggesting
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """Has everything recorded so far in the file, which is complete then, as it is at any other moment.
 
@@ -130,6 +135,7 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
         _recording.dump(bool(finished))
 
 
+@suggesting
 def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:
     """The statistics of everything recorded so far. Changes nothing else.
 

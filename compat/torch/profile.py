@@ -20,9 +20,9 @@ from stepscope.build import trace
 from stepscope.compat.torch.activities import choose, has_torch, members
 from stepscope.compat.torch.results import Results, View, export_facts
 from stepscope.compat.torch.windows.callbacks import Callbacks
-from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
-from stepscope.compat.torch.windows.cycle_hooks import CycleHooks, Observer, observer_of_environment
+from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
+from stepscope.compat.torch.windows.window_hooks import Observer, WindowHooks, observer_of_environment
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
@@ -37,6 +37,7 @@ from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.schedule import PlannedSchedule, ScheduleFunction, always, never
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import suggesting
 from stepscope.runtime.steps.step_controller import step_number
 from stepscope.runtime.windows.window import Window
 
@@ -58,6 +59,7 @@ class profile(Results):
     nothing raises into training, except calls in the wrong order.
     """
 
+    @suggesting
     def __init__(
         self,
         *,
@@ -169,14 +171,14 @@ class profile(Results):
             with_flops=with_flops,
             with_modules=with_modules,
         )
-        self._hooks: CycleHooks | None = None
+        self._hooks: WindowHooks | None = None
         self._journal: JournalExporter | None = None
         self._metadata = Metadata()
         self._current: Profiler | None = None
         self._last_run: Profiler | None = None
         self._errors: list[Exception] = []
         self._callbacks = Callbacks(self._call_back)
-        self._done: tuple[Cycle, ...] = ()
+        self._done: tuple[FinishedWindow, ...] = ()
         self._counts_for_daemon = False
         """Whether Kineto's daemon takes windows of steps, which torch counts for it."""
         self._last_is_empty = False
@@ -294,7 +296,7 @@ class profile(Results):
         else:
             warn("torch is not installed: spans are recorded, and no operators")
         observer, make_id = self.execution_trace_observer, self.custom_trace_id_callback
-        self._hooks = None if observer is None and make_id is None else CycleHooks(observer, make_id)
+        self._hooks = None if observer is None and make_id is None else WindowHooks(observer, make_id)
         return sources if self._hooks is None else [*sources, self._hooks]
 
     # while it runs
@@ -433,37 +435,37 @@ class profile(Results):
         """Identifies the last window; `None` before there is one, also where the profile was never started."""
         return None if self._last_run is None else super().get_trace_id()
 
-    def _cycles(self) -> Sequence[Cycle]:
+    def _finished_windows(self) -> Sequence[FinishedWindow]:
         run = self.run
         if self._current is not None:
             run.flush()
         return self._done
 
-    def _counted(self) -> Sequence[Cycle]:
-        cycles = self._cycles()
+    def _counted(self) -> Sequence[FinishedWindow]:
+        windows = self._finished_windows()
         if not self._last_is_empty or self.acc_events:
-            return cycles
+            return windows
         warn(
             "the last step() began a window in which nothing was recorded: as in torch, events() and key_averages() are of that one; "
             "on_trace_ready gets each window, and with acc_events=True they are of all"
         )
         return ()
 
-    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
-        return export_facts(cycle, self._metadata.snapshot())
+    def facts(self, finished: FinishedWindow) -> Mapping[str, Any]:
+        return export_facts(finished, self._metadata.snapshot())
 
     def _window_ready(self, window: Window) -> None:
         """A window is complete, and in the journal."""
         assert self._journal is not None
         step = self._step_after(window)
-        cycle = Cycle(
+        finished = FinishedWindow(
             torch_flags=self._torch_flags,
             window=window,
             journal=self._journal.path,
             step_num=step,
             trace_id=self._trace_id(window),
         )
-        self._done = (*self._done, cycle) if self.acc_events else (cycle,)
+        self._done = (*self._done, finished) if self.acc_events else (finished,)
         for source in window.ledger.sources.values():
             for why, ns in source.missing.items():
                 log.warning("the profile lacks operators of %s: %s", human_time(ns), why)

@@ -17,7 +17,7 @@ from stepscope.compat.torch.events.function_events import FunctionEvents
 from stepscope.compat.torch.events.profiler_util import build_tree
 from stepscope.compat.torch.events.window_spans import WindowSpans
 from stepscope.compat.torch.windows.chrome_export import export_window
-from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
+from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults, export_memory_timeline
 from stepscope.exporters.files.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
@@ -35,7 +35,7 @@ class Results(ABC):
     post_processing_timeout_s: float | None = None
 
     def __init__(self) -> None:
-        self._built: tuple[Sequence[Cycle], Any] | None = None
+        self._built: tuple[Sequence[FinishedWindow], Any] | None = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -44,19 +44,19 @@ class Results(ABC):
         return getattr(sys.modules.get("torch.profiler"), "profile", type(self))
 
     @abstractmethod
-    def _cycles(self) -> Sequence[Cycle]:
+    def _finished_windows(self) -> Sequence[FinishedWindow]:
         """The windows that count, the last one last.
 
         Raises:
             ProfilerStateError: if the profile was never started.
         """
 
-    def _counted(self) -> Sequence[Cycle]:
+    def _counted(self) -> Sequence[FinishedWindow]:
         """The windows whose events count: none if the last one is empty, as in torch."""
-        return self._cycles()
+        return self._finished_windows()
 
     @abstractmethod
-    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+    def facts(self, finished: FinishedWindow) -> Mapping[str, Any]:
         """Keys of the trace that an export of a window has beside its events."""
 
     def key_averages(
@@ -76,11 +76,11 @@ class Results(ABC):
             BackendError: if torch is not installed.
         """
         _need_torch("key_averages()")
-        cycles = self._counted()
+        windows = self._counted()
         torch_flags = self._torch_flags
         grouped = group_by_input_shape or group_by_stack_n > 0 or group_by_overload_name
         if not (grouped or torch_flags.profile_memory or torch_flags.with_flops or torch_flags.use_device):
-            return averages(WindowSpans(cycle) for cycle in cycles)
+            return averages(WindowSpans(finished) for finished in windows)
         return self.events().key_averages(group_by_input_shape, group_by_stack_n, group_by_overload_name)
 
     def events(self) -> Any:
@@ -93,15 +93,15 @@ class Results(ABC):
             BackendError: if torch is not installed.
         """
         _need_torch("events()")
-        cycles = self._counted()
-        if self._built is None or self._built[0] != cycles:
-            self._built = cycles, self._build(cycles)
+        windows = self._counted()
+        if self._built is None or self._built[0] != windows:
+            self._built = windows, self._build(windows)
         return self._built[1]
 
-    def _build(self, cycles: Sequence[Cycle]) -> Any:
+    def _build(self, windows: Sequence[FinishedWindow]) -> Any:
         seconds = self.post_processing_timeout_s
         deadline = None if seconds is None else clock.now() + round(seconds * 1e9)
-        lists = [FunctionEvents(cycle, deadline).build() for cycle in cycles]
+        lists = [FunctionEvents(finished, deadline).build() for finished in windows]
         if not lists:
             util: Any = import_module("torch.autograd.profiler_util")
             empty = util.EventList([], profile_memory=self._torch_flags.profile_memory)
@@ -123,8 +123,8 @@ class Results(ABC):
             ProfilerStateError: if there is no window yet.
             OutputError: if the file cannot be written.
         """
-        cycle = self._last("a trace")
-        export_window(cycle, Path(path), self.facts(cycle))
+        finished = self._last("a trace")
+        export_window(finished, Path(path), self.facts(finished))
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
         """Writes a line for each operator's stack, outermost first, with its µs: what flame graphs are made of.
@@ -163,8 +163,8 @@ class Results(ABC):
 
     def get_trace_id(self) -> str | None:
         """Identifies the last window; `None` before there is one."""
-        cycles = self._cycles()
-        return cycles[-1].trace_id if cycles else None
+        windows = self._finished_windows()
+        return windows[-1].trace_id if windows else None
 
     # what programs ask of the inner profiler of torch
 
@@ -191,11 +191,11 @@ class Results(ABC):
         """A row for each event; see torch's `EventList.table`."""
         return str(self.events().table(*args, **kwargs))
 
-    def _last(self, what: str) -> Cycle:
-        cycles = self._cycles()
-        if not cycles:
+    def _last(self, what: str) -> FinishedWindow:
+        windows = self._finished_windows()
+        if not windows:
             raise ProfilerStateError(f"there is no window yet to make {what} of: none has ended that holds anything")
-        return cycles[-1]
+        return windows[-1]
 
 
 def _need_torch(what: str) -> None:
@@ -206,13 +206,13 @@ def _need_torch(what: str) -> None:
         )
 
 
-def export_facts(cycle: Cycle, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def export_facts(finished: FinishedWindow, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Facts that an export of a window has beside its events, as torch writes them: the settings, the ranks and the metadata."""
     flags = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
     return {
-        **{flag: 1 for flag in flags if getattr(cycle.torch_flags, flag)},
-        "trace_id": cycle.trace_id,
-        **groups.of_window(cycle.window.end_ns),
+        **{flag: 1 for flag in flags if getattr(finished.torch_flags, flag)},
+        "trace_id": finished.trace_id,
+        **groups.of_window(finished.window.end_ns),
         **metadata,
     }
 
@@ -224,16 +224,16 @@ class View(Results):
     Metadata that is added here belongs to this window alone. Everything else is the profile's own.
     """
 
-    def __init__(self, owner: Results, cycles: Sequence[Cycle], action: ProfilerAction) -> None:
+    def __init__(self, owner: Results, windows: Sequence[FinishedWindow], action: ProfilerAction) -> None:
         """Args: the profile; the windows that count, the last one last; what the step after it does."""
         super().__init__()
         self._owner = owner
-        self._frozen = tuple(cycles)
-        self._torch_flags = cycles[-1].torch_flags
+        self._frozen = tuple(windows)
+        self._torch_flags = windows[-1].torch_flags
         self._results = owner._results
         self._metadata = Metadata()
         self.post_processing_timeout_s = owner.post_processing_timeout_s
-        self.step_num = cycles[-1].step_num
+        self.step_num = windows[-1].step_num
         """Number of the step that had begun when the window was over."""
         self.current_action = action
         """That step's action."""
@@ -256,8 +256,8 @@ class View(Results):
             raise AttributeError(name)
         return getattr(self._owner, name)
 
-    def _cycles(self) -> Sequence[Cycle]:
+    def _finished_windows(self) -> Sequence[FinishedWindow]:
         return self._frozen
 
-    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
-        return {**self._owner.facts(cycle), **self._metadata.snapshot()}
+    def facts(self, finished: FinishedWindow) -> Mapping[str, Any]:
+        return {**self._owner.facts(finished), **self._metadata.snapshot()}

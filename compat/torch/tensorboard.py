@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stepscope.runtime.settings.validation import suggesting
 
+
+@suggesting
 def tensorboard_trace_handler(
     dir_name: str | os.PathLike[str],
     worker_name: str | None = None,

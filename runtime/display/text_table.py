@@ -98,6 +98,24 @@ def text_table(head: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line([c.title for c in head]), "  ".join("-" * width for width in widths), *map(line, rows)])
 
 
+def fitting_table(head: Sequence[Column], rows: Sequence[Sequence[str]], width: int, optional: Sequence[str]) -> str:
+    """Returns a table without as many of the optional columns, the first ones first, as it takes to fit.
+
+    Args:
+        head: the columns.
+        rows: their cells.
+        width: columns of the terminal.
+        optional: titles of columns.
+    """
+    table = text_table(head, rows)
+    for number in range(1, len(optional) + 1):
+        if max(map(columns, table.split("\n"))) <= width:
+            break
+        kept = [at for at, column in enumerate(head) if column.title not in optional[:number]]
+        table = text_table([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
+    return table
+
+
 def markdown_code(text: str) -> str:
     """Returns any text as code for a cell of a Markdown table (GitHub flavour: pipes are escaped even in code)."""
     text = printable(text).replace("|", "\\|")

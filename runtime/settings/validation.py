@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -33,17 +33,32 @@ R = TypeVar("R")
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
     """A decorator for functions: the message about an unknown argument suggests a similar name."""
-    names = [name for name in inspect.signature(function).parameters if name != "self"]
-    called = function.__qualname__.removesuffix(".__init__")
+    names = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+    called = function.__qualname__.removesuffix(".__init__").removesuffix(".__call__")
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in names:
-                raise TypeError(f"{called}() has no argument {name!r}{did_you_mean(name, names)}")
+        if kwargs:
+            check_names(called, kwargs, names)
         return function(*args, **kwargs)
 
     return call
+
+
+def check_names(called: str, arguments: Iterable[str], names: Collection[str]) -> None:
+    """Checks the names of a call's arguments.
+
+    Args:
+        called: the function, for the message.
+        arguments: the names in the call.
+        names: those that the function has.
+
+    Raises:
+        TypeError: for an unknown one; the message suggests a similar name.
+    """
+    for name in arguments:
+        if name not in names:
+            raise TypeError(f"{called}() has no argument {name!r}{did_you_mean(name, names)}")
 
 
 class InvalidValue(NamedTuple):

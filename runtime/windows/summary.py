@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 
@@ -12,6 +15,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.analysed import as_html
 from stepscope.runtime.display.text_table import (
     Column,
+    fitting_table,
     human_count,
     human_number,
     human_time,
@@ -19,7 +23,6 @@ from stepscope.runtime.display.text_table import (
     markdown_table,
     printable,
     shorten,
-    text_table,
 )
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import OF_SIGNALS
@@ -104,6 +107,8 @@ def _head(name: str, *numbers: str) -> tuple[Column, ...]:
 
 
 _SPAN_NUMBERS = ("Total", "Mean", "Min", "P50", "P95", "P99", "Max")
+_OPTIONAL = ("P99", "Min", "P95", "P50", "Category", "Mean")
+"""Columns that a narrow terminal does not have, the first one first."""
 _ELSEWHERE_HEAD = _head("Other processes", "Count", "Self", *_SPAN_NUMBERS)
 _PART_HEAD = (Column("Part of a step", right=False), Column("A step"), Column("Steps %"))
 MOST_ELSEWHERE = 5
@@ -211,9 +216,11 @@ class Summary(Documented, frozen=True):
         return as_html(self)
 
     def table(self, sort_by: str = "self", top: int | None = 20) -> str:
-        """Aligned columns for a terminal. Names are as long as a wide one has room for, else shortened. Raises as `render`."""
+        """Aligned columns for a terminal. Names are as long as a wide one has room for, else shortened; a narrow one has fewer columns.
+        Raises as `render`."""
         name_width = max(NAME_WIDTH, shutil.get_terminal_size().columns - NUMBERS_WIDTH)
-        return self._text(sort_by, top, text_table, (_shortener(name_width), _shortener(CATEGORY_WIDTH)), "{}")
+        fit = partial(fitting_table, width=_widest(), optional=_OPTIONAL)
+        return self._text(sort_by, top, fit, (_shortener(name_width), _shortener(CATEGORY_WIDTH)), "{}")
 
     def markdown(self, sort_by: str = "self", top: int | None = 20) -> str:
         """Tables of GitHub flavoured Markdown with full names. Raises as `render`."""
@@ -322,6 +329,15 @@ class Summary(Documented, frozen=True):
         if instants:
             parts.append(table(_INSTANT_HEAD, [label(row) for row in instants]))
         return "\n\n".join(parts) + "\n"
+
+
+def _widest() -> int:
+    """Columns of the terminal, if there is one."""
+    streams: tuple[TextIO | None, TextIO | None] = sys.stdout, sys.stderr
+    with contextlib.suppress(ValueError):  # the program has closed one
+        if any(stream is not None and stream.isatty() for stream in streams):
+            return shutil.get_terminal_size().columns
+    return sys.maxsize
 
 
 def _rows(aggregates: _core.Aggregates) -> list[SummaryRow]:

@@ -48,6 +48,22 @@ def test_what_is_missing_is_named(given: dict[str, Any], facts: list[str]) -> No
         sc.trace(**given)
 
 
+@pytest.mark.parametrize(
+    ("title", "contract"),
+    [
+        ("An exporter", sc.exporters.Exporter),
+        ("A backend", sc.backends.Backend),
+        ("A trigger", sc.triggers.Trigger),
+    ],
+)
+def test_the_page_names_all_that_is_needed(title: str, contract: type) -> None:
+    """Who writes one by the page alone lacks nothing."""
+    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    members = [name for name in (*contract.__annotations__, *vars(contract)) if not name.startswith("_")]
+    named = set(re.findall(r"`(?:async def )?(\w+)", section))
+    assert len(members) > 1 and set(members) - {"name"} <= named
+
+
 async def test_the_suites_name_what_is_missing(tmp_path: Path) -> None:
     """As `trace()` does."""
     half: Any = HalfAnExporter

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.compat.frameworks.loop import Traced
+from stepscope.compat.frameworks.loop import TracingCallback
 from stepscope.exporters.base import Window
 from stepscope.runtime.events.record import Kind
 
@@ -51,7 +51,7 @@ def steps(memory: sc.exporters.MemoryExporter) -> list[tuple[int, ...]]:
     return [tuple(step.number for step in window.steps) for window in memory.windows]
 
 
-def check_well(traced: Traced) -> None:
+def check_well(traced: TracingCallback) -> None:
     """Fails with what the tracing kept, or if its accounts do not balance."""
     traced.raise_errors()
     profiler = traced.profiler

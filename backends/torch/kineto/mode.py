@@ -60,14 +60,14 @@ class KinetoMode:
         if not self._recording:  # what is recorded already stays as it is
             self._wants = self._settings.chosen(self._chosen)
         if after is ProfilerAction.WARMUP and not self._warm:
-            self._warm = self._allowed() and self._done(session.prepare(self))
+            self._warm = self._allowed() and self._done(session.warm_up_for(self))
         elif after.records and not self._recording:
             self._start(at)
         elif after.records:
             session.reoccupy()
         elif after is ProfilerAction.NONE and self._warm:
             self._warm = False
-            session.cool(self)
+            session.cancel_warm_up(self)
         if not recorded:
             self._worker.put(at)
         self._cost_ns += clock.now() - began
@@ -81,7 +81,7 @@ class KinetoMode:
         if self._recording:
             self._throws_away = True
             self._recording = False
-            session.remove(self, clock.now())
+            session.stop_for(self, clock.now())
             self._gaps.end(clock.now())
         if self._closed:
             self._watching.close()
@@ -146,13 +146,13 @@ class KinetoMode:
         if not allowed:
             return
         self._recording, self._since = True, at
-        problem = session.enter(self)
+        problem = session.record_for(self)
         if problem:
             self._gaps.begin(at, problem)
 
     def _stop(self, at: int) -> None:
         self._recording = False
-        session.remove(self, at)
+        session.stop_for(self, at)
         self._gaps.end(at)
         self._worker.put(at)
 

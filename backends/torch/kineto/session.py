@@ -35,11 +35,11 @@ class KinetoSession:
     """The recording and who shares it.
 
     Two recordings at once crash kineto. So a second profiler on the same thread joins the first: the recording is
-    broken off where one leaves, or wants more than is recorded, and begun again for those that stay; each gets every
-    stretch. What runs in torch across such a break is missing for those that stay.
+    broken off where one leaves, or wants more than is recorded, and begun again for those that stay; each gets each
+    part. What runs in torch across such a break is missing for those that stay.
 
     A profiler of torch that the program starts goes first. On this thread the recording is broken off for it, and goes
-    on after it. On another thread it takes kineto from us, which cannot be ended from there: the stretch is lost.
+    on after it. On another thread it takes kineto from us, which cannot be ended from there: the part is lost.
 
     All calls but `forget`, `vacate` and `reoccupy` come from the thread that records.
     """
@@ -49,7 +49,7 @@ class KinetoSession:
         self._pid = os.getpid()
         self._thread = 0
         self._warm: list[KinetoMode] = []
-        self._members: list[KinetoMode] = []
+        self._modes: list[KinetoMode] = []
         self._profile: Any = None
         self._wants = TorchSettings()
         self._recording = False
@@ -74,75 +74,75 @@ class KinetoSession:
         """True if it records on the caller's thread."""
         return self._recording and self._thread == get_ident()
 
-    def prepare(self, member: KinetoMode) -> str:
-        """Warms up for a member that will enter. Returns what kept it from that, empty for nothing."""
+    def warm_up_for(self, mode: KinetoMode) -> str:
+        """Warms up for a mode that will enter. Returns what kept it from that, empty for nothing."""
         with self._lock:
             if not self._mine():
                 return ELSEWHERE
-            problem = "" if self._profile is not None or self._occupied() else self._make(member.wants)
+            problem = "" if self._profile is not None or self._occupied() else self._make(mode.wants)
             if not problem:
-                self._warm.append(member)
+                self._warm.append(mode)
             self._update_thread()
             return problem
 
-    def enter(self, member: KinetoMode) -> str:
-        """Records for a member from now on, or as soon as torch's slot is free. Returns what keeps it from both."""
+    def record_for(self, mode: KinetoMode) -> str:
+        """Records for a mode from now on, or as soon as torch's slot is free. Returns what keeps it from both."""
         with self._lock:
             if not self._mine():
                 return ELSEWHERE
-            if member in self._warm:
-                self._warm.remove(member)
+            if mode in self._warm:
+                self._warm.remove(mode)
             problem = ""
-            if self._recording and self._wants.covers(member.wants):
-                self._members.append(member)
+            if self._recording and self._wants.covers(mode.wants):
+                self._modes.append(mode)
             else:
                 if self._recording:
-                    self._stretch(clock.now())
-                self._members.append(member)
+                    self._deliver(clock.now())
+                self._modes.append(mode)
                 problem = self._begin()
                 if problem:
-                    self._members.remove(member)
-                    if self._members:
+                    self._modes.remove(mode)
+                    if self._modes:
                         self._begin_again()
             self._update_thread()
             return problem
 
-    def remove(self, member: KinetoMode, at: int) -> None:
-        """Delivers all up to `at` to a member, and stops recording for it."""
+    def stop_for(self, mode: KinetoMode, at: int) -> None:
+        """Delivers all up to `at` to a mode, and stops recording for it."""
         with self._lock:
-            if member not in self._members:
+            if mode not in self._modes:
                 return
             if self._recording:
-                self._stretch(at)
-            self._members.remove(member)
+                self._deliver(at)
+            self._modes.remove(mode)
             self._had_all_threads = False
-            if self._members:
+            if self._modes:
                 self._begin_again()
             self._update_thread()
 
-    def cool(self, member: KinetoMode) -> None:
-        """A member that warmed up will not enter. torch has no way back but to record, and to throw it away."""
+    def cancel_warm_up(self, mode: KinetoMode) -> None:
+        """A mode that warmed up will not record. torch has no way back but to record, and to throw it away."""
         with self._lock:
-            if member not in self._warm:
+            if mode not in self._warm:
                 return
-            self._warm.remove(member)
+            self._warm.remove(mode)
             if not self._warm and not self._recording and self._profile is not None and not self._occupied():
                 if not self._start():
                     self._end()
             self._update_thread()
 
-    def forget(self, member: KinetoMode) -> str:
-        """The thread that records has ended, with a member that was not removed. From any thread.
+    def forget(self, mode: KinetoMode) -> str:
+        """The thread that records has ended, with a mode for which recording was not stopped. From any thread.
 
         Returns:
             torch's error at the end; empty for none.
         """
         with self._lock:
-            self._warm = [other for other in self._warm if other is not member]
-            if member not in self._members:
+            self._warm = [other for other in self._warm if other is not mode]
+            if mode not in self._modes:
                 return ""
-            self._members.remove(member)
-            if self._members:
+            self._modes.remove(mode)
+            if self._modes:
                 return ""
             if self.all_threads:
                 slot.set_all_threads(False)
@@ -168,9 +168,9 @@ class KinetoSession:
                 if self._recording:
                     self._had_all_threads = self.all_threads
                     now = clock.now()
-                    self._stretch(now)
-                    for member in self._members:
-                        member.lack(now, PROGRAM)
+                    self._deliver(now)
+                    for mode in self._modes:
+                        mode.lack(now, PROGRAM)
                 self.free()
             if kineto:
                 if self._recording:
@@ -188,7 +188,7 @@ class KinetoSession:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._members and not self._recording and (self._thread == get_ident() or self._had_all_threads):
+            if self._modes and not self._recording and (self._thread == get_ident() or self._had_all_threads):
                 self._begin_again()
 
     def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
@@ -203,10 +203,10 @@ class KinetoSession:
             if any(thread.ident == self._thread for thread in threading.enumerate()):
                 return False
             self._stuck = None  # it ended with its thread
-        return self._thread in (0, get_ident()) or not (self._warm or self._members)
+        return self._thread in (0, get_ident()) or not (self._warm or self._modes)
 
     def _update_thread(self) -> None:
-        used = self._warm or self._members or self._stuck is not None
+        used = self._warm or self._modes or self._stuck is not None
         self._thread = get_ident() if used else 0
 
     def _occupied(self) -> str:
@@ -233,7 +233,7 @@ class KinetoSession:
         return self._stuck is None
 
     def _union(self) -> TorchSettings:
-        wants = [member.wants for member in self._members]
+        wants = [mode.wants for mode in self._modes]
         union = wants[0]
         for other in wants[1:]:
             union = union.together(other)
@@ -263,12 +263,12 @@ class KinetoSession:
         return problem
 
     def _begin(self) -> str:
-        """Records for all members, or as soon as the slot is free. Returns why torch does not, empty if it does."""
+        """Records for all modes, or as soon as the slot is free. Returns why torch does not, empty if it does."""
         why = self._occupied()
         if why:
             now = clock.now()
-            for member in self._members:
-                member.lack(now, why)
+            for mode in self._modes:
+                mode.lack(now, why)
             return ""
         wants = self._union()
         if self._profile is not None and not self._wants.covers(wants):
@@ -276,8 +276,8 @@ class KinetoSession:
         problem = ("" if self._profile is not None else self._make(wants)) or self._start()
         if not problem:
             now = clock.now()
-            for member in self._members:
-                member.resume(now)
+            for mode in self._modes:
+                mode.resume(now)
         return problem
 
     def _start(self) -> str:
@@ -310,25 +310,25 @@ class KinetoSession:
         problem = self._begin()
         if problem:
             now = clock.now()
-            for member in self._members:
-                member.lack(now, problem)
+            for mode in self._modes:
+                mode.lack(now, problem)
 
-    def _stretch(self, at: int) -> None:
+    def _deliver(self, at: int) -> None:
         """Ends the recording, and gives everybody what it holds."""
         assert self._anchor is not None
         since = self._anchor.monotonic_ns
         anchors = self._anchor, ClockAnchor.read()
         robbed, device = self._robbed, self.records_device
         result, problem = self._end()
-        shared = SharedResult(result, len(self._members))
-        for member in self._members:
+        shared = SharedResult(result, len(self._modes))
+        for mode in self._modes:
             if result is None:
-                member.lose(since, at, problem)
+                mode.lose(since, at, problem)
             else:
                 if robbed and device:
-                    member.lose(since, at, f"{ROBBED}, which has what the device did")
-                flops = member.wants.with_flops
-                member.add(FinishedTrace(shared, at, anchors, flops, since, self._excluded))
+                    mode.lose(since, at, f"{ROBBED}, which has what the device did")
+                flops = mode.wants.with_flops
+                mode.add(FinishedTrace(shared, at, anchors, flops, since, self._excluded))
 
     def _end(self) -> tuple[Any, str]:
         """Stops torch's profiler: what it recorded, or why there is nothing."""

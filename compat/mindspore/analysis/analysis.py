@@ -109,8 +109,10 @@ class Analysis(msgspec.Struct, frozen=True):
     windows: tuple[WindowAnalysis, ...] = ()
     rejected: tuple[str, ...] = ()
     """Directories and windows that were passed over, and steps that were not recorded: one sentence for each, with the reason."""
-    failed: int = 0
-    """How many of these are of windows or directories that could not be read or written."""
+    unreadable: tuple[str, ...] = ()
+    """Those of them that are of windows or directories that could not be read or written."""
+    notes: tuple[str, ...] = ()
+    """Sentences: facts that the products lack, and why."""
 
     @classmethod
     def of(
@@ -119,23 +121,28 @@ class Analysis(msgspec.Struct, frozen=True):
         steps: tuple[int, ...] | None,
         rejected: Iterable[str] = (),
         failed: Iterable[str] = (),
+        notes: Iterable[str] = (),
     ) -> Analysis:
-        """An analysis of windows, or of `steps` in them. The log has a line for each reason why something was left out."""
+        """An analysis of windows, or of `steps` in them. The log has a line for each note, and for each reason why something was
+        left out."""
         done, failures = tuple(windows), tuple(failed)
         missing = _not_recorded(steps, (step for window in done for step in window.recorded))
         reasons = (*rejected, *failures, *([missing] if missing else []))
         for reason in reasons:
             log.warning("passed over in the analysis: %s", reason)
-        return cls(done, reasons, len(failures))
+        sentences = tuple(notes)
+        for sentence in sentences:
+            log.warning("%s", sentence)
+        return cls(done, reasons, failures, sentences)
 
     @property
     def complete(self) -> bool:
         """True if every product of every recorded window was made."""
-        return not self.failed and all(window.complete for window in self.windows)
+        return not self.unreadable and all(window.complete for window in self.windows)
 
     def __str__(self) -> str:
         lines = [window.text() for window in self.windows] or ["no window was recorded"]
-        return "\n".join([*lines, *(f"passed over: {reason}" for reason in self.rejected)])
+        return "\n".join([*lines, *(f"passed over: {reason}" for reason in self.rejected), *self.notes])
 
 
 def _not_recorded(requested: Sequence[int] | None, recorded: Iterable[int]) -> str:
@@ -258,7 +265,7 @@ def _stages(place: Path, journal: Path, request: AnalysisRequest) -> list[Produc
         stages += [DataPipelineFiles(place, target.device_id), ProcessorUse(place, target.device_id)]
     if options.memory:
         stages += [StepMemory(place), MemoryUsage(place, target.rank, target.memory, memory)]
-    if options.profile_communication:
+    if options.communication:
         stages.append(Communication(place, target.rank, request.fastest))
     if options.profile_framework is not None:
         stages.append(HostInfo(place, target.rank))

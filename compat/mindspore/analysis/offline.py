@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
 
-from stepscope.analysis.tables.collectives import Key, fastest_of
+from stepscope.analysis.tables.collectives import CollectiveTable, Key
 from stepscope.compat.mindspore.analysis.analysis import (
     Analysis,
     AnalysisRequest,
@@ -21,13 +22,23 @@ from stepscope.compat.mindspore.analysis.analysis import (
     collectives_of,
 )
 from stepscope.compat.mindspore.analysis.background import analysis_thread
+from stepscope.compat.mindspore.analysis.waiting import RankCollectives, RankComparison, compare_ranks
 from stepscope.compat.mindspore.errors import (
     NothingToAnalyse,
     ProfilerDirNotFoundException,
     ProfilerRawFileException,
 )
 from stepscope.compat.mindspore.options.options import ProfilerOptions
-from stepscope.compat.mindspore.output_layout import RAW, named_after, named_device, new_directory
+from stepscope.compat.mindspore.output_layout import (
+    PRODUCTS_OF,
+    RAW,
+    ascend_directory,
+    named_after,
+    named_device,
+    new_directory,
+    window_name,
+    write_facts,
+)
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events.record import EventBatch
@@ -35,6 +46,7 @@ from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.target import choose
+from stepscope.runtime.session.job import this_host
 from stepscope.runtime.session.note import SESSION_FILE, is_note
 from stepscope.runtime.windows.window import Window
 
@@ -58,6 +70,7 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_id: int = 0
     rank_id: str = ""
     rank_size: int = 1
+    products_of: str = ""
     options: msgspec.Raw = msgspec.Raw(b"")
 
     def target(self, rank: int | None) -> DeviceTarget:
@@ -78,7 +91,8 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
 def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tuple[int, ...] | None) -> Analysis:
     """Makes the products of every window that is found below a path, newest run first.
 
-    Of the options `data_simplification` counts, and `rank_id` if they are for an analysis only; all others are as recorded.
+    Of the options `data_simplification` and `ascend_names` count, and `rank_id` if they are for an analysis only; all others are as
+    recorded.
 
     Raises:
         ProfilerDirNotFoundException: if there is no such directory.
@@ -96,14 +110,14 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
     for raw in sorted(_raw_directories(places), key=_modified, reverse=True):
         with _refusals(raw, rejected, failed):
             found.append(_recorded(raw, path, options))
-    fastest = _fastest(found)
-    for recorded in found:
+    compared = _compared(found)
+    for recorded, fastest in zip(found, compared.fastest, strict=True):
         with _refusals(recorded.raw, rejected, failed):
             done += _analyse_run(recorded, options, pretty, steps, fastest)
     if not done:
         why = "; ".join(rejected + failed) or "no directory in it holds raw data of a recording"
         raise NothingToAnalyse(f"nothing to analyse below {path}: {why}")
-    return Analysis.of(done, steps, rejected, failed)
+    return Analysis.of(done, steps, rejected, failed, [compared.unknown] if compared.unknown else [])
 
 
 def _below(path: Path, unreadable: list[str], depth: int = DEPTH) -> Iterator[tuple[Path, frozenset[str]]]:
@@ -151,7 +165,8 @@ def _without_raw(places: Mapping[Path, frozenset[str]]) -> list[str]:
         for place, names in places.items()
         if any(fnmatch(name, "profiler_info_*.json") for name in names)
         and RAW not in names
-        and _info(place).window == 0
+        and (info := _info(place)).window == 0
+        and not info.products_of
     ]
 
 
@@ -175,6 +190,12 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True):
     windows: dict[int, Window | None]
     """By index; `None` for those that were not closed."""
     rank: int | None
+    world_size: int
+    """1 if the journal does not have it."""
+    began_ns: int
+    """Unix time."""
+    host: str
+    pid: int
     recovered: bool
     """True if the process was killed and the journal was completed."""
     ended: bool
@@ -230,16 +251,17 @@ def _recorded(raw: Path, below: Path, options: ProfilerOptions) -> _Recorded:
     )
 
 
-def _fastest(found: list[_Recorded]) -> dict[Key, int]:
-    """ns of each collective on the rank that was in it for the shortest time. Empty unless these are several ranks of one job, each
-    of them once."""
-    ranks = [each.target.rank for each in found if each.options.profile_communication]
-    if len(ranks) < 2 or len(set(ranks)) < len(ranks):
-        return {}
-    try:
-        return fastest_of([collectives_of(each.journal) for each in found if each.options.profile_communication])
-    except (FormatError, OSError):  # the analysis of that journal says why
-        return {}
+def _compared(found: list[_Recorded]) -> RankComparison:
+    """The waiting of ranks for each other, for each of the recordings."""
+    tables: list[RankCollectives] = []
+    for each in found:
+        table = CollectiveTable()
+        if each.options.communication:
+            with suppress(FormatError, OSError):  # the analysis of that journal says why
+                table = collectives_of(each.journal)
+        tables.append(RankCollectives(rank=each.target.rank, began_ns=each.content.began_ns, table=table))
+    size = max((max(each.target.rank_size, each.content.world_size) for each in found), default=1)
+    return compare_ranks(tables, size)
 
 
 def _analyse_run(
@@ -267,11 +289,31 @@ def _analyse_run(
             place = _sibling(directory, index, named_device(request.options, target.device))
         else:  # of a run that `stepscope.mindspore` did not record
             place = directory / f"window_{index}"
+        if options.ascend_names:
+            place = _with_ascend_name(place, recorded, index, window)
         done.append(analyse_window(journal, index if window is None else window, place, request)[0])
     whole = all(each.complete for each in done) and recorded.content.ended
     if options.data_simplification and whole and directory != recorded.raw:
         shutil.rmtree(directory / RAW, ignore_errors=True)
     return done
+
+
+def _with_ascend_name(place: Path, recorded: _Recorded, index: int, window: Window | None) -> Path:
+    """The directory of a window's products with the name by which MindSpore's tools find it."""
+    if recorded.info.run:
+        return ascend_directory(place)
+    content, target = recorded.content, recorded.target
+    began_ns = content.began_ns if window is None else window.wall_start_ns
+    name = window_name(content.host or this_host(), content.pid, began_ns, "ascend")
+    about = {PRODUCTS_OF: place.name, "window": index}
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))  # of windows of the same ms
+    made = next(at for at in map(recorded.directory.joinpath, names) if not at.exists() or _info(at).window == index)
+    if made.exists():
+        return made
+    made.mkdir(mode=0o700)
+    size = max(target.rank_size, content.world_size)
+    write_facts(made, msgspec.structs.replace(target, rank_size=size), about, {}, strategy=False)
+    return made
 
 
 def _sibling(first: Path, window: int, device: str) -> Path:
@@ -303,7 +345,7 @@ def _journal(raw: Path) -> Path:
             pass  # what was in memory has been freed since
     if choice.journal is None:
         if choice.missing:
-            raise ProfilerRawFileException(f"no journal in {raw} can be used: {'; '.join(choice.missing)}")
+            raise FormatError(f"no journal in {raw} can be used: {'; '.join(choice.missing)}")
         raise ProfilerRawFileException("there is no journal: none was written")
     return choice.journal
 
@@ -316,9 +358,14 @@ def _content(journal: Path) -> _Content:
                 windows.setdefault(item.window, None)
             elif isinstance(item, Window):
                 windows[item.index] = item
+        run = reader.run
         return _Content(
             windows=dict(sorted(windows.items())),
-            rank=None if reader.run is None else reader.run.rank,
+            rank=None if run is None else run.rank,
+            world_size=1 if run is None else run.world_size or 1,
+            began_ns=0 if run is None else run.anchor.wall_ns,
+            host="" if run is None else run.host,
+            pid=0 if run is None else run.pid,
             recovered=reader.recovered is not None,
             ended=reader.end is not None,
         )

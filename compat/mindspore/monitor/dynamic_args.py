@@ -199,7 +199,7 @@ class DynamicProfilerArgs:
                 else:
                     options[name] = value
             else:
-                self._warn(f"{name!r} is no field{did_you_mean(name, [*FIELDS, *sorted(_FURTHER), *_OWN])}")
+                self._warn(f"there is no field {name!r}{did_you_mean(name, [*FIELDS, *sorted(_FURTHER), *_OWN])}")
         return options
 
     def _warn(self, text: str) -> None:
@@ -367,14 +367,14 @@ def _mode(value: Any) -> int:
     number = _integer(value)
     if number not in _MODES:
         choices = "-1 (none), 0 (at once) and 1 (in the background)"
-        raise ValueError(f"there are {choices}")
+        raise ValueError(f"it must be one of {choices}")
     return number
 
 
 def _framework(value: int) -> str | None:
     if value not in _FRAMEWORK:
         choices = "-1 (none), 0 ('all') and 1 ('time')"
-        raise ValueError(f"there are {choices}")
+        raise ValueError(f"it must be one of {choices}")
     return _FRAMEWORK[value]
 
 

@@ -41,7 +41,7 @@ DEFAULT_POLL_S: Final = 2.0
 TERMINATION_WAIT_S: Final = 10.0
 """How long a process that is terminated waits for the products of its windows. Their raw data stay in any case."""
 
-_OWN_ARGUMENTS = ("late", "granularity", "step_position", "strict", "agree")
+_ARGUMENTS = ("cfg_path", "output_path", "poll_interval", "late", "granularity", "step_position", "strict", "agree")
 
 
 class DynamicProfilerMonitor:
@@ -97,8 +97,9 @@ class DynamicProfilerMonitor:
             raise TypeError("The cfg_path must be a string.")
         _check(late, step_position, granularity)
         for name in kwargs:
-            hint = did_you_mean(name, _OWN_ARGUMENTS)
-            log.warning("DynamicProfilerMonitor: %r is no argument and has no effect%s", name, hint)
+            log.warning(
+                "DynamicProfilerMonitor has no argument %r, which has no effect%s", name, did_you_mean(name, _ARGUMENTS)
+            )
         if not isinstance(output_path, str | os.PathLike):
             log.warning("output_path must be a path, got %r; %r is taken", output_path, DEFAULT_OUTPUT)
             output_path = DEFAULT_OUTPUT

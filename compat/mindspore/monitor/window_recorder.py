@@ -43,8 +43,8 @@ class WindowRecorder:
         first, last = window.first, window.last
         self._into = self._output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
         try:
-            profiler = Profiler(output_path=self._directory(first, last), start_profile=False, **config.args)
-            profiler.decided = True
+            profiler = Profiler(output_path=self._directory(window), start_profile=False, **config.args)
+            profiler.steps_are_fixed = True
             about = {**window.facts(), "run_id": window.request.run_id, STEPS_PER_CALL: self.steps_per_call}
             profiler.add_metadata(METADATA, about)
             profiler.step_num = first
@@ -88,8 +88,9 @@ class WindowRecorder:
         if profiler is None:
             return
         try:
+            profiler.cut_reason = ended.reason if ended.state == "cut" else ""
             profiler.stop()
-            profiler.move(self._directory(ended.first, ended.last))
+            profiler.move(self._directory(ended))
             if self._mode is not None:
                 profiler.analyse(mode=self._mode)
         except Exception as error:  # training goes on; raw data are kept
@@ -108,8 +109,8 @@ class WindowRecorder:
         """The window's end waits for no products."""
         self._mode = self._mode and "async"
 
-    def _directory(self, first: int, last: int) -> Path:
-        return self._into / recorded_name(self._rank, first, last)
+    def _directory(self, window: ArmedWindow) -> Path:
+        return self._into / recorded_name(self._rank, window.first, window.last, window.request.run_id)
 
     def _mark(self, event: str, window: ArmedWindow) -> None:
         """In the trace, in the step that goes on."""

@@ -56,6 +56,13 @@ class ExportType(Enum):
     Db = "db"
 
 
+class AnalysisMode(Enum):
+    """Whether `analyse` waits for the products."""
+
+    SYNC_MODE = "sync"
+    ASYNC_MODE = "async"
+
+
 class HostSystem(Enum):
     """The parts of the host that are observed beside the program."""
 

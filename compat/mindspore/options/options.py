@@ -55,6 +55,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     op_time: bool = True
     """Record operators. `profile_memory` and the like need it."""
     profile_communication: bool = False
+    """Write durations, waiting and bytes of collectives. `Level1` and `Level2` do so too."""
     profile_memory: bool = False
     parallel_strategy: bool = False
     """Write the place of this process in the job, and the layout that the framework tells."""
@@ -129,6 +130,11 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.profile_memory or self.profile_framework == "all" or self._reaches(ProfilerLevel.Level1)
 
     @property
+    def communication(self) -> bool:
+        """True if collectives are wanted as products of their own."""
+        return self.profile_communication or self._reaches(ProfilerLevel.Level1)
+
+    @property
     def stacks(self) -> bool:
         """True if stacks of Python functions are."""
         return self.with_stack or self._reaches(ProfilerLevel.Level2)
@@ -163,7 +169,7 @@ def read_options(arguments: Mapping[str, Any], who: str, *, metrics: Mapping[int
         name = _ALIASES.get(name, name)
         if name not in fields:
             meant = "; it is an argument of analyse()" if name in _OF_ANALYSE else did_you_mean(name, fields)
-            log.warning("%s: %r is no option and has no effect%s", who, name, meant)
+            log.warning("%s has no option %r, which has no effect%s", who, name, meant)
             continue
         try:
             values[name] = _read(name, value, metrics or PROFILER_METRICS)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 
 from stepscope.runtime.schedule import schedule as ours
+from stepscope.runtime.settings.validation import check_names
+
+if TYPE_CHECKING:
+    _Suggesting = msgspec.StructMeta
+else:
+
+    class _Suggesting(msgspec.StructMeta):
+        """The message about an unknown argument suggests a similar name."""
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            check_names("schedule", kwargs, cls.__struct_fields__)
+            return super().__call__(*args, **kwargs)
 
 
-class Schedule(ours.Schedule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Schedule(ours.Schedule, metaclass=_Suggesting, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which steps are recorded; called with a step's number, 0 for the first.
 
     It has the arguments of `mindspore.profiler.schedule`. Wrong values raise; MindSpore replaces them by others.

@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import suggesting
 
 
 class TraceHandler:
@@ -25,6 +26,7 @@ class TraceHandler:
         ValueError: if the worker's name cannot be part of a file's name.
     """
 
+    @suggesting
     def __init__(
         self,
         dir_name: str | os.PathLike[str] | None = None,
@@ -46,6 +48,7 @@ class TraceHandler:
         self.analyse_flag = analyse_flag
         self.async_mode = async_mode
 
+    @suggesting
     def __call__(
         self,
         dir_name: str | os.PathLike[str] | None = None,

@@ -63,6 +63,8 @@ class CapturePlan(msgspec.Struct, frozen=True, kw_only=True):
     callback: Callable[..., Any] | None
     """The program's own `on_trace_ready`."""
     metadata: Callable[[], Mapping[str, Any]]
+    cut_reason: Callable[[], str]
+    """Says why a window ends before its last step; empty if it does not."""
     base: str | os.PathLike[str]
     """Directory below which windows get theirs."""
     control: Control | None
@@ -247,7 +249,7 @@ class Capture:
 
     def _wait_for_operators(self) -> None:
         for backend in self._asynchronous:
-            backend.settle()
+            backend.wait_for_operators()
 
     def _read_memory(self) -> None:
         """Reads the memory once more, where it is wanted: a step, or all of a capture, may be over before the thread reads it."""
@@ -343,13 +345,14 @@ class Capture:
         plan = self._plan
         first = not self.windows
         directory = self.directory if first else new_directory(plan.base, self._worker, self._named_device)
+        cut = plan.cut_reason()
         about = {
             **self._window_facts(window.index),
             "profiling_start_time": window.wall_start_ns,
             "profiling_time(ms)": (window.end_ns - window.start_ns) / 1e6,
             "steps": [step.number for step in window.steps],
-            "complete": window.complete,
-            "diagnostics": [*window.diagnostics, *plan.limits, *plan.target.notes],
+            "complete": window.complete and not cut,
+            "diagnostics": [*([f"cut: {cut}"] if cut else []), *window.diagnostics, *plan.limits, *plan.target.notes],
         }
         write_facts(directory, plan.target, about, plan.metadata(), strategy=plan.options.parallel_strategy)
         if not first and not plan.options.data_simplification:

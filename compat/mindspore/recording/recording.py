@@ -70,8 +70,10 @@ class Recording:
         self._schedule: ScheduleFunction | None = schedule
         self._handler = on_trace_ready if isinstance(on_trace_ready, TraceHandler) else None
         self._callback: Callable[..., Any] | None = None if self._handler is not None else on_trace_ready
-        self.decided = False
-        """Whether the caller has decided which steps are recorded and where, so that STEPSCOPE_OPTIONS has no say in it; to be
+        self.cut_reason = ""
+        """Why the window that runs ends before its last step; to be set before `stop()`."""
+        self.steps_are_fixed = False
+        """Whether the caller has chosen which steps are recorded and where, so that STEPSCOPE_OPTIONS has no say in it; to be
         set before `start()`."""
         self._metadata = Metadata()
         self._captures: list[Capture] = []
@@ -140,10 +142,11 @@ class Recording:
             handler=self._handler,
             callback=self._callback,
             metadata=self._metadata.snapshot,
-            base=base if self.decided else directory_from_environment(base),
+            cut_reason=lambda: self.cut_reason,
+            base=base if self.steps_are_fixed else directory_from_environment(base),
             control=self._control,
             estimate=self.estimate,
-            fixed=("output_dir", *STEPS) if self.decided else ("output_dir",),
+            fixed=("output_dir", *STEPS) if self.steps_are_fixed else ("output_dir",),
         )
         capture = Capture(plan, self, self._next_step)
         capture.begin()

@@ -21,6 +21,7 @@ from stepscope.compat.mxnet.statistics.tables import Row
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.events.record import EventBatch, Kind
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.windows.open_window import STEPS
 
@@ -30,18 +31,27 @@ log = logging.getLogger("stepscope")
 class _WithoutImplicitStep(ChromeTraceExporter):
     """Leaves out the span of a step that no call of `step()` has ended: in a program without steps it is the whole run."""
 
-    _marks = 0
-    _first: EventBatch | None = None
+    _ended = False
+    """Whether a step has a number other than the first one's: `run` after `stop` goes on with the same step."""
+    _first_number: int | None = None
+
+    async def open(self, run: Run) -> None:
+        self._implicit: list[EventBatch] = []
+        await super().open(run)
 
     async def export(self, batch: EventBatch) -> None:
-        self._marks += int((batch.events["kind"] == int(Kind.STEP)).sum())
-        steps = batch.source == STEPS and bool((batch.events["kind"] == int(Kind.SPAN)).all())  # there are pauses, too
-        if self._first is None and self._marks < 2 and steps:
-            self._first = batch
+        kinds = batch.events["kind"]
+        for number in batch.events["step"][kinds == int(Kind.STEP)].tolist():
+            self._first_number = number if self._first_number is None else self._first_number
+            self._ended = self._ended or number != self._first_number
+        steps = batch.source == STEPS and bool((kinds == int(Kind.SPAN)).all())  # there are pauses, too
+        if steps and not self._ended:
+            self._implicit.append(batch)
             return
-        if self._first is not None and self._marks >= 2:
-            first, self._first = self._first, None
-            await super().export(first)
+        if self._ended:
+            implicit, self._implicit = self._implicit, []
+            for each in implicit:
+                await super().export(each)
         await super().export(batch)
 
 

@@ -20,7 +20,7 @@ from stepscope.compat.torch.events.profiler_util import (
     without_overload,
 )
 from stepscope.compat.torch.events.window_spans import DEVICE, WindowSpans
-from stepscope.compat.torch.windows.cycle import Cycle
+from stepscope.compat.torch.windows.finished_window import FinishedWindow
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
 
@@ -69,21 +69,21 @@ _CONSTANTS: dict[str, Any] = {
 class FunctionEvents:
     """Makes the `FunctionEvent`s of one window."""
 
-    def __init__(self, cycle: Cycle, deadline: int | None) -> None:
+    def __init__(self, finished: FinishedWindow, deadline: int | None) -> None:
         """Args: the window; when to stop (ns, monotonic), with what there is by then."""
         self._util: Any = import_module("torch.autograd.profiler_util")
         self._types: Any = import_module("torch.autograd").DeviceType
         self._accepted = set(inspect.signature(self._util.FunctionEvent.__init__).parameters)
-        self._cycle = cycle
+        self._window = finished
         self._deadline = deadline
-        self._spans = WindowSpans(cycle, arguments=True)
-        self._usage = MemoryUsage(self._spans) if cycle.torch_flags.profile_memory else None
+        self._spans = WindowSpans(finished, arguments=True)
+        self._usage = MemoryUsage(self._spans) if finished.torch_flags.profile_memory else None
         self._threads: dict[int, tuple[int, int]] = {}
         self._names: dict[tuple[int, int | None], tuple[str, str, str]] = {}
 
     def build(self) -> Any:
         """torch's `EventList`, in the order in which they began, with parents, children and stacks."""
-        torch_flags = self._cycle.torch_flags
+        torch_flags = self._window.torch_flags
         events = self._of_spans()
         self._launch(events)
         if self._usage is not None:
@@ -112,7 +112,7 @@ class FunctionEvents:
     def _of_spans(self) -> list[Any]:
         spans = self._spans
         block = spans.block
-        callers = spans.callers() if self._cycle.torch_flags.with_stack else None
+        callers = spans.callers() if self._window.torch_flags.with_stack else None
         cpu, device = self._usage.of_spans() if self._usage is not None else (None, None)
         is_shown, nodes, flows = stack_filter(self._util), spans.nodes(), self._flows()
         found: list[Any] = []
@@ -145,7 +145,7 @@ class FunctionEvents:
         args = self._spans.arguments(flags, at, length)
         details["stack"] = _script_stack(args, details["stack"]) or details["stack"]
         shown, traced, overload = self._texts(name, step if flags & _NUMBERED else None)
-        begin = (ts - self._cycle.window.start_ns) / 1000
+        begin = (ts - self._window.window.start_ns) / 1000
         index, thread = self._thread(track)
         shapes = args.get("Input Dims", [])
         return self._make(
@@ -165,7 +165,7 @@ class FunctionEvents:
             concrete_inputs=[_concrete(text) for text in args.get("Concrete Inputs", [])],
             kwinputs={} if on_device else _keyword_inputs(args),
             extra_meta=self._metadata(args) if on_device or _COLLECTIVE in args else None,
-            use_device=self._cycle.torch_flags.use_device,
+            use_device=self._window.torch_flags.use_device,
             is_async=bool(flags & _ASYNC),
             sequence_nr=int(args.get("Sequence number", -1)),
             device_type=self._device_type() if on_device else self._types.CPU,
@@ -219,7 +219,7 @@ class FunctionEvents:
 
     def _of_memory(self, number: int, at: int, size: tuple[int, int]) -> Any:
         """An allocation outside of every operator is an event of its own."""
-        when = (at - self._cycle.window.start_ns) / 1000
+        when = (at - self._window.window.start_ns) / 1000
         return self._make(
             id=number,
             name="[memory]",
@@ -230,7 +230,7 @@ class FunctionEvents:
             fwd_thread=0,
             input_shapes=[],
             stack=[],
-            use_device=self._cycle.torch_flags.use_device,
+            use_device=self._window.torch_flags.use_device,
             cpu_memory_usage=size[0],
             device_memory_usage=size[1],
             flops=0,
@@ -262,7 +262,7 @@ class FunctionEvents:
 
     def _device_type(self) -> Any:
         names = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU"}
-        return getattr(self._types, names.get(self._cycle.torch_flags.use_device or "cuda", "PrivateUse1"))
+        return getattr(self._types, names.get(self._window.torch_flags.use_device or "cuda", "PrivateUse1"))
 
 
 def _script_stack(args: dict[str, Any], callers: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from stepscope.backends.torch.kineto.blocks import nest
 from stepscope.backends.torch.links import ENGINE
 from stepscope.compat.torch.events.own_frames import own_frames, own_names
 from stepscope.compat.torch.events.profiler_util import without_overload
-from stepscope.compat.torch.windows.cycle import Cycle
+from stepscope.compat.torch.windows.finished_window import FinishedWindow
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
@@ -41,19 +41,19 @@ class WindowSpans:
     64 bytes for each while it is held. What is drawn as an async pair encloses nothing.
     """
 
-    def __init__(self, cycle: Cycle, *, arguments: bool = False) -> None:
+    def __init__(self, finished: FinishedWindow, *, arguments: bool = False) -> None:
         """Reads the window; with `arguments` also what spans and allocations carry, and flows."""
         spans: list[Block] = []
         memory: list[Block] = []
         flows: list[Block] = []
         heap = bytearray()
         steps, stepping = strings.intern("ProfilerStep"), set[int]()
-        for batch in cycle.batches():
+        for batch in finished.batches():
             events = batch.events
             found = events[events["kind"] == Kind.SPAN].copy()
             marks = (found["name"] == steps) & (found["flags"] & Flag.NUMBERED != 0)
             stepping.update(found["track"][marks].tolist())
-            if not cycle.torch_flags.steps:
+            if not finished.torch_flags.steps:
                 found = found[~marks]
             if arguments:
                 allocations = events[events["kind"] == Kind.MEMORY].copy()
@@ -66,13 +66,13 @@ class WindowSpans:
         self._heap = bytes(heap)
         every = join_blocks(spans)
         unwanted = _categories(every, _NOT_TORCHS) | np.isin(every["name"], [strings.intern(name) for name in _HIDDEN])
-        if not cycle.torch_flags.with_stack:  # of another profiler that shares the recording
+        if not finished.torch_flags.with_stack:  # of another profiler that shares the recording
             unwanted |= _categories(every, FRAMES)
         elif len(every):
             unwanted |= _of_ours(every, stepping)
         self.block = _ordered(every[~unwanted])
         """The spans that torch counts."""
-        if cycle.torch_flags.with_stack:
+        if finished.torch_flags.with_stack:
             ours = own_frames(self.block, _categories(self.block, FRAMES))
             self.block = _ordered(self.block[~ours]) if ours.any() else self.block
         self.memory = join_blocks(memory)

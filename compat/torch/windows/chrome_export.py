@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stepscope.compat.torch.windows.cycle import Cycle
+from stepscope.compat.torch.windows.finished_window import FinishedWindow
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.files.chrome_file import ChromeFile
 from stepscope.runtime.export.formats import staged
@@ -27,7 +27,7 @@ class _TorchTrace(ChromeTraceExporter):
         return await ChromeFile.create(path, run, replace(self._layout, ends_as_torch=ends_as_torch), note)
 
 
-def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
+def export_window(finished: FinishedWindow, path: Path, facts: Mapping[str, Any]) -> None:
     """Writes a window from its journal as a Chrome trace in object form, with these facts as keys, as torch's tools want it.
 
     A name that ends in `.pt.trace.json` is for TensorBoard's plugin, `.gz` is compressed.
@@ -37,7 +37,7 @@ def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
         OutputError: if the file cannot be written.
     """
     plugin = path.name.removesuffix(".gz").endswith(".pt.trace.json")
-    with cycle.reader() as reader, staged(path) as place:
+    with finished.reader() as reader, staged(path) as place:
         run = replace(run_of(reader, absolute(path).parent), metadata=lambda: facts)
         exporter = _TorchTrace(place, form="object", dialect="tensorboard" if plugin else "kineto")
-        run_on_own_loop(lambda: replay_into(reader, exporter, run, cycle.window))
+        run_on_own_loop(lambda: replay_into(reader, exporter, run, finished.window))

@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="the collector's directory")
     parser.add_argument("url", metavar="URL", help="the store, such as s3://bucket/job1")
     parser.add_argument(
-        "--rest", action="store_true", help="include the last segments of streams that are still being written"
+        "--unfinished", action="store_true", help="include the last segments of streams that are still being written"
     )
     parser.add_argument(
         "--follow",
@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         StepscopeError: if a package is missing, or the store refuses.
         OSError: if a file cannot be read or written.
     """
-    if arguments.restore and (arguments.rest or arguments.follow is not None):
-        arguments.parser.error("--restore copies back what there is: it goes with neither --rest nor --follow")
+    if arguments.restore and (arguments.unfinished or arguments.follow is not None):
+        arguments.parser.error("--restore copies back what there is: it goes with neither --unfinished nor --follow")
     try:
         from stepscope.collector.upload.object_store import ObjectStore
         from stepscope.collector.upload.restore import restore
@@ -102,7 +102,7 @@ def _follow(uploader: Uploader, arguments: argparse.Namespace) -> NoReturn:
 
 def _upload(uploader: Uploader, arguments: argparse.Namespace) -> None:
     objects, nbytes = uploader.objects, uploader.nbytes
-    uploader.upload(rest=arguments.rest)
+    uploader.upload(rest=arguments.unfinished)
     objects, nbytes = uploader.objects - objects, uploader.nbytes - nbytes
     if arguments.json:
         counts = {"streams": uploader.streams, "complete": uploader.complete}

@@ -47,7 +47,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """The run's directory, or that of all ranks."""
     ranks: int = 0
-    """How many ranks the job has; 0 if it has one, or if this rank speaks only for itself."""
+    """How many ranks the job has; 0 if it has one, or if the answer is of this rank only."""
     local_ranks: int = 0
     """How many of these ranks run on this machine: those from 0 on."""
     notes: tuple[tuple[str, str], ...] = ()

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     owner, output = os.getpid(), sys.stdout
     if not arguments.quiet:
-        after_signal(traced.tell_of_signal)
+        after_signal(traced.print_signal)
     traced.start(arguments)
     EnvProfiler.init_profiler()
     try:
@@ -103,10 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
     # The program's error comes behind the answer, where it is seen.
     if os.getpid() == owner:
         if arguments.quiet:
-            traced.tell_traces()
+            traced.print_traces()
         else:
             if arguments.report:
-                traced.tell_report()
-            traced.tell_end(failure, output, as_json=arguments.json)
-    outcome.tell()
+                traced.print_report()
+            traced.print_end(failure, output, as_json=arguments.json)
+    outcome.print_error()
     return outcome.code

@@ -33,7 +33,7 @@ class Outcome(msgspec.Struct, frozen=True):
     message: str = ""
     """The text of its `SystemExit` for standard error."""
 
-    def tell(self) -> None:
+    def print_error(self) -> None:
         """Prints what the interpreter would have printed at the end: the error as `sys.excepthook` shows it."""
         if self.message:
             message(self.message)

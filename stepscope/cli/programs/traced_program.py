@@ -8,6 +8,7 @@ import ctypes
 import logging
 import os
 import sys
+import textwrap
 from _thread import interrupt_main
 from collections.abc import Callable, Sequence
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
@@ -44,6 +45,8 @@ PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)
 log = logging.getLogger("stepscope")
 
 _STDERR = 2
+_INDENT = 12
+"""Columns before the values in the report."""
 _HOW_TO_TRACE_CHILDREN = (
     "ranks: start them by torchrun --no-python --nproc-per-node N stepscope run [options] train.py, or call stepscope.trace() in them; "
     "spans of others: set STEPSCOPE_JOIN=1, and import stepscope in them"
@@ -126,7 +129,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def start(self, arguments: argparse.Namespace) -> None:
         """Begins to record."""
         self.profiler.start()
-        if self.profiler.control is not None and self.speaks and not arguments.quiet:
+        if self.profiler.control is not None and self.prints_ending and not arguments.quiet:
             message(f"stepscope run: to record steps: stepscope arm --pid {os.getpid()} --steps 10")
         if arguments.duration is not None:
             wait = Thread(target=self._end_after, args=(arguments.duration,), name="stepscope duration", daemon=True)
@@ -148,7 +151,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             self.steps.detach()
             self.profiler.stop()
             call_on_main_thread(self.profiler.stop)  # whose operators torch records there until it is told
-        if self.speaks:
+        if self.prints_ending:
             where = opening.shown(self.profiler.output.path)
             ends = "with this step" if steps else "now"
             message(f"stepscope run: {seconds:g} s are over: recording ends {ends}; what was recorded is in {where}")
@@ -161,19 +164,25 @@ class TracedProgram(msgspec.Struct, frozen=True):
         with Progress("the program has ended; writing the recording"):
             self.profiler.close()
 
-    def tell_report(self) -> None:
+    def print_report(self) -> None:
         """Prints the table and the trust report."""
-        message("\n".join([self.profiler.summary(top=15), self.profiler.report().text(verbose=True), ""]))
+        report = self.profiler.report().text(verbose=True)
+        if sys.stderr is not None and sys.stderr.isatty():
+            wrap = textwrap.TextWrapper(
+                ending_width(), subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
+            )
+            report = "\n".join(map(wrap.fill, report.split("\n")))
+        message("\n".join([self.profiler.summary(top=15), report, ""]))
 
-    def tell_end(self, failure: BaseException | None, output: TextIO | None, *, as_json: bool) -> None:
-        """Prints what is slow, why, what to try, and where the files are. Of the ranks of a job the first speaks for all.
+    def print_end(self, failure: BaseException | None, output: TextIO | None, *, as_json: bool) -> None:
+        """Prints what is slow, why, what to try, and where the files are. Of the ranks of a job only the first does.
 
         Args:
             failure: of the program, which says enough of what it did not record.
             output: standard output as it was before the program began, which may have replaced `sys.stdout`; `None` if it was closed.
             as_json: the answer as JSON on standard output.
         """
-        if not self.speaks:
+        if not self.prints_ending:
             return
         notes = (*self._problems(), *self._untraced(), *(() if failure else self._empty()))
         failed = _failure_text(failure) if failure is not None and not self.profiler.statistics().steps else ""
@@ -197,9 +206,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
             message(f"stepscope run: the answer could not be written to standard output: {error}")
             discard_unwritten(output)
 
-    def tell_traces(self) -> None:
+    def print_traces(self) -> None:
         """Prints where the traces are, whether the program started a launcher, and no more."""
-        if self.speaks:
+        if self.prints_ending:
             untraced = self._untraced() if self.children.ranks else []
             _print_lines([("See it", how) for how in self._opening()] + untraced)
 
@@ -222,8 +231,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         )
 
     @property
-    def speaks(self) -> bool:
-        """True if this process says how it ended: it is no rank of a job, or the first one."""
+    def prints_ending(self) -> bool:
+        """True if this process prints how it ended: it is no rank of a job, or the first one."""
         return rank_from_environment()[0] in (None, 0)
 
     def _problems(self) -> list[tuple[str, str]]:
@@ -252,14 +261,14 @@ class TracedProgram(msgspec.Struct, frozen=True):
         how = f"to trace each: {self.children.ranks}" if self.children.ranks else _HOW_TO_TRACE_CHILDREN
         return [("Children", f"{ran}; {how}")]
 
-    def tell_of_signal(self, name: str) -> None:
-        """Says that a signal ends the program, where the files are, and what is slow; `end` has been called by nobody."""
+    def print_signal(self, name: str) -> None:
+        """Prints that a signal ends the program, where the files are, and what is slow; `end` has been called by nobody."""
         directory = opening.shown(self.profiler.output.path)
         timed_out = self.profiler.statistics().timed_out
         rest = "; not all was written, see above" if timed_out else ""
-        if timed_out or self.speaks:
+        if timed_out or self.prints_ending:
             _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
-        if not timed_out and self.speaks and _takes_text():
+        if not timed_out and self.prints_ending and _takes_text():
             asked = self._ending()
             answer = asked.text_of_other_process().lstrip("\n")  # a line was said already
             _write(answer or "".join(f"{label}  {text}\n" for label, text in asked.notes))

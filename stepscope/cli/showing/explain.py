@@ -10,6 +10,7 @@ from typing import Any
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.unreadable import exit_code
 
 RUNS = Path("stepscope_runs")
 
@@ -22,7 +23,8 @@ examples:
   stepscope explain runs/exp1 --json     for programs
   stepscope explain host.pt.trace.json   what torch.profiler has saved
 
-exit codes: 0 explained, 1 failed, 2 wrong usage, 4 there is no such window
+exit codes: 0 explained, 1 failed, 2 wrong usage, 3 explained, but without recordings that could not be read, which are
+named, 4 there is no such window
 """
 
 
@@ -88,10 +90,10 @@ def explain(arguments: argparse.Namespace) -> int:
         answer = answer_of(recording, arguments.window, peak_flops=arguments.peak_flops)
     if arguments.json:
         print_json(answer)
-        return 0
+        return exit_code(recording.unreadable)
     from rich.console import Console
 
     from stepscope.analysis.terminal import show
 
     show(answer, Console(file=sys.stdout, highlight=False))
-    return 0
+    return exit_code(recording.unreadable)

@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.common import opening
+from stepscope.cli.common.messages import add_json, print_json
 from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.unreadable import exit_code
 from stepscope.cli.showing.explain import add_peak
 
 EXAMPLES = """\
 examples:
   stepscope report runs/exp1                    report.html, here
   stepscope report runs/ddp -o reports/ddp.html
+  stepscope report runs/exp1 --json             for programs: the page's answer, too
 
 The page is one file that loads nothing: open it in a browser, or send it to somebody.
 
-exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
+exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings that could not be read, which are
+named, 4 there is no such window
 """
 
 
@@ -46,6 +50,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
     add_peak(parser)
+    add_json(parser, "the file's name, and the answer that is on the page,")
     parser.set_defaults(function=report, command="report", parser=parser)
 
 
@@ -56,16 +61,22 @@ def report(arguments: argparse.Namespace) -> int:
         OSError: if the run cannot be read, or the page not written.
         FormatError: if there is no recording, or no such window (`NoWindowError`).
     """
-    from stepscope.analysis.page.render import report_html
+    from stepscope.analysis.page.render import page_of
+    from stepscope.analysis.reading.recording import load
 
     target: Path = arguments.out
     if target.is_dir():
         arguments.parser.error(f"{opening.shown(target)} is a directory: give -o the name of a file")
     if target.is_file() and not target.read_bytes()[:64].lstrip().lower().startswith(b"<!doctype html"):
         arguments.parser.error(f"{opening.shown(target)} is there already, and is no page: give -o another name")
+    window: int | None = arguments.window
     with Progress(f"reading {opening.shown(arguments.path)}"):
-        page = report_html(arguments.path, arguments.window, peak_flops=arguments.peak_flops)
+        recording = load(arguments.path, None if window is None else (window,))
+        page, answer = page_of(recording, window, arguments.peak_flops)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
-    print(f"{opening.shown(target)} written ({len(page.encode()) >> 10:,} KiB): open it in a browser")
-    return 0
+    if arguments.json:
+        print_json({"written": target, "answer": answer})
+    else:
+        print(f"{opening.shown(target)} written ({len(page.encode()) >> 10:,} KiB): open it in a browser")
+    return exit_code(recording.unreadable)

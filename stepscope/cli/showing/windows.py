@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from stepscope.cli.common.coloured import print_result
 from stepscope.cli.common.messages import add_json, print_json
+from stepscope.cli.common.unreadable import exit_code
 from stepscope.runtime.display.text_table import Column, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END
@@ -35,7 +37,7 @@ examples:
   stepscope explain runs/exp1 --window 3
   stepscope convert runs/exp1 third.json --window 3
 
-exit codes: 0 listed, 1 failed, 2 wrong usage
+exit codes: 0 listed, 1 failed, 2 wrong usage, 3 listed, but without recordings that could not be read, which are named
 """
 HEAD = ("window", "begins", "lasts", "steps", "events", "dropped", "state")
 LEFT = ("process", "begins", "state")
@@ -94,14 +96,14 @@ def windows(arguments: argparse.Namespace) -> int:
         lines += [line for _, line in sorted({**read, **indexed}.items())]
     if arguments.json:
         print_json(lines)
-        return 0
-    print(_table(lines, several=len(recording.ranks) > 1))
+        return exit_code(recording.unreadable)
+    print_result(_table(lines, several=len(recording.ranks) > 1))
     starts_up = any(begins_with_startup(rank.metadata) for rank in recording.ranks)
     if starts_up and any(line.first_step == 0 for line in lines):
         print("Step 0 is startup: it ends with the optimizer's first step, and is not judged or counted as a step.")
-    for note in recording.notes:
-        print(note)
-    return 0
+    for note in (note for note in recording.notes if note not in recording.unreadable):
+        print_result(note)
+    return exit_code(recording.unreadable)
 
 
 def _process(rank: Rank) -> str:

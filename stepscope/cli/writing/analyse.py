@@ -9,6 +9,8 @@ from typing import Any
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import add_json, print_json
 from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.unreadable import exit_code
+from stepscope.cli.common.values import one_of
 from stepscope.compat.mindspore.analysis.offline import analyse_below
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 
@@ -24,12 +26,17 @@ examples:
   stepscope analyse ./data
   stepscope analyse runs/exp1              ASCEND_PROFILER_OUTPUT beside each journal; of later windows, in window_1, ...
   stepscope analyse ./dyn_profile_data/rank0_start10_stop20 --pretty
+  stepscope analyse runs/exp1 --layout mindspore      <host>_<pid>_<UTC>_ascend_ms below runs/exp1, for MindSpore's tools
   stepscope analyse ./data --rank 3 --steps 10 12 14 --keep-raw
 
 A recording that was analysed before is skipped, unless its raw data were kept: then a second result is put beside it.
 
-exit codes: 0 everything was analysed, 1 something failed or there is nothing to analyse, 2 wrong usage
+exit codes: 0 everything was analysed, 1 something failed or there is nothing to analyse, 2 wrong usage, 3 analysed, but
+without recordings that could not be read, which are named
 """
+
+
+LAYOUTS = ("stepscope", "mindspore")
 
 
 def add(commands: Any) -> None:
@@ -47,6 +54,14 @@ def add(commands: Any) -> None:
     parser.add_argument("--rank", metavar="N", type=int, help="only this rank (default: all)")
     parser.add_argument("--steps", metavar="N", type=int, nargs="+", help="only these steps (default: all)")
     parser.add_argument("--pretty", action="store_true", help="indent the JSON")
+    parser.add_argument(
+        "--layout",
+        metavar="NAME",
+        type=one_of("layout", LAYOUTS),
+        default=LAYOUTS[0],
+        help="names of directories: stepscope, or mindspore, which puts the products of each window into one that ends with "
+        "_ascend_ms, where MindSpore's tools look for it (default: stepscope)",
+    )
     parser.add_argument("--keep-raw", action="store_true", help="keep the raw data afterwards")
     add_json(parser, "what was made")
     parser.set_defaults(function=analyse, command="analyse", parser=parser)
@@ -64,7 +79,10 @@ def analyse(given: argparse.Namespace) -> int:
     if any(number < 0 for number in numbers):
         parser.error(f"steps and ranks are numbers from 0, got {min(numbers)}")
     options = ProfilerOptions(
-        analyse_only=given.rank is not None, rank_id=given.rank or 0, data_simplification=not given.keep_raw
+        analyse_only=given.rank is not None,
+        rank_id=given.rank or 0,
+        data_simplification=not given.keep_raw,
+        ascend_names=given.layout == "mindspore",
     )
     steps = None if given.steps is None else tuple(sorted(set(given.steps)))
     with Progress(f"analysing {opening.shown(given.path)}"):
@@ -73,4 +91,5 @@ def analyse(given: argparse.Namespace) -> int:
         print_json(analysis)
     else:
         print(analysis)
-    return 0 if analysis.complete else 1
+    code = exit_code(analysis.unreadable)
+    return code if all(window.complete for window in analysis.windows) else 1

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
+from stepscope.cli.common.coloured import print_result
 from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.unreadable import exit_code
 from stepscope.cli.writing import formats
-from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import INCOMPLETE, StepscopeError
 from stepscope.runtime.export.formats import staged
 from stepscope.runtime.files.encoding import json_bytes
@@ -35,8 +36,8 @@ examples:
 
 All times are by the collector's clock. The report and the output state the possible error.
 
-exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without journals that could not be read, which are named,
-4 there is no such window
+exit codes: 0 written, 1 failed, 2 wrong usage, 3 written, but without recordings that could not be read, which are
+named, 4 there is no such window
 """
 
 
@@ -73,7 +74,8 @@ def add(commands: Any) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--window", metavar="N", type=int, help="only this window; 0 is the first")
     parser.add_argument(
-        "--of",
+        "--windows-of",
+        dest="stream",
         metavar="STREAM",
         default="",
         help="with --window: count windows as this stream (32 hexadecimal digits) does, which begins at 0 again when its rank "
@@ -101,19 +103,19 @@ def merge(given: argparse.Namespace) -> int:
         sources += [Path(os.fsdecode(name)) for name in given.listed.read_bytes().split(b"\0") if name]
     if not sources:
         given.parser.error("name a collector directory, any directory containing journals, or one journal")
-    if given.of and given.window is None:
-        given.parser.error("--of goes with --window: it says whose count of windows N is")
+    if given.stream and given.window is None:
+        given.parser.error("--windows-of goes with --window: it says whose count of windows N is")
     report = write(
         sources,
         given.out,
         format=given.format,
         job=given.job,
-        selection=outputs.Selection(window=given.window, stream=given.of, steps=given.steps),
+        selection=outputs.Selection(window=given.window, stream=given.stream, steps=given.steps),
     )
     if given.json:
         print_json(report)
     else:
-        print(report.text())
+        print_result(report.text())
     if given.report is not None:
         with staged(given.report) as place:
             place.write_bytes(msgspec.json.format(json_bytes(report)))
@@ -154,10 +156,7 @@ def write(
         )
         report: MergeReport = anyio.run(merge)
     message(f"{report.events:,} events written to {report.written or target}")
-    if report.unreadable:
-        message(f"the trace is not whole: {human_count(len(report.unreadable), 'journal')} could not be read")
-    for note in report.not_merged():
-        message(note)
+    exit_code(report.unreadable)
     return report
 
 

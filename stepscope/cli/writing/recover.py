@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from stepscope.cli.common import opening
+from stepscope.cli.common.coloured import print_result
 from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.progress import Progress
 from stepscope.cli.writing.traces import is_trace, refuse_trace, rewrite_traces
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         OSError: if files cannot be read or written.
     """
     named: Path = arguments.path
-    say = message if arguments.json else print
+    say = message if arguments.json else print_result
     if not segments.exists(named):
         raise FormatError(f"there is no run or journal at {named}")
     if named.is_file() and not is_note(named) and is_trace(named):
@@ -131,9 +132,9 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
         if not one_of_several:
             convert = opening.convert(named if named.is_dir() else named.parent, "out.json")
             raise RecoveredError(f"{error}. To convert it: {convert}") from error
-        (message if arguments.json else print)(f"not recovered: {error}")
+        (message if arguments.json else print_result)(f"not recovered: {error}")
     except FormatError as error:
         if not one_of_several:
             raise
-        (message if arguments.json else print)(f"not recovered: {error}")
+        (message if arguments.json else print_result)(f"not recovered: {error}")
     return None

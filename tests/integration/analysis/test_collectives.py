@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.tables.collectives import CollectiveTable, fastest_of, is_collective
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
-from stepscope.mindspore import Profiler
+from stepscope.compat.mindspore.output_layout import RAW
+from stepscope.mindspore import DynamicProfilerMonitor, Profiler
 from stepscope.runtime.events.record import Kind
 from tests.support import mindspore_output as output
 from tests.support.basics import missing, require
+from tests.support.collecting import until
+from tests.support.messages import said
 
 SIZE = 3_000_000
 
@@ -56,6 +60,19 @@ def test_waiting_and_bandwidth_of_ranks(tmp_path: Path) -> None:
     assert "Collectives " in said and " a step in all_reduce (1 calls), of that " in said
     page = report_html(tmp_path)
     assert "Waiting for ranks" in page and "not known" in page
+
+
+@pytest.mark.checklist("D16")
+def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
+    """It may be the one that the others waited for, so their waiting is not known."""
+    for rank in range(2):
+        with sc.trace(output_dir=tmp_path, rank=rank, world_size=3) as profiler:
+            for _ in range(14):
+                with sc.span("all_reduce", bytes=SIZE):
+                    time.sleep(0.001)
+                profiler.step()
+    answer = explain(tmp_path)
+    assert [each.wait_ns for rank in answer.ranks for each in rank.collectives] == [None, None]
 
 
 def test_groups_of_ranks_are_not_compared(tmp_path: Path) -> None:
@@ -160,6 +177,96 @@ def test_files_of_mindspore_for_two_ranks(tmp_path: Path, monkeypatch: pytest.Mo
         (links,) = matrix["step1"]["p2p"].values()
         assert list(links) == ["0-1"] and links["0-1"]["Transit Size(MB)"] == 0.001
         assert links["0-1"]["Transport Type"] == "ALL" and links["0-1"]["Bandwidth(GB/s)"] > 0
+
+
+def record_windows(
+    directory: Path, rank: int, seconds: float, times: int, monkeypatch: pytest.MonkeyPatch, size: int = 2
+) -> tuple[Path, ...]:
+    """A rank of MindSpore's profiler that begins so many recordings of one step; their directories."""
+    monkeypatch.setenv("RANK_ID", str(rank))
+    monkeypatch.setenv("RANK_SIZE", str(size))
+    profiler = Profiler(
+        output_path=directory, start_profile=False, profile_communication=True, data_simplification=False
+    )
+    for _ in range(times):
+        profiler.start()
+        with sc.span("AllReduce-op4", bytes=SIZE):
+            time.sleep(seconds)
+        profiler.step()
+        profiler.stop()
+    return profiler.directories
+
+
+def waits_below(directory: Path) -> list[float | None]:
+    """ms that ranks waited, by rank, then by window; `None` if that is not known."""
+    found: list[tuple[int, int, float | None]] = []
+    for window in output.windows_below(directory):
+        if not (window / PRODUCTS).exists():
+            continue
+        for name, step in communication(window, PRODUCTS).items():
+            times = step["collective"]["AllReduce-op4"]["Communication Time Info"]
+            found.append((int(output.info(window)["rank_id"]), int(name[4:]), times.get("Wait Time(ms)")))
+    return [wait for _, _, wait in sorted(found, key=lambda each: each[:2])]
+
+
+@pytest.mark.checklist("D16")
+def test_several_recordings_of_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the same steps are compared, also where a rank has the same step twice."""
+    for rank, seconds in ((0, 0.03), (1, 0.001)):
+        record_windows(tmp_path, rank, seconds, 2, monkeypatch)
+        record_windows(tmp_path, rank, seconds, 1, monkeypatch)
+    analysis = Profiler.offline_analyse(tmp_path, data_simplification=False)
+    assert analysis.complete and analysis.notes == ()
+    waits = waits_below(tmp_path)
+    assert len(waits) == 6 and all(wait is not None and wait > 5 for wait in waits[:3]) and waits[3:] == [0, 0, 0]
+
+
+def begins_with(monitor: DynamicProfilerMonitor, step: int) -> bool:
+    """Whether the monitor has read a file that asks for this step."""
+    return monitor.config is not None and monitor.config.start_step == step
+
+
+@pytest.mark.checklist("D16")
+def test_windows_of_the_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the waiting of its own steps."""
+    for rank, seconds in ((0, 0.02), (1, 0.001)):
+        monkeypatch.setenv("RANK_ID", str(rank))
+        monkeypatch.setenv("RANK_SIZE", "2")
+        monitor = DynamicProfilerMonitor(tmp_path / f"cfg{rank}", tmp_path / "out", 0.02, agree=False)
+        monitor.config_path.parent.mkdir(exist_ok=True)
+        for first in (3, 12):
+            monitor.config_path.write_text(
+                json.dumps({"start_step": first, "stop_step": first, "profile_communication": True})
+            )
+            until(partial(begins_with, monitor, first))
+            for _ in range(8):
+                with sc.span("AllReduce-op4", bytes=9):
+                    time.sleep(seconds)
+                monitor.step()
+        monitor.close()
+    analysis = Profiler.offline_analyse(tmp_path / "out", data_simplification=False)
+    assert analysis.complete and analysis.notes == ()
+    waits = waits_below(tmp_path / "out")
+    assert len(waits) == 4 and all(wait is not None and wait > 5 for wait in waits[:2]) and waits[2:] == [0, 0]
+
+
+@pytest.mark.checklist("D16")
+@pytest.mark.parametrize("damaged", [True, False])
+def test_waiting_that_is_not_known(damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a rank, and in steps that ranks recorded differently often, there is no waiting, and a sentence says why."""
+    record_windows(tmp_path, 0, 0.03, 1, monkeypatch, 3)
+    record_windows(tmp_path, 1, 0.03, 1, monkeypatch, 3)
+    (last, *_) = record_windows(tmp_path, 2, 0.001, 1, monkeypatch, 3)
+    if damaged:
+        (journal,) = (last / RAW).rglob("journal")
+        journal.write_bytes(b"no journal")
+    else:
+        record_windows(tmp_path, 2, 0.001, 1, monkeypatch, 3)
+    analysis = Profiler.offline_analyse(tmp_path, data_simplification=False)
+    (note,) = analysis.notes
+    said(note, *(("3", "rank 2") if damaged else ("step 0",)))
+    assert note in str(analysis)
+    assert waits_below(tmp_path) == [None] * (2 if damaged else 4)
 
 
 def communication(directory: Path, folder: str) -> Any:

@@ -65,7 +65,7 @@ def test_an_upload_follows_streams_that_grow(tmp_path: Path, rest: bool) -> None
     streams = [Stream(collected, number) for number in range(4)]
     upload = ("--upload", f"file://{remote}", "--upload-every", "0.05")
     with (
-        following(collected, remote, 0.03, *(["--rest"] if rest else [])),
+        following(collected, remote, 0.03, *(["--unfinished"] if rest else [])),
         collecting(collected, *upload) as collector,
     ):
         for _ in range(20):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.analysis.explain import explain
-from stepscope.compat.frameworks.loop import MAX_ERRORS, Loop, Traced, guarded
+from stepscope.compat.frameworks.loop import MAX_ERRORS, Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
@@ -142,13 +142,13 @@ def test_tensorboard_files_of_ranks_are_beside_each_other(tmp_path: Path) -> Non
     assert '"world_size": 2' in file.read_text() or '"world_size":2' in file.read_text()
 
 
-class Hooks(Traced):
+class Hooks(TracingCallback):
     """A callback whose hook raises."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
 
-    @guarded
+    @stores_errors
     def hook(self, number: int) -> None:
         """Raises always."""
         raise ValueError(f"number {number}")
@@ -170,11 +170,11 @@ def test_what_hooks_raise_again_is_kept_once(tmp_path: Path, caplog: pytest.LogC
     loop = Loop(settings_of(tmp_path), "x")
     error = ValueError("once")
 
-    class Same(Traced):
+    class Same(TracingCallback):
         def __init__(self) -> None:
             self.loop = loop
 
-        @guarded
+        @stores_errors
         def hook(self) -> None:
             raise error
 

@@ -147,9 +147,9 @@ def test_merge_says_what_it_wrote_and_what_it_lacks(tmp_path: Path, capsys: pyte
     said = capsys.readouterr()
     assert f"written to {tmp_path / 'out-2.journal'}" in said.out + said.err
     assert (tmp_path / "out-2.journal").exists() and taken.read_bytes() == b"taken"
-    assert "the trace is not whole: 1 journal could not be read" in said.err and "rank1" in said.err
+    assert "the result is not whole: 1 recording could not be read" in said.err and "rank1" in said.err
     unread = str(tmp_path / "job" / "rank1" / "journal")
-    assert f"not merged: {unread}" in said.out and f"not merged: {unread}" in said.err
+    assert f"not merged: {unread}" in said.out and f"not read: {unread}" in said.err
     assert main(["merge", str(tmp_path / "job"), "--out", str(tmp_path / "merged.json"), "--json"]) == INCOMPLETE
     report = json.loads(capsys.readouterr().out)
     assert [journal["path"] for journal in report["unreadable"]] == [unread]

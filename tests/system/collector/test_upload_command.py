@@ -120,8 +120,8 @@ def test_what_cannot_be_uploaded(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--restore", "--rest"], "neither --rest nor --follow"),
-        (["--restore", "--follow", "1"], "neither --rest nor --follow"),
+        (["--restore", "--unfinished"], "neither --unfinished nor --follow"),
+        (["--restore", "--follow", "1"], "neither --unfinished nor --follow"),
         (["--follow", "0"], "seconds above 0"),
         (["--follow", "nan"], "seconds above 0"),
     ],

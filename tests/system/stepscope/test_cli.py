@@ -28,6 +28,7 @@ REPORT = (
     "demo",
     "run",
     "explain",
+    "report",
     "windows",
     "arm",
     "recover",

@@ -13,10 +13,37 @@ import stepscope as sc
 from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS, operators_of
 from stepscope.compat.mindspore.products.operators import find_operators, operators_as_json
+from stepscope.compat.mindspore.sources import backends as sources
 from stepscope.mindspore import Profiler, schedule
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind
 from tests.support import mindspore_output as output
+
+
+@pytest.mark.checklist("C22")
+def test_op_analyse_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are counted on their device, apart from operators of the host and of other devices."""
+
+    def choose(*_: object) -> list[SimulatedDevice]:
+        return [SimulatedDevice(streams=1, kernels_per_second=20_000)]
+
+    monkeypatch.setattr(sources, "choose", choose)
+    profiler = Profiler(output_path=tmp_path, start_profile=False)
+    profiler.start()
+    with sc.span("MatMul-op1", category="cpu_op"):
+        time.sleep(0.1)
+    profiler.step()
+    profiler.stop()
+    kernels = [row for row in profiler.operators() if row.side == "Device"]
+    name = kernels[0].name
+    told = json.loads(profiler.op_analyse([name, "MatMul-op1"]))
+    (kernel,) = told[name]
+    (host,) = told["MatMul-op1"]
+    assert (kernel["op_side"], host["op_side"]) == ("device", "cpu")
+    assert kernel["op_occurrences"] == kernels[0].count and kernel["op_total_time(us)"] > 0
+    (kernel_device,) = {row.device for row in kernels}
+    assert kernel_device is not None
+    assert json.loads(profiler.op_analyse(name, device_id=kernel_device + 7))[name] == []
 
 
 @pytest.mark.checklist("C22")

@@ -53,7 +53,7 @@ def test_a_window_that_cannot_be_written_keeps_the_raw_data(tmp_path: Path, monk
     profiler = two_windows(tmp_path, data_simplification=True)
     analysis = profiler.analyse()
     assert analysis is not None
-    assert not analysis.complete and analysis.failed == 1 and len(analysis.windows) == 1
+    assert not analysis.complete and len(analysis.unreadable) == 1 and len(analysis.windows) == 1
     (reason,) = analysis.rejected
     assert reason.startswith("window 1: its directory could not be written: OSError: [Errno 28]")
     assert "stepscope analyse" in reason and reason in str(analysis)
@@ -113,7 +113,7 @@ def test_a_window_of_which_nothing_can_be_written(tmp_path: Path) -> None:
         profiler.step()
     profiler.stop()
     analysis = profiler.analyse()
-    assert analysis is not None and not analysis.complete and analysis.failed == 2
+    assert analysis is not None and not analysis.complete and len(analysis.unreadable) == 2
     assert [window.window for window in analysis.windows] == [0]
     assert all(not product.problem for product in analysis.windows[0].products)
     for number, reason in zip((1, 2), analysis.rejected, strict=True):

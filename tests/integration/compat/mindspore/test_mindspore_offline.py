@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -139,6 +140,32 @@ def test_analysing_by_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
     wrong = stepscope("analyse", "out", "--rank", -1, cwd=tmp_path)
     assert wrong.returncode == 2
     said(wrong.stderr, "-1")
+
+
+@pytest.mark.checklist("D18")
+def test_names_for_mindspores_tools(tmp_path: Path) -> None:
+    """`--layout mindspore` puts products where those tools look for them, of any run; a second analysis passes nothing over."""
+    own = recorded(tmp_path / "own")
+    with sc.trace(
+        output_dir=tmp_path / "run", rank=1, world_size=2, schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=2)
+    ) as profiler:
+        output.loop(3, lambda _: None, lambda _: profiler.step())
+    for times in (1, 2):
+        done = stepscope("analyse", ".", "--layout", "mindspore", "--keep-raw", "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["rejected"] == []
+        places = [Path(window["directory"]).parent for window in json.loads(done.stdout)["windows"]]
+        assert len(set(places)) == 3
+        for place in places:
+            assert re.fullmatch(r"[^/]+_\d+_\d{17}_ascend_ms(-2)?", place.name)
+            assert len(list((tmp_path / place).glob(f"{PRODUCTS}*"))) == times
+            assert len(output.steps_of(tmp_path / place)) == (3 if place.parent.name == "own" else 1)
+    assert not (own / PRODUCTS).exists()
+    infos = {place.parent.name: output.info(tmp_path / place) for place in places}
+    assert (infos["own"]["rank_id"], infos["rank1"]["rank_id"], infos["rank1"]["rank_size"]) == ("0", "1", 2)
+    wrong = stepscope("analyse", ".", "--layout", "mindspor", cwd=tmp_path)
+    assert wrong.returncode == 2
+    said(wrong.stderr, "mindspor", "did you mean 'mindspore'?")
 
 
 CRASHES = """

@@ -724,10 +724,14 @@ def test_phases_are_the_users(tmp_path: Path) -> None:
     """Instead of two points named in the environment: any phase, by its own name, as a span."""
     profiler = Profiler(output_path=tmp_path, start_profile=False)
     profiler.start()
-    for phase in ("forward", "backward", "optimizer"):
+    phases = ("encode", "search", "update")
+    for phase in phases:
         with span(phase):
-            pass
+            time.sleep(0.002)
     profiler.step()
     profiler.stop()
     profiler.analyse()
-    assert {row.name for row in profiler.operators()} == {"forward", "backward", "optimizer"}
+    assert {row.name for row in profiler.operators()} == set(phases)
+    step, *_ = output.rows(profiler.directories[0], "step_phases.csv")
+    assert {name for name in step if name.startswith("span: ")} == {f"span: {phase}(us)" for phase in phases}
+    assert all(float(step[f"span: {phase}(us)"]) >= 2000 for phase in phases)

@@ -232,6 +232,30 @@ def test_further_options(tmp_path: Path) -> None:
     assert marks(other.directories[0]) == ["in mine", "in yours", "in default"]
 
 
+@pytest.mark.checklist("C4", "D16")
+@pytest.mark.parametrize("how", ["option", "level"])
+def test_collectives_of_the_new_class(tmp_path: Path, how: str) -> None:
+    """By the option of the old class, or by a level that has them in MindSpore, too."""
+    config = ms._ExperimentalConfig(  # pyright: ignore[reportPrivateUsage]
+        profiler_level="Level0" if how == "option" else "Level1"
+    )
+    handler = ms.tensorboard_trace_handler(tmp_path)
+    recording = train(2, on_trace_ready=handler, experimental_config=config, profile_communication=how == "option")
+    found = json.loads((recording.directories[0] / PRODUCTS / "communication.json").read_text())
+    assert list(found) == ["step0", "step1"] and "AllReduce-op4" in found["step0"]["collective"]
+
+
+@pytest.mark.checklist("D16")
+def test_our_options_of_the_new_class(tmp_path: Path) -> None:
+    """They are those of the old class."""
+    handler = ms.tensorboard_trace_handler(tmp_path)
+    recording = train(1, on_trace_ready=handler, ascend_names=True, peak_flops=1e12, overhead_budget=0.5)
+    assert recording.directories[0].name.endswith("_ascend_ms")
+    assert (recording.options.peak_flops, recording.options.overhead_budget) == (1e12, 0.5)
+    with refused(ValueError, "peak_flops", "-1"):
+        ms.profile(peak_flops=-1)
+
+
 def test_start_is_allowed_again(tmp_path: Path) -> None:
     """Unlike the old class, this one may be started again; what does not fit raises all the same."""
     recording = ms.profile(on_trace_ready=ms.tensorboard_trace_handler(tmp_path))

@@ -21,6 +21,7 @@ from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.mindspore import (
+    AnalysisMode,
     Profiler,
     ProfilerException,
     ProfilerIOException,
@@ -249,7 +250,7 @@ def test_analysis_in_the_background(tmp_path: Path) -> None:
     profiler = output.recorded(tmp_path)
     release = threading.Event()
     ahead: Future[bool] = analysis_thread.submit(lambda: release.wait(60))
-    assert profiler.analyse(mode="async") is None
+    assert profiler.analyse(mode=AnalysisMode.ASYNC_MODE) is None
     (directory,) = profiler.directories
     assert not (directory / PRODUCTS).exists()
     output.work(0)

@@ -305,6 +305,19 @@ def test_a_killed_program_leaves_a_valid_file(here: Path) -> None:
     assert sum(event["cat"] == "event" for event in load("profile.json") if event["ph"] == "X") == 1000
 
 
+def test_no_steps_without_a_call() -> None:
+    """A program that stops and goes on, and never calls `step`, has no step in its file."""
+    begin()
+    for _ in range(2):
+        with mxnet.Event("work"):
+            pass
+        mxnet.set_state("stop")
+        mxnet.set_state("run")
+    mxnet.dump()
+    names = [event["name"] for event in load("profile.json")]
+    assert names.count("work") == 2 and not [name for name in names if name.startswith("ProfilerStep")]
+
+
 def test_steps_and_schedules() -> None:
     """A loop that calls `step` is recorded as a schedule says."""
     mxnet.step()

@@ -10,7 +10,7 @@ import pytest
 
 import stepscope.torch as ours
 from stepscope.compat.torch.events.function_events import FunctionEvents
-from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
+from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.tracks import TrackKind
@@ -140,10 +140,10 @@ async def test_kernels_belong_to_the_operators_that_launched_them(tmp_path: Path
     await journal.export(scene.batch())
     await journal.close_window(window)
     await journal.aclose()
-    cycle = Cycle(
+    finished = FinishedWindow(
         torch_flags=TorchFlags(use_device="cuda"), window=window, journal=journal.path, step_num=1, trace_id="x"
     )
-    events = FunctionEvents(cycle, None).build()
+    events = FunctionEvents(finished, None).build()
     averages = {row.key: row for row in events.key_averages()}
     assert averages["aten::linear"].device_time_total == averages["aten::mm"].device_time_total == 40
     assert averages["sgemm"].self_device_time_total == 40 and averages["sgemm"].cpu_time_total == 0

@@ -17,7 +17,7 @@ import pytest
 import stepscope.torch as ours
 from stepscope.analysis.reading.torch_traces import trace_of
 from stepscope.compat.torch.events.function_events import FunctionEvents
-from stepscope.compat.torch.windows.cycle import Cycle, TorchFlags
+from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.basics import ROOT, require
@@ -139,10 +139,10 @@ def test_metadata_of_kernels(tmp_path: Path) -> None:
     window = rank.windows[0]
     writer.write_window(window)
     writer.close()
-    cycle = Cycle(
+    finished = FinishedWindow(
         torch_flags=TorchFlags(use_device="cuda"), window=window, journal=writer.path, step_num=1, trace_id=""
     )
-    events = FunctionEvents(cycle, None).build()
+    events = FunctionEvents(finished, None).build()
     launches = arrows(json.loads(original.read_text())["traceEvents"], "ac2g")
     assert [sum(numbers.values()) for numbers in flows(events, 2)] == [sum(numbers.values()) for numbers in launches]
     kernels = [

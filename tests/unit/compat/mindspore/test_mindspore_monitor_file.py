@@ -176,8 +176,8 @@ def test_steps_that_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.checklist("F6")
-def test_a_run_id_is_part_of_names() -> None:
-    """A number is one as well; a text that no file's name can have is refused."""
+def test_run_ids() -> None:
+    """A text or a number; one that no file's name can have is refused."""
     for run_id in ("second-try", "7"):
         request = MonitorFile(asked(2, 3, run_id), "refuse", 1).request()
         assert request is not None and request.run_id == run_id

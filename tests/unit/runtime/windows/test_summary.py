@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from io import StringIO
 from typing import Any
 
 import msgspec
@@ -307,3 +308,22 @@ def test_code_in_markdown() -> None:
     assert markdown_code("`x`") == "`` `x` ``"
     assert markdown_code("x\ny\u202ez") == "`x\\ny\\u202ez`"
     assert markdown_code("  ") == ""
+
+
+class Terminal(StringIO):
+    """One in memory."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_narrow_terminal_has_fewer_columns(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line fits, and what is left out is what says least."""
+    row = SummaryRow("n" * 60, "user_annotation", 1234, *[10**9] * 8)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout", Terminal())
+    lines = Summary(rows=(row,), recorded_ns=10**9).table().splitlines()
+    assert max(map(len, lines)) <= width
+    assert all(title in lines[2] for title in ("Count", "Self", "Total", "Max"))
+    assert ("P99" in lines[2]) is (width == 140)

@@ -213,7 +213,7 @@ def test_unknown_fields() -> None:
     """They have no effect, and the nearest known one is named."""
     args = DynamicProfilerArgs(start_stepp=3, with_stack=True)
     assert args.vars == DEFAULTS | {"with_stack": True}
-    assert args.diagnostics == ("'start_stepp' is no field; did you mean 'start_step'?",)
+    assert args.diagnostics == ("there is no field 'start_stepp'; did you mean 'start_step'?",)
 
 
 def test_repr_is_the_call() -> None:

@@ -227,6 +227,8 @@ def test_training_ends_inside_a_window(job: Job) -> None:
     (name, directory), *_ = job.windows().items()
     assert name == "rank0_start3_stop4"
     assert output.steps_of(directory)[:2] == [3, 4]
+    facts = output.info(directory)
+    assert facts["complete"] is False and facts["diagnostics"][0] == "cut: training ended"
     job.write(start_step=5, stop_step=5)
     time.sleep(0.1)
     assert monitor.config is not None
@@ -356,7 +358,7 @@ while True:
 def test_killed(job: Job) -> None:
     """SIGKILL inside a window: no process is left, the next start needs no cleaning, and what was recorded is found, under
     a name that says what it is."""
-    job.write(start_step=2, stop_step=1000)
+    job.write(start_step=2, stop_step=1000, run_id="try")
     program = textwrap.dedent(KILLED).format(root=str(ROOT), config=str(job.config.parent), output=str(job.output))
     with launched([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -376,7 +378,7 @@ def test_killed(job: Job) -> None:
     steps = output.steps_of(found[0].directory.parent)
     assert steps[0] == 2
     assert len(output.operators(found[0].directory.parent)) >= 15
-    assert found[0].directory.is_relative_to(job.output / f"rank0_start2_stop{steps[-1] - 1}")
+    assert found[0].directory.is_relative_to(job.output / f"rank0_start2_stop{steps[-1] - 1}_try")
     assert len(list(job.output.glob("rank0_*"))) == len(analysis.windows)
 
 
@@ -464,8 +466,10 @@ def test_each_monitor_begins_anew(job: Job) -> None:
     assert [each.parent.name for each in output.windows_below(job.output)] == ["rank0_start2_stop2"] * 2
 
 
+@pytest.mark.checklist("A31", "F6")
 def test_the_next_steps(job: Job) -> None:
-    """As many as are asked for, from the next step on; a command for the window that runs needs no more than its name."""
+    """As many as are asked for, from the next step on, and the run id is a part of the name; a command for the window that runs needs no
+    more than its name."""
     monitor = job.monitor()
     job.callbacks(monitor, 3)
     job.change(start_step="next", steps=2)
@@ -476,5 +480,5 @@ def test_the_next_steps(job: Job) -> None:
     job.callbacks(monitor, 6, first=9)
     assert {name: output.steps_of(each) for name, each in job.windows().items()} == {
         "rank0_start4_stop5": [4, 5],
-        "rank0_start8_stop12": [8, 9, 10, 11, 12],
+        "rank0_start8_stop12_again": [8, 9, 10, 11, 12],
     }

@@ -1,4 +1,4 @@
-"""A cycle: one window of a profile, and where its events are."""
+"""One finished window of a profile, and where its events are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TorchFlags(msgspec.Struct, frozen=True, kw_only=True):
     """The accelerator that is recorded, as torch names it."""
 
 
-class Cycle(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One finished window. What is read of it comes from the run's journal, each time anew."""
 
     torch_flags: TorchFlags

@@ -38,14 +38,14 @@ def observer_of_environment() -> Observer | None:
     return observer
 
 
-class CycleHooks:
+class WindowHooks:
     """Starts and stops an observer with each window, and asks for the window's identifier.
 
     A backend without events: it is bound to the thread that steps, where torch would call these as well. What they
     raise is kept by the profiler.
     """
 
-    name = "cycle"
+    name = "finished"
     thread_bound = True
 
     def __init__(self, observer: Observer | None, make_id: Callable[[], str] | None) -> None:

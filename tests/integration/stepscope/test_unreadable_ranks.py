@@ -1,0 +1,59 @@
+"""A rank that cannot be read: every command that reads several goes on with the others, and says so in one way."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.runtime.errors import INCOMPLETE
+from tests.support.commands import stepscope
+from tests.support.messages import said
+
+COMMANDS = {
+    "explain": ["explain", "run"],
+    "report": ["report", "run", "-o", "page.html"],
+    "windows": ["windows", "run"],
+    "merge": ["merge", "run", "--out", "trace.json"],
+    "analyse": ["analyse", "run"],
+}
+
+
+def record(directory: Path, ranks: int) -> None:
+    """A run of so many ranks."""
+    for rank in range(ranks):
+        with sc.trace(output_dir=directory / "run", rank=rank, world_size=ranks) as profiler:
+            for _ in range(12):
+                with sc.span("load"):
+                    time.sleep(0.001)
+                profiler.step()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_one_rank_of_two(command: str, as_json: bool, tmp_path: Path) -> None:
+    """The exit code is 3, and the sentence is the same."""
+    record(tmp_path, 2)
+    words = [*COMMANDS[command], *(["--json"] if as_json else [])]
+    whole = stepscope(*words, cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    (tmp_path / "run" / "rank1" / "journal").write_bytes(b"no journal")
+    done = stepscope(*words, cwd=tmp_path)
+    assert done.returncode == INCOMPLETE, done.stderr
+    assert not as_json or json.loads(done.stdout)
+    said(done.stderr, "1 recording")
+    said(done.stderr, "not read", "rank1")
+
+
+def test_the_answer_of_a_page_for_programs(tmp_path: Path) -> None:
+    """`stepscope report --json` has the page's name, and what `explain --json` has."""
+    record(tmp_path, 1)
+    done = stepscope("report", "run", "--json", "-o", "page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["written"] == "page.html" and (tmp_path / "page.html").read_text().endswith("</html>")
+    answer = json.loads(stepscope("explain", "run", "--json", cwd=tmp_path).stdout)
+    assert found["answer"]["verdict"] == answer["verdict"] and found["answer"].keys() == answer.keys()
