@@ -97,7 +97,7 @@ class Collector:
         # Nothing brakes a file that is being made: room for them is kept free.
         most = min(Bounds().file_bytes, settings.disk_bytes // 16 or Bounds().file_bytes)
         self.downloads = Downloads(settings.directory, Bounds(file_bytes=most))
-        self.uploading = _uploading(settings)
+        self.uploading = _uploading(settings, self.store)
         self.nats = self._nats_source()
         policy = StoragePolicy(
             max_bytes=settings.disk_bytes, newest=settings.keep_newest, slowest=settings.keep_slowest
@@ -260,11 +260,13 @@ def _open_to(settings: CollectorSettings) -> str:
     return "every user of this machine can read all that is here, send streams, and give orders to the processes"
 
 
-def _uploading(settings: CollectorSettings) -> Uploading | None:
+def _uploading(settings: CollectorSettings, store: Store) -> Uploading | None:
     if not settings.upload:
         return None
     try:
         from stepscope.collector.upload.uploader import Uploading
     except ImportError as error:
         raise ImportError(f"uploads need packages: pip install 'stepscope[upload]' ({error})") from error
-    return Uploading(settings.directory, settings.upload, every=settings.upload_seconds)
+    uploading = Uploading(settings.directory, settings.upload, every=settings.upload_seconds, connected=store.connected)
+    store.changed = uploading.note_change
+    return uploading

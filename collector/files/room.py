@@ -43,6 +43,11 @@ class Room:
         self._limit, self._slack = limit, slack
 
     @property
+    def used(self) -> int:
+        """Bytes of the limit that were used at the last look, or reserved since it began."""
+        return self._limit - self._free
+
+    @property
     def wanted(self) -> int:
         """Bytes that writes wait for: of all together, as far as that is a quarter of the limit, and of each in any case."""
         return max(*self._waiting, min(sum(self._waiting), self._limit // 4)) if self._waiting else 0

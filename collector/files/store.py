@@ -89,11 +89,14 @@ class Store:
         self._coming: set[str] = set()
         """Those that were let in, and may not be there yet."""
         self._disk = Disk(THREADS)
+        self.changed: Callable[[str], object] = lambda _: None
+        """Called, on any thread, with each stream of which a segment is begun or deleted, or a connection comes or goes."""
         self.room = Room()
         """Bytes that may be written until the disk is measured again."""
         try:
             make_directories(self.streams)
             _check_own(self.streams)
+            self._block = os.statvfs(self.streams).f_frsize
             self._streams = set[str]()
             self.bytes = 0
             for stream, path in self.journals(passed_over):
@@ -195,10 +198,12 @@ class Store:
             if stream in self._removing:
                 raise FullError("what was there of this stream is being deleted, as another one has it")
             self._open.add(stream)
+        self.changed(stream)
         try:
             yield
         finally:
             self._open.discard(stream)
+            self.changed(stream)
 
     @contextlib.asynccontextmanager
     async def _owned(self, stream: str, disconnect: Callable[[], object]) -> AsyncGenerator[_StreamOwner]:
@@ -256,15 +261,17 @@ class Store:
         if not new_frames.frames:
             written()
             return
-        before, size = file.size, len(new_frames.data)
-        await self.room.reserve(size)
+        begins = file.begins_segment(new_frames)
+        before, size, growth = file.size, len(new_frames.data), file.growth(new_frames, self._block)
+        await self.room.reserve(growth)
 
         def over(error: OSError | None) -> None:
-            self.room.wrote(size)
+            self.room.wrote(growth)
             self._writes.pop(file, None)
-            if error is not None:
-                self.bytes += file.size - before - size
-            else:
+            self.bytes += file.size - before - size
+            if begins:
+                self.changed(hello.stream)
+            if error is None:
                 written()
 
         try:
@@ -276,7 +283,7 @@ class Store:
                     raise FullError(f"the collector's limit of {limit} bytes {what} is met")
             writing = self._writes[file] = self._writer.write(file, new_frames, over)
         except BaseException:
-            self.room.wrote(size)
+            self.room.wrote(growth)
             raise
         self.bytes += size
         await outlasting(writing)
@@ -302,6 +309,7 @@ class Store:
             self._streams.discard(stream)
         finally:
             self._removing.discard(stream)
+            self.changed(stream)
         return True
 
     def connected(self, stream: str) -> bool:

@@ -144,7 +144,8 @@ class Restoring:
             first = reader.files.at(reader.files.begin).number
             counted = sum(one.frames for one in evicted if first < one.segment <= begin)
             stream.missing = max(earlier.lost_frames - counted, 0) + damage.lost_frames
-            stream.bytes = reader.position[1]
+            stream.bytes += await self._read(lambda: reader.files.frame_bytes(reader.position[1]))
+            stream.bytes += stream.windows.discarded_bytes
         finally:
             self._disk.submit(reader.close)  # after what may still be read
 

@@ -134,9 +134,8 @@ class Storage:
         self._downloads = downloads
         self._inventory = Inventory()
         self._deleted = Deleted(store.directory)
-        self._used: int | None = None if policy.max_bytes else 0
-        self._bytes_then = 0
-        """Of streams, when `_used` was found."""
+        self._unused: int | None = None if policy.max_bytes else 0
+        """Of the bytes that are reserved for downloads; `None` before the first look."""
         self._free: int | None = None
         self._problem = ""
         self.unreadable: dict[str, str] = {}
@@ -165,10 +164,9 @@ class Storage:
         """Looks once; whether to look again soon."""
         room = self._store.room
         room.begin()
-        before = self._store.bytes
         done = await asyncio.to_thread(self.enforce, room.wanted, self._store.crowd)
         self._store.bytes -= done.removed_bytes
-        self._used, self._bytes_then = done.used, before - done.removed_bytes
+        self._unused = done.counted - done.used
         for stream, evicted in done.evicted:
             entry = self._streams.all.get(stream)
             if entry is not None:
@@ -184,13 +182,13 @@ class Storage:
         Args:
             discarded: events of all streams that were evicted.
         """
-        if self._used is None or self._free is None:
+        if self._unused is None or self._free is None:
             return None
         waits = self._store.waits
         late = f"the disk does not answer: a write has waited for it for {waits:.0f} s" if waits > LATE else ""
         fault = next((f"{stream}: {why}"[:500] for stream, why in self.unreadable.items()), "")
         return StorageView(
-            used_bytes=self._used + self._store.bytes - self._bytes_then,
+            used_bytes=self._store.room.used - self._unused if self._policy.max_bytes else self._store.bytes,
             limit_bytes=self._policy.max_bytes or None,
             free_bytes=self._free,
             waits_s=round(waits, 1),
@@ -249,6 +247,7 @@ class Storage:
         """Evicts a segment after which others follow."""
         counted = segment.counted()
         evict(stream.journal, counted)
+        self._store.changed(stream.id)
         done.evicted.append((stream.id, counted))
         done.removed(segment.file.about)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -146,6 +147,15 @@ class SegmentFiles:
         """Position of the end of the last file."""
         last = self._segments[-1]
         return last.begin + os.fstat(self._descriptor(last.path)).st_size - last.header_bytes
+
+    def frame_bytes(self, end: int) -> int:
+        """Bytes of the frames before a position that are in files."""
+        found = 0
+        for segment in self._segments:
+            with contextlib.suppress(FileNotFoundError):
+                size = os.lstat(segment.path).st_size - segment.header_bytes
+                found += max(min(size, end - segment.begin), 0)
+        return found
 
     def at(self, position: int) -> Segment:
         """The segment that has the byte before a position."""

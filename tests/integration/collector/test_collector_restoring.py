@@ -16,13 +16,15 @@ from stepscope.collector.retention.segment import Segment
 from stepscope.collector.runs.evicted import evict
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
+from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import said
-from tests.support.streams import CONNECTION
+from tests.support.streams import CONNECTION, frames, frames_header, hello
 from tests.unit.collector.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync
 
 SYNC = fmt.new_sync_word()
@@ -111,6 +113,24 @@ def stream_size(store: Store) -> int:
     """Of the only file."""
     ((_, path),) = store.journals()
     return path.stat().st_size
+
+
+@pytest.mark.parametrize("position", [3 << 26, 1 << 61])
+async def test_bytes_are_those_that_came(tmp_path: Path, position: int) -> None:
+    """Wherever the first segment begins that a rank sent: it has deleted those before, or lies."""
+    async with collecting(tmp_path) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        await one.send(protocol.encode(frames_header(1000, 5, 3, position), frames(1000, 5)))
+        assert await answer(one) == protocol.Ack(1005)
+        (live,) = running.collector.streams.all.values()
+    store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
+    restoring = Restoring(store, streams)
+    restoring.look()
+    await restoring.run()
+    (again,) = streams.all.values()
+    there = sum(path.stat().st_size for path in segment_paths(store.path(again.id)))
+    assert live.bytes == again.bytes == there - fmt.MAX_FILE_HEADER + fmt.FILE_HEADER.size
 
 
 async def test_a_file_that_is_no_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

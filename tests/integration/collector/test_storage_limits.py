@@ -321,6 +321,27 @@ async def test_fast_writers_do_not_run_past_the_limit(tmp_path: Path) -> None:
     assert events_in(tmp_path / "streams" / f"{39:032x}" / "journal")[0] == 256 * KIB // 64
 
 
+async def test_small_segments_count_with_their_blocks(tmp_path: Path) -> None:
+    """A rank that begins one with each frame does not run past the limit, and the page says how much is used."""
+    limit, count = MIB, 600
+    collector = Collector(CollectorSettings(directory=tmp_path, port=0, disk_bytes=limit))
+    async with collector.serving() as url:
+        await poll(collector.storage.view)
+        async with connected(url.replace("http", "ws")) as one:
+            await one.send(hello())
+            await answer(one)
+            position, most = 20, 0
+            for number in range(count):
+                data = frames(number, 1)
+                await one.send(protocol.encode(frames_header(number, 1, number, position), data))
+                assert await answer(one) == protocol.Ack(number + 1)
+                position += len(data)
+                used = disk_use(tmp_path).total
+                most = max(most, used)
+                assert (view := collector.storage.view()) is not None and view.used_bytes >= used - 64 * KIB
+        assert limit // 2 < most <= limit
+
+
 async def test_what_cannot_be_evicted_is_not_exceeded(tmp_path: Path) -> None:
     """Segments that are still written stay: beyond the limit more frames are refused, and their exporter keeps them."""
     limit = 2 * MIB
