@@ -6,26 +6,28 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.store import Store, passed_over
+from stepscope.collector.live.footers import read_footer
 from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.runs.evicted import beyond, gaps_of, read_evicted
+from stepscope.collector.runs.evicted import Evicted, beyond, gaps_of, read_evicted
 from stepscope.collector.runs.recording import run_in
 from stepscope.runtime.accounting.ledger import MAX_COUNT
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.index import ROW, ROWS, index_records
-from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.journal.segments import SEGMENT_AGE_S, segment_paths
+from stepscope.runtime.journal.records import IndexRecord, RunRecord
+from stepscope.runtime.journal.segments import SEGMENT_AGE_S, segment_numbers, segment_path
+from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 
 log = logging.getLogger("stepscope.collector")
 
@@ -35,8 +37,13 @@ _MOST_BYTES = 4 << 20
 """Of frames that are read together."""
 _BLOCK = 1 << 16
 """Bytes of small ones that are read at once."""
+AT_ONCE = 2
+"""Streams that are read at the same time."""
 READ_BYTES = 128 << 20
-"""The last bytes of a stream, whose frames are read; of those before, its indexes are."""
+"""The last bytes of a stream, whose frames are read, if there are few streams."""
+ALL_BYTES = 2 << 30
+ALL_FILES = 4096
+"""Bytes and segments of all streams whose frames are read, beside what follows the newest index of each."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -47,110 +54,194 @@ class _Part(msgspec.Struct, frozen=True):
     """Of frames of events that were passed over."""
     next: int
     """Number of the frame that follows."""
+    is_last: bool
+    """Whether no complete frame follows."""
+    missing: int = 0
+    """Frames that are missing in what was read so far."""
+    nbytes: int = 0
+    """Of all frames that were read or passed over so far, and of those before them in the same segments."""
 
 
-class _Earlier(msgspec.Struct, frozen=True):
-    """Counts of the part of a stream whose frames are not read."""
+class _Counts(msgspec.Struct):
+    """Counts of segments, or parts of them, whose frames are not read."""
 
     events: int = 0
     windows: int = 0
-    """Windows that were closed in it."""
+    """Windows that were closed in them."""
     dropped: int = 0
     """Events that these lost."""
     lost_frames: int = 0
-    """Frames of segments that are missing in it, also of those that were evicted."""
-    present: frozenset[int] = frozenset()
-    """Numbers of its windows, of which all events are counted, also those that were evicted."""
+    """Frames of segments that are missing between them, also of those that were evicted."""
+    nbytes: int = 0
+    """Of frames."""
+    present: set[int] = msgspec.field(default_factory=set[int])
+    """Numbers of their windows, of which all events are counted, also those that were evicted."""
+
+    def add(self, records: Sequence[IndexRecord], *, open: bool) -> None:
+        """Adds windows of indexes, and those that go on after the last of them, if these are not counted elsewhere."""
+        stored = [record.rows[: len(record.rows) // ROW.size * ROW.size] for record in records]
+        rows = np.frombuffer(b"".join(stored), ROWS)
+        going_on = records[-1].open if open and records else []
+        self.events += _sum([*rows["events"].tolist(), *(count for one in going_on for count in one.events.values())])
+        self.windows += len(rows)
+        self.dropped += _sum(rows["dropped"].tolist())
+        self.present.update(rows["window"].tolist(), (one.window for one in going_on))
+
+
+class _Tail(msgspec.Struct):
+    """The end of a stream, whose frames are read."""
+
+    reader: FrameReader
+    run: RunRecord | None
+    made: int
+    written: float
+    counts: _Counts
+    """Of what is before it in the same segments."""
+    starts_segment: bool
+    """Whether nothing is."""
+    evicted: list[Evicted]
+    segments: tuple[int, int]
+    """Numbers of the first segment that is read, and of that in which the end begins."""
+    number: int
+    """Of the first frame of that segment."""
+    before: list[int]
+    """Numbers of earlier segments."""
 
 
 class Restoring:
-    """Reads the journals of a store one after the other, the newest first, on a thread of its own.
+    """Reads the journals of a store, the newest first, on threads of its own.
 
-    Of the last part of a stream the frames are read, of events only the headers and the steps. Of what is before that the indexes
-    are read: its windows and events are counted, and not shown one by one. A stream that is connected meanwhile is read to the end
-    of its files, and goes on from there with what arrives: each frame counts once.
+    Of the end of a stream the frames are read, of events only the headers and the steps. How much that is depends on the number of
+    streams. When the state of all streams is back, the windows and events before that are counted by the indexes of their
+    segments; they are not shown one by one. A stream that is connected meanwhile is read to the end of its files, and goes on from
+    there with what arrives: each frame counts once.
     """
 
     def __init__(self, store: Store, streams: Streams) -> None:
         self._store, self._streams = store, streams
-        self._disk = Disk(1)
+        self._threads: Executor | None = None
+        self._read_bytes, self._files = READ_BYTES, ALL_FILES
+        self._tails: dict[str, _Tail] = {}
 
     def look(self) -> None:
         """Sees which files there are; to be called before streams are taken."""
         found = list[tuple[float, str, Path]]()
         for id, path in self._store.journals(passed_over):
             try:
-                found.append((max(one.stat().st_mtime for one in segment_paths(path)), id, path))
+                newest = segment_path(path, segment_numbers(path)[-1])
+                found.append((os.stat(newest).st_mtime, id, path))
             except OSError as error:
                 passed_over(path, error)
         self._streams.unread = {id: path for _, id, path in sorted(found)}
+        count = max(len(found), 1)
+        self._read_bytes, self._files = min(READ_BYTES, ALL_BYTES // count), max(ALL_FILES // count, 1)
 
     async def run(self) -> None:
         """Returns when every file was read."""
-        unread = self._streams.unread
-        while unread:
-            id = next(reversed(unread))
-            path = unread[id]
+        unread, uncounted = self._streams.unread, self._streams.uncounted
+        self._threads = DaemonExecutor(AT_ONCE)
+        try:
+            await asyncio.gather(*(self._each(unread, self._restore, self._restored) for _ in range(AT_ONCE)))
+            await asyncio.gather(*(self._each(uncounted, self._count, lambda _: None) for _ in range(AT_ONCE)))
+        finally:
+            self._threads.shutdown()
+
+    async def _each(
+        self,
+        remaining: dict[str, Path],
+        work: Callable[[str, Path], Awaitable[None]],
+        over: Callable[[str], object],
+    ) -> None:
+        """Does something with the streams that remain, as long as there are any; another one does it with others."""
+        busy = self._streams.being_restored
+        while (id := next((id for id in reversed(remaining) if id not in busy), None)) is not None:
+            path = remaining[id]
+            with self._streams.restoring_lock:
+                busy.add(id)
             try:
-                await self._restore(id, path)
+                await work(id, path)
             except Exception as error:
                 # Whatever is in it: the others are read, and it goes on with what arrives.
                 log.warning("what %s holds is not shown: %s: %s", path, type(error).__name__, error)
             finally:
-                stream = self._streams.all.get(id)
-                if stream is not None:
-                    stream.finish_restoring()
-                unread.pop(id, None)
+                over(id)
+                remaining.pop(id, None)
+                busy.discard(id)
+
+    def _restored(self, id: str) -> None:
+        stream = self._streams.all.get(id)
+        if stream is not None:
+            stream.finish_restoring()
 
     async def _restore(self, id: str, path: Path) -> None:
+        arrived = self._arrived(id)
+        tail, part = await self._read(lambda: _open_tail(path, self._read_bytes, self._files))
         try:
-            await self._read(lambda: self._keep_from_eviction(id))
-            await self._restore_from(await self._read(lambda: FrameReader(path, follow=False)), id, path)
+            await self._restore_tail(tail, part, id, path, arrived)
         finally:
-            self._streams.being_restored = ""
+            tail.reader.close()
 
-    def _keep_from_eviction(self, id: str) -> None:
-        with self._streams.restoring_lock:
-            self._streams.being_restored = id
+    async def _restore_tail(self, tail: _Tail, part: _Part, id: str, path: Path, arrived: int) -> None:
+        stream = self._streams.all.get(id)
+        run = tail.run if stream is None else stream.run
+        if run is None:
+            raise FormatError("it does not say whose it is")
+        if id not in self._streams.unread:
+            return  # another stream has taken its place meanwhile
+        stream = self._stream(id, run, tail.made, tail.written)
+        self._count_windows(stream, tail.counts)
+        for one in tail.evicted:
+            stream.windows.evict(one)
+        while True:
+            await self._streams.noting.restored(stream, part.frames, part.events, part.next)
+            if part.is_last and stream.arrived == arrived:
+                break  # nothing was written since the read began: what is taken from now on is not in here
+            arrived = stream.arrived
+            part = await self._read(lambda: _read(tail))
+        stream.finish_restoring()
+        stream.missing += part.missing
+        stream.bytes += part.nbytes
+        if tail.before:
+            self._tails[id] = tail
+            self._streams.uncounted[id] = path
+        else:
+            self._count_evicted(stream, tail.counts, tail.evicted, tail.segments)
 
-    async def _restore_from(self, reader: FrameReader, id: str, path: Path) -> None:
-        try:
-            restored = self._streams.all.get(id)
-            run = await self._read(lambda: run_in(reader)) if restored is None else restored.run
-            if run is None:
-                raise FormatError("it does not say whose it is")
-            made, written = await self._read(lambda: _times(path))
-            if id not in self._streams.unread:
-                return  # another stream has taken its place meanwhile
-            stream = self._stream(id, run, made, written)
-            earlier = await self._read(lambda: _skip_earlier(reader))
-            begin = reader.files.at(reader.position[1]).number
-            stream.events += earlier.events
-            stream.windows.count_unread(earlier.windows, earlier.dropped)
-            evicted = await self._read(lambda: read_evicted(path))
-            for one in evicted:
-                stream.windows.evict(one)
-                stream.events += 0 if one.first_window in earlier.present else one.events
-            while True:
-                arrived = stream.arrived
-                part = await self._read(lambda: _read(reader))
-                if part is not None:
-                    await self._streams.noting.restored(stream, part.frames, part.events, part.next)
-                elif stream.arrived == arrived:
-                    break  # nothing was written while the last read found nothing: what is taken from now on is not in here
-            stream.finish_restoring()
-            later = [one for one in evicted if one.segment > begin]
-            damage = await self._read(lambda: beyond(reader.damage, gaps_of(reader, later)))
-            first = reader.files.at(reader.files.begin).number
-            counted = sum(one.frames for one in evicted if first < one.segment <= begin)
-            stream.missing = max(earlier.lost_frames - counted, 0) + damage.lost_frames
-            stream.bytes += await self._read(lambda: reader.files.frame_bytes(reader.position[1]))
-            stream.bytes += stream.windows.discarded_bytes
-        finally:
-            self._disk.submit(reader.close)  # after what may still be read
+    async def _count(self, id: str, path: Path) -> None:
+        """Counts what is in the segments before those that were read."""
+        tail, stream = self._tails.pop(id), self._streams.all.get(id)
+        if stream is None:
+            return
+        read = tail.counts
+        counts, evicted, first = await self._read(lambda: _counted(tail, path))
+        self._count_windows(stream, counts)
+        stream.bytes += counts.nbytes
+        for one in evicted:
+            stream.windows.evict(one)
+        counts.present |= read.present
+        counts.lost_frames += read.lost_frames
+        self._count_evicted(stream, counts, evicted, (first, tail.segments[1]))
+
+    def _count_windows(self, stream: Stream, counts: _Counts) -> None:
+        stream.events += counts.events
+        stream.windows.count_unread(counts.windows, counts.dropped)
+
+    def _count_evicted(
+        self, stream: Stream, counts: _Counts, evicted: Sequence[Evicted], segments: tuple[int, int]
+    ) -> None:
+        """Counts what was evicted, and what is missing between two segments."""
+        first, begin = segments
+        stream.events += sum(one.events for one in evicted if one.first_window not in counts.present)
+        stream.bytes += stream.windows.discarded_bytes
+        known = sum(one.frames for one in evicted if first < one.segment <= begin)
+        stream.missing += max(counts.lost_frames - known, 0)
+
+    def _arrived(self, id: str) -> int:
+        stream = self._streams.all.get(id)
+        return 0 if stream is None else stream.arrived
 
     async def _read(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._disk.submit(work))
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _stream(self, id: str, run: RunRecord, made: int, written: float) -> Stream:
         stream = self._streams.all.get(id)
@@ -163,24 +254,72 @@ class Restoring:
         return stream
 
 
-def _skip_earlier(reader: FrameReader) -> _Earlier:
-    """Moves a reader to the last part of a stream, and counts what is before it by the indexes; nothing, if one is missing."""
+def _open_tail(path: Path, read_bytes: int, files: int) -> tuple[_Tail, _Part]:
+    """Finds the end of a stream of which the frames are read, and reads the first of them."""
+    segments = segment_numbers(path)
+    least, size = len(segments), 0
+    while least and size < read_bytes and len(segments) - least < files:
+        least -= 1
+        size += os.stat(segment_path(path, segments[least])).st_size
+    made, written = _times(path, segments)
+    reader = FrameReader(path, follow=False, since=segments[least])
+    try:
+        run = run_in(reader)
+        number = reader.position[0]
+        counts = _Counts()
+        starts_segment = not _skip_earlier(reader, read_bytes, counts)
+        numbers = reader.files.at(reader.files.begin).number, reader.files.at(reader.position[1]).number
+        evicted = read_evicted(path)
+        tail = _Tail(reader, run, made, written, counts, starts_segment, evicted, numbers, number, segments[:least])
+        return tail, _read(tail)
+    except BaseException:
+        reader.close()
+        raise
+
+
+def _skip_earlier(reader: FrameReader, read_bytes: int, counts: _Counts) -> bool:
+    """Moves a reader to the last part of a stream, and counts what is before it by the indexes; false, if there is nothing, or one
+    of them is missing."""
     records = index_records(reader, gaps=True)
     end = reader.files.end
-    while records and end - records[-1][0] < READ_BYTES:
+    while records and end - records[-1][0] < read_bytes:
         records.pop()
     if not records or not reader.resume_after(records[-1][0]):
-        return _Earlier()
-    stored = [record.rows[: len(record.rows) // ROW.size * ROW.size] for _, record in records]
-    rows = np.frombuffer(b"".join(stored), ROWS)
-    open = records[-1][1].open
-    return _Earlier(
-        events=_sum([*rows["events"].tolist(), *(count for one in open for count in one.events.values())]),
-        windows=len(rows),
-        dropped=_sum(rows["dropped"].tolist()),
-        lost_frames=reader.lost_between_segments(records[-1][0]),
-        present=frozenset([*rows["window"].tolist(), *(one.window for one in open)]),
-    )
+        return False
+    counts.add([record for _, record in records], open=True)
+    counts.lost_frames = reader.lost_between_segments(records[-1][0])
+    return True
+
+
+def _counted(tail: _Tail, path: Path) -> tuple[_Counts, list[Evicted], int]:
+    """What is in the segments before those that were read, what was evicted, and the number of the first segment."""
+    counts, records = _Counts(), list[IndexRecord]()
+    following: int | None = None
+    first = tail.segments[0]
+    for segment in tail.before:
+        try:
+            footer = read_footer(segment_path(path, segment))
+        except FileNotFoundError:
+            continue  # evicted meanwhile
+        if following is None:
+            first = segment
+        else:
+            counts.lost_frames += _gap(following, footer.first)
+        following = footer.next
+        records += footer.records
+        counts.events += footer.events
+        counts.windows += footer.windows
+        counts.nbytes += footer.nbytes
+    if following is not None:
+        counts.lost_frames += _gap(following, tail.number)
+    counts.add(records, open=tail.starts_segment)
+    return counts, read_evicted(path), first
+
+
+def _gap(next: int, first: int) -> int:
+    """Frames that are missing between two numbers, modulo 2**32."""
+    missing = (first - next) & 0xFFFFFFFF
+    return missing if missing < 1 << 31 else 0
 
 
 def _sum(counts: Iterable[int]) -> int:
@@ -188,19 +327,20 @@ def _sum(counts: Iterable[int]) -> int:
     return min(sum(max(count, 0) for count in counts), MAX_COUNT)
 
 
-def _times(path: Path) -> tuple[int, float]:
+def _times(path: Path, segments: Sequence[int]) -> tuple[int, float]:
     """Unix time at which the stream was seen first, or somewhat earlier, in ns; and of its last change, in seconds."""
-    segments = segment_paths(path)
     made = os.stat(path.parent).st_mtime_ns
-    if segments != [path]:
-        made = min(made, segments[0].stat().st_mtime_ns - SEGMENT_AGE_S * 10**9)
-    return made, segments[-1].stat().st_mtime
+    if segments != [0]:
+        made = min(made, os.stat(segment_path(path, segments[0])).st_mtime_ns - SEGMENT_AGE_S * 10**9)
+    return made, os.stat(segment_path(path, segments[-1])).st_mtime
 
 
-def _read(reader: FrameReader) -> _Part | None:
-    """The next frames, those of events other than steps without their content; `None` at the end."""
+def _read(tail: _Tail) -> _Part:
+    """The next frames, those of events other than steps without their content."""
+    reader = tail.reader
     frames: list[Frame] = []
     events = nbytes = 0
+    is_last = False
 
     def passed(beginning: bytes) -> bool:
         nonlocal events
@@ -210,16 +350,17 @@ def _read(reader: FrameReader) -> _Part | None:
         events += found[0].count
         return True
 
-    before = reader.position[0]
-    while nbytes < _MOST_BYTES:
+    while nbytes < _MOST_BYTES and not is_last:
         at = reader.position[0]
         found = reader.following(_BLOCK, passed)
         if reader.position[0] == at:
             frame = reader.next(passed)
-            if frame is None:
-                break
-            found = [frame]
+            found = [] if frame is None else [frame]
+            is_last = frame is None
         frames += found
         nbytes += sum(len(payload) for _, _, payload in found)
-    after = reader.position[0]
-    return None if after == before else _Part(frames, events, after)
+    if not is_last:
+        return _Part(frames, events, reader.position[0], is_last)
+    later = [one for one in tail.evicted if one.segment > tail.segments[1]]
+    missing = beyond(reader.damage, gaps_of(reader, later)).lost_frames
+    return _Part(frames, events, reader.position[0], is_last, missing, reader.files.frame_bytes(reader.position[1]))

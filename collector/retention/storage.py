@@ -236,7 +236,7 @@ class Storage:
 
     def _evict(self, one: Candidate, done: Look) -> None:
         with self._streams.restoring_lock:
-            if self._streams.being_restored == one.stream.id:
+            if one.stream.id in self._streams.being_restored:
                 done.postponed = True
             elif one.last:
                 self._delete(one.stream, done)
