@@ -10,11 +10,23 @@ import msgspec
 
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.records import IndexRecord, decode_record
+from stepscope.runtime.journal.records import Int64, WindowSoFar
 
 _SMALL = 4 << 10
 _LARGE = 1 << 20
 """Bytes at the end of a segment among which its last index is looked for."""
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """The fields of an `IndexRecord` that are counted."""
+
+    before: Int64 = 0
+    rows: memoryview = memoryview(b"")
+    open: msgspec.Raw = msgspec.Raw(b"\x90")
+
+
+_index = msgspec.msgpack.Decoder(_Index).decode
+_windows = msgspec.msgpack.Decoder(list[WindowSoFar]).decode
 
 
 class Footer(msgspec.Struct, frozen=True):
@@ -26,8 +38,10 @@ class Footer(msgspec.Struct, frozen=True):
     """Number of the frame that follows it, modulo 2**32."""
     nbytes: int
     """Of its frames."""
-    records: list[IndexRecord]
-    """Its indexes, in order; none, if its last frame is no index, or one of them is damaged."""
+    rows: list[memoryview]
+    """Of its indexes, in order; none, if its last frame is no index, or one of them is damaged."""
+    open: list[WindowSoFar]
+    """Windows that go on after it."""
     events: int = 0
     windows: int = 0
     """Events, and ends of windows, in the frames of a segment without indexes."""
@@ -42,7 +56,11 @@ def read_footer(path: Path) -> Footer:
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        return _indexed(file) or _scanned(path)
+        try:
+            found = _indexed(file)
+        except msgspec.MsgspecError:  # its open windows cannot be read
+            found = None
+        return found or _scanned(path)
     finally:
         os.close(file)
 
@@ -61,35 +79,33 @@ def _indexed(file: int) -> Footer | None:
         last = _last_index(os.pread(file, _LARGE, max(size - _LARGE, 0)), header.sync)
     if first is None or last is None:
         return None
-    number, record = last
-    records = [record]
-    before = record.before
-    at = size
+    number, index = last
+    rows, before, at = [index.rows], index.before, size
     while before >= header.begin:
         at, later = header.nbytes + before - header.begin, at
         found = _index_at(file, at, header.sync) if at < later else None
         if found is None:
             return None
-        records.append(found)
+        rows.append(found.rows)
         before = found.before
-    return Footer(first[2], number + 1 & 0xFFFFFFFF, size - header.nbytes, records[::-1])
+    return Footer(first[2], number + 1 & 0xFFFFFFFF, size - header.nbytes, rows[::-1], _windows(index.open))
 
 
-def _last_index(tail: bytes, sync: bytes) -> tuple[int, IndexRecord] | None:
-    """Number and record of an index that ends where the file does."""
+def _last_index(tail: bytes, sync: bytes) -> tuple[int, _Index] | None:
+    """Number and content of an index that ends where the file does."""
     at = tail.rfind(sync)
     while at >= 0:
         whole = len(tail) - at >= fmt.FRAME_HEADER.size
         found = fmt.decode_frame_header(tail, at, sync) if whole else None
         if found is not None:
-            record = _decoded(found, tail[at + fmt.FRAME_HEADER.size :])
-            return None if record is None else (found[2], record)
+            index = _decoded(found, tail[at + fmt.FRAME_HEADER.size :])
+            return None if index is None else (found[2], index)
         at = tail.rfind(sync, 0, at)
     return None
 
 
-def _index_at(file: int, at: int, sync: bytes) -> IndexRecord | None:
-    data = os.pread(file, _SMALL, at)
+def _index_at(file: int, at: int, sync: bytes) -> _Index | None:
+    data = os.pread(file, _SMALL // 4, at)
     found = fmt.decode_frame_header(data, 0, sync) if len(data) >= fmt.FRAME_HEADER.size else None
     if found is None or found[3] > _LARGE:
         return None
@@ -98,12 +114,14 @@ def _index_at(file: int, at: int, sync: bytes) -> IndexRecord | None:
     return _decoded(found, body)
 
 
-def _decoded(found: tuple[int, int, int, int, int], body: bytes) -> IndexRecord | None:
+def _decoded(found: tuple[int, int, int, int, int], body: bytes) -> _Index | None:
     kind, _, _, length, crc = found
     if kind != fmt.FrameType.INDEX or len(body) != length or zlib.crc32(body) != crc:
         return None
-    record = decode_record(kind, body)
-    return record if isinstance(record, IndexRecord) else None
+    try:
+        return _index(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 def _scanned(path: Path) -> Footer:
@@ -121,6 +139,6 @@ def _scanned(path: Path) -> Footer:
         while (frame := reader.next(skipped)) is not None:
             windows += frame[0] == fmt.FrameType.WINDOW_CLOSED
         nbytes = max(reader.files.end - reader.files.begin, 0)
-        return Footer(first & 0xFFFFFFFF, reader.position[0] & 0xFFFFFFFF, nbytes, [], events, windows)
+        return Footer(first & 0xFFFFFFFF, reader.position[0] & 0xFFFFFFFF, nbytes, [], [], events, windows)
     finally:
         reader.close()

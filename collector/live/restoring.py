@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +26,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.index import ROW, ROWS, index_records
-from stepscope.runtime.journal.records import IndexRecord, RunRecord
+from stepscope.runtime.journal.records import RunRecord, WindowSoFar
 from stepscope.runtime.journal.segments import SEGMENT_AGE_S, segment_numbers, segment_path
 from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 
@@ -39,11 +40,14 @@ _BLOCK = 1 << 16
 """Bytes of small ones that are read at once."""
 AT_ONCE = 2
 """Streams that are read at the same time."""
+TOGETHER = 32
+"""Streams whose earlier segments are counted together."""
 READ_BYTES = 128 << 20
 """The last bytes of a stream, whose frames are read, if there are few streams."""
 ALL_BYTES = 2 << 30
 ALL_FILES = 4096
-"""Bytes and segments of all streams whose frames are read, beside what follows the newest index of each."""
+"""Bytes and segments of all streams together whose frames are read; of each two segments, however many streams there are, and
+what follows its newest index."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -77,15 +81,13 @@ class _Counts(msgspec.Struct):
     present: set[int] = msgspec.field(default_factory=set[int])
     """Numbers of their windows, of which all events are counted, also those that were evicted."""
 
-    def add(self, records: Sequence[IndexRecord], *, open: bool) -> None:
-        """Adds windows of indexes, and those that go on after the last of them, if these are not counted elsewhere."""
-        stored = [record.rows[: len(record.rows) // ROW.size * ROW.size] for record in records]
-        rows = np.frombuffer(b"".join(stored), ROWS)
-        going_on = records[-1].open if open and records else []
-        self.events += _sum([*rows["events"].tolist(), *(count for one in going_on for count in one.events.values())])
+    def add(self, indexes: Sequence[memoryview], open: Sequence[WindowSoFar]) -> None:
+        """Adds the rows of indexes, and windows that go on after the last of them."""
+        rows = np.frombuffer(b"".join(one[: len(one) // ROW.size * ROW.size] for one in indexes), ROWS)
+        self.events += _sum([*rows["events"].tolist(), *(count for one in open for count in one.events.values())])
         self.windows += len(rows)
         self.dropped += _sum(rows["dropped"].tolist())
-        self.present.update(rows["window"].tolist(), (one.window for one in going_on))
+        self.present.update(rows["window"].tolist(), (one.window for one in open))
 
 
 class _Tail(msgspec.Struct):
@@ -121,6 +123,7 @@ class Restoring:
         self._store, self._streams = store, streams
         self._threads: Executor | None = None
         self._read_bytes, self._files = READ_BYTES, ALL_FILES
+        self._begun: set[str] = set()
         self._tails: dict[str, _Tail] = {}
 
     def look(self) -> None:
@@ -134,52 +137,77 @@ class Restoring:
                 passed_over(path, error)
         self._streams.unread = {id: path for _, id, path in sorted(found)}
         count = max(len(found), 1)
-        self._read_bytes, self._files = min(READ_BYTES, ALL_BYTES // count), max(ALL_FILES // count, 1)
+        self._read_bytes, self._files = min(READ_BYTES, ALL_BYTES // count), max(ALL_FILES // count, 2)
 
     async def run(self) -> None:
         """Returns when every file was read."""
-        unread, uncounted = self._streams.unread, self._streams.uncounted
         self._threads = DaemonExecutor(AT_ONCE)
         try:
-            await asyncio.gather(*(self._each(unread, self._restore, self._restored) for _ in range(AT_ONCE)))
-            await asyncio.gather(*(self._each(uncounted, self._count, lambda _: None) for _ in range(AT_ONCE)))
+            await asyncio.gather(*(self._restore_all() for _ in range(AT_ONCE)))
+            await self._count_all()
         finally:
             self._threads.shutdown()
+            self._tails.clear()
 
-    async def _each(
-        self,
-        remaining: dict[str, Path],
-        work: Callable[[str, Path], Awaitable[None]],
-        over: Callable[[str], object],
-    ) -> None:
-        """Does something with the streams that remain, as long as there are any; another one does it with others."""
-        busy = self._streams.being_restored
-        while (id := next((id for id in reversed(remaining) if id not in busy), None)) is not None:
-            path = remaining[id]
-            with self._streams.restoring_lock:
-                busy.add(id)
+    async def _restore_all(self) -> None:
+        """Restores the streams that remain; several tasks do that together."""
+        unread = self._streams.unread
+        while (id := next((id for id in reversed(unread) if id not in self._begun), None)) is not None:
+            self._begun.add(id)
+            path = unread[id]
             try:
-                await work(id, path)
+                await self._restore(id, path)
             except Exception as error:
                 # Whatever is in it: the others are read, and it goes on with what arrives.
-                log.warning("what %s holds is not shown: %s: %s", path, type(error).__name__, error)
+                _log_skipped(path, error)
             finally:
-                over(id)
-                remaining.pop(id, None)
-                busy.discard(id)
+                if (stream := self._streams.all.get(id)) is not None:
+                    stream.finish_restoring()
+                unread.pop(id, None)
+                self._streams.being_restored.discard(id)
 
-    def _restored(self, id: str) -> None:
-        stream = self._streams.all.get(id)
-        if stream is not None:
-            stream.finish_restoring()
+    async def _count_all(self) -> None:
+        """Counts what is in the segments before those that were read."""
+        uncounted, busy = self._streams.uncounted, self._streams.being_restored
+        while uncounted:
+            paths = dict(itertools.islice(reversed(uncounted.items()), TOGETHER))
+            try:
+                found = await self._read(lambda: self._counted(paths))  # noqa: B023
+                for id, counted in found.items():
+                    stream = self._streams.all.get(id)
+                    if stream is not None:
+                        self._add_counts(stream, self._tails[id], *counted)
+            finally:
+                for id in paths:
+                    uncounted.pop(id, None)
+                    self._tails.pop(id, None)
+                busy.difference_update(paths)
+
+    def _counted(self, paths: Mapping[str, Path]) -> dict[str, tuple[_Counts, list[Evicted], int]]:
+        self._keep_from_eviction(paths)
+        found: dict[str, tuple[_Counts, list[Evicted], int]] = {}
+        for id, path in paths.items():
+            try:
+                found[id] = _counted(self._tails[id], path)
+            except Exception as error:  # the others are counted
+                _log_skipped(path, error)
+        return found
+
+    def _keep_from_eviction(self, ids: Iterable[str]) -> None:
+        with self._streams.restoring_lock:
+            self._streams.being_restored.update(ids)
 
     async def _restore(self, id: str, path: Path) -> None:
         arrived = self._arrived(id)
-        tail, part = await self._read(lambda: _open_tail(path, self._read_bytes, self._files))
+        tail, part = await self._read(lambda: self._open_tail(id, path))
         try:
             await self._restore_tail(tail, part, id, path, arrived)
         finally:
             tail.reader.close()
+
+    def _open_tail(self, id: str, path: Path) -> tuple[_Tail, _Part]:
+        self._keep_from_eviction([id])
+        return _open_tail(path, self._read_bytes, self._files)
 
     async def _restore_tail(self, tail: _Tail, part: _Part, id: str, path: Path, arrived: int) -> None:
         stream = self._streams.all.get(id)
@@ -207,19 +235,13 @@ class Restoring:
         else:
             self._count_evicted(stream, tail.counts, tail.evicted, tail.segments)
 
-    async def _count(self, id: str, path: Path) -> None:
-        """Counts what is in the segments before those that were read."""
-        tail, stream = self._tails.pop(id), self._streams.all.get(id)
-        if stream is None:
-            return
-        read = tail.counts
-        counts, evicted, first = await self._read(lambda: _counted(tail, path))
+    def _add_counts(self, stream: Stream, tail: _Tail, counts: _Counts, evicted: list[Evicted], first: int) -> None:
         self._count_windows(stream, counts)
         stream.bytes += counts.nbytes
         for one in evicted:
             stream.windows.evict(one)
-        counts.present |= read.present
-        counts.lost_frames += read.lost_frames
+        counts.present |= tail.counts.present
+        counts.lost_frames += tail.counts.lost_frames
         self._count_evicted(stream, counts, evicted, (first, tail.segments[1]))
 
     def _count_windows(self, stream: Stream, counts: _Counts) -> None:
@@ -232,7 +254,7 @@ class Restoring:
         """Counts what was evicted, and what is missing between two segments."""
         first, begin = segments
         stream.events += sum(one.events for one in evicted if one.first_window not in counts.present)
-        stream.bytes += stream.windows.discarded_bytes
+        stream.bytes += sum(one.nbytes for one in evicted)
         known = sum(one.frames for one in evicted if first < one.segment <= begin)
         stream.missing += max(counts.lost_frames - known, 0)
 
@@ -286,14 +308,15 @@ def _skip_earlier(reader: FrameReader, read_bytes: int, counts: _Counts) -> bool
         records.pop()
     if not records or not reader.resume_after(records[-1][0]):
         return False
-    counts.add([record for _, record in records], open=True)
+    counts.add([record.rows for _, record in records], records[-1][1].open)
     counts.lost_frames = reader.lost_between_segments(records[-1][0])
     return True
 
 
 def _counted(tail: _Tail, path: Path) -> tuple[_Counts, list[Evicted], int]:
-    """What is in the segments before those that were read, what was evicted, and the number of the first segment."""
-    counts, records = _Counts(), list[IndexRecord]()
+    """What is in the segments before those that were read, what was evicted that is counted nowhere, and the number of the first
+    segment."""
+    counts, rows, open = _Counts(), list[memoryview](), list[WindowSoFar]()
     following: int | None = None
     first = tail.segments[0]
     for segment in tail.before:
@@ -306,14 +329,21 @@ def _counted(tail: _Tail, path: Path) -> tuple[_Counts, list[Evicted], int]:
         else:
             counts.lost_frames += _gap(following, footer.first)
         following = footer.next
-        records += footer.records
+        rows += footer.rows
+        open = footer.open
         counts.events += footer.events
         counts.windows += footer.windows
         counts.nbytes += footer.nbytes
     if following is not None:
         counts.lost_frames += _gap(following, tail.number)
-    counts.add(records, open=tail.starts_segment)
-    return counts, read_evicted(path), first
+    counts.add(rows, open if tail.starts_segment else [])
+    known = {one.segment for one in tail.evicted}
+    evicted = [one for one in read_evicted(path) if one.segment < tail.segments[0] or one.segment in known]
+    return counts, evicted, first
+
+
+def _log_skipped(path: Path, error: Exception) -> None:
+    log.warning("what %s holds is not shown: %s: %s", path, type(error).__name__, error)
 
 
 def _gap(next: int, first: int) -> int:

@@ -156,6 +156,7 @@ class Streams:
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""
         self.unread.pop(stream, None)
+        self.uncounted.pop(stream, None)
         ended = self.all.get(stream)
         if ended is not None and ended.connection is None:
             ended.windows.discarded = ended.events

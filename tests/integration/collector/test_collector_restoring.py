@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.files.store import Store
 from stepscope.collector.live import restoring as restoring_module
+from stepscope.collector.live.footers import Footer, read_footer
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.retention.segment import Segment
@@ -24,6 +27,7 @@ from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import said
+from tests.support.object_stores import Stream as SegmentedStream
 from tests.support.streams import CONNECTION, frames, frames_header, hello
 from tests.unit.collector.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync
 
@@ -179,9 +183,10 @@ async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("read_bytes", [3000, 1 << 30])
+@pytest.mark.parametrize("files", [0, 1 << 20])
 @pytest.mark.parametrize("windows", [1, 40])
 async def test_evicted_events_count_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: int, read_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: int, read_bytes: int, files: int
 ) -> None:
     """Also those of a window that goes on after the segments that were evicted: the index has all of it."""
     store = Store(CollectorSettings(directory=tmp_path))
@@ -197,6 +202,7 @@ async def test_evicted_events_count_once(
     for one in evicted:
         evict(writer.path, one)
     monkeypatch.setattr(restoring_module, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(restoring_module, "ALL_FILES", files)
     streams = Streams(8)
     restoring = Restoring(store, streams)
     restoring.look()
@@ -204,3 +210,72 @@ async def test_evicted_events_count_once(
     stream = streams.all["a" * 32]
     assert stream.windows.discarded == sum(one.events for one in evicted) > 0 and not stream.missing
     assert stream.events == 400
+
+
+async def test_a_start_reads_little_of_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames of the newest two segments of each stream; then the footers of the others, each once. The counts are those of all
+    frames."""
+    made = [SegmentedStream(tmp_path, number, segment_bytes=20_000) for number in range(4)]
+    for one in made:
+        one.grow(250)
+    store = Store(CollectorSettings(directory=tmp_path))
+    opened: Counter[str] = Counter()
+    nbytes = 0
+    real_open, real_read = os.open, os.pread
+
+    def counted_open(path: Any, *rest: Any, **how: Any) -> int:
+        opened[os.fspath(path)] += "/journal" in os.fspath(path)
+        return real_open(path, *rest, **how)
+
+    def counted_read(file: int, size: int, at: int) -> bytes:
+        nonlocal nbytes
+        data = real_read(file, size, at)
+        nbytes += len(data)
+        return data
+
+    async def restored(files: int) -> tuple[Streams, list[tuple[int, int, int, int]]]:
+        monkeypatch.setattr(restoring_module, "ALL_FILES", files)
+        streams = Streams(8)
+        restoring = Restoring(store, streams)
+        restoring.look()
+
+        def footer(path: Path) -> Footer:
+            assert len(streams.all) == 4 and not any(one.restoring for one in streams.all.values())
+            return read_footer(path)
+
+        monkeypatch.setattr(restoring_module, "read_footer", footer)
+        await restoring.run()
+        assert not streams.unread and not streams.uncounted and not streams.being_restored
+        return streams, [(one.events, one.windows.count, one.bytes, one.missing) for one in streams.all.values()]
+
+    _, whole = await restored(1 << 20)
+    monkeypatch.setattr(os, "open", counted_open)
+    monkeypatch.setattr(os, "pread", counted_read)
+    streams, found = await restored(0)
+    assert sorted(found) == sorted(whole) and all(len(list(one.windows)) < 50 for one in streams.all.values())
+    paths = [path for one in made for path in one.segments]
+    assert len(paths) > 20 and max(opened[str(path)] for one in made for path in one.segments[:-2]) == 1
+    assert nbytes < sum(path.stat().st_size for path in paths) // 2
+
+
+async def test_a_segment_without_a_footer_is_counted_by_its_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank had lost the end of it, or what is there is damaged."""
+    made = SegmentedStream(tmp_path)
+    made.grow(40)
+    made.end()
+    store = Store(CollectorSettings(directory=tmp_path))
+    found: list[tuple[int, int]] = []
+    for cut in (0, 1):
+        path = made.segments[1]
+        os.truncate(path, path.stat().st_size - cut)
+        monkeypatch.setattr(restoring_module, "ALL_FILES", 0)
+        streams = Streams(8)
+        restoring = Restoring(store, streams)
+        restoring.look()
+        await restoring.run()
+        (stream,) = streams.all.values()
+        found.append((stream.events, stream.windows.count))
+        assert stream.missing == cut
+    assert found[0] == found[1]
