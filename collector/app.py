@@ -19,11 +19,11 @@ from stepscope.collector.audit import Audit
 from stepscope.collector.background_tasks import BackgroundTasks
 from stepscope.collector.connection import Connection
 from stepscope.collector.downloads.downloads import Bounds, Downloads
-from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.blocking_pool import BlockingPool
 from stepscope.collector.files.lock import DirectoryLock
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.live import Live
-from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.verdicts import Judge, Verdicts
 from stepscope.collector.memory_budget import MemoryBudget
@@ -90,7 +90,7 @@ class Collector:
         self.budget = MemoryBudget(settings.max_intake)
         self.clock = ServerClock()
         self.audit = Audit(settings.directory)
-        self.disk = Disk(THREADS)
+        self.disk = BlockingPool(THREADS)
         """For what requests ask of it."""
         self.parts = BackgroundTasks()
         self.tickets = Tickets()
@@ -136,12 +136,12 @@ class Collector:
             self.server = Server(self.app, self.settings, self.budget, self.events.stop, self.no_request)
             await asyncio.to_thread(clock_names.add, self.settings.directory, self.clock.id)
             await asyncio.to_thread(self.downloads.clear)
-            restoring = Restoring(self.store, self.streams)
-            await asyncio.to_thread(restoring.look)
+            recovery = StartupRecovery(self.store, self.streams)
+            await asyncio.to_thread(recovery.look)
             if self.nats is not None:
                 with contextlib.suppress(OSError):  # it says so when it needs it; else it is remembered
                     await asyncio.to_thread(self.store.identity)
-            async with self.parts.working(self._endless(), {"restoring": restoring.run()}):
+            async with self.parts.working(self._endless(), {"restoring": recovery.run()}):
                 async with self.server.listening(self.settings) as url:
                     self.audit.line("start", "", url=url, pid=os.getpid())
                     if not self.settings.has_tokens:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from stepscope.collector.files.store import Store, passed_over
+from stepscope.collector.files.store import Store, log_unreadable
 from stepscope.collector.live.footers import read_footer
 from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
@@ -110,7 +110,7 @@ class _Tail(msgspec.Struct):
     """Numbers of earlier segments."""
 
 
-class Restoring:
+class StartupRecovery:
     """Reads the journals of a store, the newest first, on threads of its own.
 
     Of the end of a stream the frames are read, of events only the headers and the steps. How much that is depends on the number of
@@ -129,12 +129,12 @@ class Restoring:
     def look(self) -> None:
         """Sees which files there are; to be called before streams are taken."""
         found = list[tuple[float, str, Path]]()
-        for id, path in self._store.journals(passed_over):
+        for id, path in self._store.journals(log_unreadable):
             try:
                 newest = segment_path(path, segment_numbers(path)[-1])
                 found.append((os.stat(newest).st_mtime, id, path))
             except OSError as error:
-                passed_over(path, error)
+                log_unreadable(path, error)
         self._streams.unread = {id: path for _, id, path in sorted(found)}
         count = max(len(found), 1)
         self._read_bytes, self._files = min(READ_BYTES, ALL_BYTES // count), max(ALL_FILES // count, 2)

@@ -11,9 +11,9 @@ import pytest
 
 from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.files.store import Store
-from stepscope.collector.live import restoring as restoring_module
+from stepscope.collector.live import startup_recovery
 from stepscope.collector.live.footers import Footer, read_footer
-from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.retention.segment import Segment
 from stepscope.collector.runs.evicted import evict
@@ -60,7 +60,7 @@ async def test_an_odd_stream_costs_itself_only(tmp_path: Path, what: str) -> Non
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     stored(store, "a" * 32, a_life())
     stored(store, "b" * 32, ODD[what])
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     streams.unread = dict(sorted(streams.unread.items()))  # the last is read first
     await restoring.run()
@@ -77,7 +77,7 @@ async def test_an_odd_stream_that_is_connected_goes_on(tmp_path: Path, what: str
     """What arrives after its file was read is shown: the page does not stay as it was."""
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     path = stored(store, "b" * 32, ODD[what])
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     with streams.connected(Hello("b" * 32, SYNC, 0, run_of()), CONNECTION) as stream:
         assert stream.restoring
@@ -97,7 +97,7 @@ async def test_small_frames_are_read_many_at_once(tmp_path: Path, monkeypatch: p
     ]
     events = events_frame(empty_block(1), source="recorder")
     stored(store, "a" * 32, [record_frame(fmt.FrameType.RUN, run_of()), *trips, *[events, trips[-1]] * 1000])
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     reads: list[int] = []
     pread = os.pread
@@ -129,7 +129,7 @@ async def test_bytes_are_those_that_came(tmp_path: Path, position: int) -> None:
         assert await answer(one) == protocol.Ack(1005)
         (live,) = running.collector.streams.all.values()
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     await restoring.run()
     (again,) = streams.all.values()
@@ -142,7 +142,7 @@ async def test_a_file_that_is_no_journal(tmp_path: Path, caplog: pytest.LogCaptu
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     stored(store, "a" * 32, [record_frame(fmt.FrameType.RUN, run_of())])
     stored(store, "b" * 32, []).write_bytes(b"PK\3\4" * 100)
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     await restoring.run()
     assert list(streams.all) == ["a" * 32]
@@ -167,9 +167,9 @@ async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch
     files["c"][1].write_bytes(data[:100] + b"\0" * 200 + data[300:])
     found: list[dict[str, tuple[int, int, int]]] = []
     for read_bytes in (3000, 1 << 30):
-        monkeypatch.setattr(restoring_module, "READ_BYTES", read_bytes)
+        monkeypatch.setattr(startup_recovery, "READ_BYTES", read_bytes)
         streams = Streams(8)
-        restoring = Restoring(store, streams)
+        restoring = StartupRecovery(store, streams)
         restoring.look()
         await restoring.run()
         assert all(one.ended for one in streams.all.values())
@@ -201,10 +201,10 @@ async def test_evicted_events_count_once(
     evicted = [Segment.read(SegmentFile(path, path.stat())).counted() for path in segment_paths(writer.path)[:3]]
     for one in evicted:
         evict(writer.path, one)
-    monkeypatch.setattr(restoring_module, "READ_BYTES", read_bytes)
-    monkeypatch.setattr(restoring_module, "ALL_FILES", files)
+    monkeypatch.setattr(startup_recovery, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(startup_recovery, "ALL_FILES", files)
     streams = Streams(8)
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     await restoring.run()
     stream = streams.all["a" * 32]
@@ -234,16 +234,16 @@ async def test_a_start_reads_little_of_many_segments(tmp_path: Path, monkeypatch
         return data
 
     async def restored(files: int) -> tuple[Streams, list[tuple[int, int, int, int]]]:
-        monkeypatch.setattr(restoring_module, "ALL_FILES", files)
+        monkeypatch.setattr(startup_recovery, "ALL_FILES", files)
         streams = Streams(8)
-        restoring = Restoring(store, streams)
+        restoring = StartupRecovery(store, streams)
         restoring.look()
 
         def footer(path: Path) -> Footer:
             assert len(streams.all) == 4 and not any(one.restoring for one in streams.all.values())
             return read_footer(path)
 
-        monkeypatch.setattr(restoring_module, "read_footer", footer)
+        monkeypatch.setattr(startup_recovery, "read_footer", footer)
         await restoring.run()
         assert not streams.unread and not streams.uncounted and not streams.being_restored
         return streams, [(one.events, one.windows.count, one.bytes, one.missing) for one in streams.all.values()]
@@ -270,9 +270,9 @@ async def test_a_segment_without_a_footer_is_counted_by_its_frames(
     for cut in (0, 1):
         path = made.segments[1]
         os.truncate(path, path.stat().st_size - cut)
-        monkeypatch.setattr(restoring_module, "ALL_FILES", 0)
+        monkeypatch.setattr(startup_recovery, "ALL_FILES", 0)
         streams = Streams(8)
-        restoring = Restoring(store, streams)
+        restoring = StartupRecovery(store, streams)
         restoring.look()
         await restoring.run()
         (stream,) = streams.all.values()

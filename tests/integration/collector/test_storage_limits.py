@@ -18,7 +18,7 @@ import pytest
 from stepscope.collector.app import Collector
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
-from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
@@ -154,8 +154,8 @@ async def test_a_look_asks_for_each_segment_once_and_is_not_repeated(
     for number in range(40):
         with contextlib.suppress(Exception):
             async with asyncio.timeout(0.1):
-                await store.room.reserve(size)
-        if store.room.due.is_set():
+                await store.quota.reserve(size)
+        if store.quota.due.is_set():
             assert number > 30
             return
     raise AssertionError("no look was due")
@@ -190,7 +190,7 @@ def test_a_stream_that_cannot_be_looked_at_does_not_keep_a_collector_from_starti
     bad = stored(store, TWO, [run_of(), END])
     with failing(monkeypatch, bad.parent):
         again, streams = Store(CollectorSettings(directory=store.directory)), Streams(8)
-        Restoring(again, streams).look()
+        StartupRecovery(again, streams).look()
     assert again.bytes == good.stat().st_size and list(streams.unread) == [ONE]
     said(caplog.records, bad, "Input/output error")
 
@@ -227,7 +227,7 @@ async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, mo
     path = stored(store, ONE, some(0), some(4))
     store = Store(CollectorSettings(directory=store.directory))
     streams = Streams(8)
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     await restoring.run()
     before = store.bytes
@@ -250,7 +250,7 @@ async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> N
 
     async def restored() -> Streams:
         streams = Streams(8)
-        restoring = Restoring(store, streams)
+        restoring = StartupRecovery(store, streams)
         await asyncio.to_thread(restoring.look)
         await restoring.run()
         return streams
