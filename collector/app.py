@@ -19,11 +19,11 @@ from stepscope.collector.audit import Audit
 from stepscope.collector.background_tasks import BackgroundTasks
 from stepscope.collector.connection import Connection
 from stepscope.collector.downloads.downloads import Bounds, Downloads
-from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.blocking_pool import BlockingPool
 from stepscope.collector.files.lock import DirectoryLock
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.live import Live
-from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.verdicts import Judge, Verdicts
 from stepscope.collector.memory_budget import MemoryBudget
@@ -90,14 +90,14 @@ class Collector:
         self.budget = MemoryBudget(settings.max_intake)
         self.clock = ServerClock()
         self.audit = Audit(settings.directory)
-        self.disk = Disk(THREADS)
+        self.disk = BlockingPool(THREADS)
         """For what requests ask of it."""
         self.parts = BackgroundTasks()
         self.tickets = Tickets()
         # Nothing brakes a file that is being made: room for them is kept free.
         most = min(Bounds().file_bytes, settings.disk_bytes // 16 or Bounds().file_bytes)
         self.downloads = Downloads(settings.directory, Bounds(file_bytes=most))
-        self.uploading = _uploading(settings)
+        self.uploading = _uploading(settings, self.store)
         self.nats = self._nats_source()
         policy = StoragePolicy(
             max_bytes=settings.disk_bytes, newest=settings.keep_newest, slowest=settings.keep_slowest
@@ -136,12 +136,12 @@ class Collector:
             self.server = Server(self.app, self.settings, self.budget, self.events.stop, self.no_request)
             await asyncio.to_thread(clock_names.add, self.settings.directory, self.clock.id)
             await asyncio.to_thread(self.downloads.clear)
-            restoring = Restoring(self.store, self.streams)
-            await asyncio.to_thread(restoring.look)
+            recovery = StartupRecovery(self.store, self.streams)
+            await asyncio.to_thread(recovery.look)
             if self.nats is not None:
                 with contextlib.suppress(OSError):  # it says so when it needs it; else it is remembered
                     await asyncio.to_thread(self.store.identity)
-            async with self.parts.working(self._endless(), {"restoring": restoring.run()}):
+            async with self.parts.working(self._endless(), {"restoring": recovery.run()}):
                 async with self.server.listening(self.settings) as url:
                     self.audit.line("start", "", url=url, pid=os.getpid())
                     if not self.settings.has_tokens:
@@ -260,11 +260,13 @@ def _open_to(settings: CollectorSettings) -> str:
     return "every user of this machine can read all that is here, send streams, and give orders to the processes"
 
 
-def _uploading(settings: CollectorSettings) -> Uploading | None:
+def _uploading(settings: CollectorSettings, store: Store) -> Uploading | None:
     if not settings.upload:
         return None
     try:
         from stepscope.collector.upload.uploader import Uploading
     except ImportError as error:
         raise ImportError(f"uploads need packages: pip install 'stepscope[upload]' ({error})") from error
-    return Uploading(settings.directory, settings.upload, every=settings.upload_seconds)
+    uploading = Uploading(settings.directory, settings.upload, every=settings.upload_seconds, connected=store.connected)
+    store.changed = uploading.note_change
+    return uploading

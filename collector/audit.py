@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.collector.errors import StuckError
-from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.blocking_pool import BlockingPool
 
 log = logging.getLogger("stepscope.collector.audit")
 program_log = logging.getLogger("stepscope.collector")
@@ -37,7 +37,7 @@ class Audit:
     def __init__(self, directory: Path) -> None:
         """Args: of the collector."""
         self._directory = directory
-        self._disk = Disk(1)
+        self._disk = BlockingPool(1)
         self._second, self._refusals = 0, 0
         self._minute, self._logged = 0, 0
         self._unwritten = self._omitted = 0

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.collector.downloads.bounded import AT_ONCE, CHUNK, ProcessBounds, Turns, bounded, ended
-from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.blocking_pool import BlockingPool
 from stepscope.collector.files.journal_copy import journal_copy
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.errors import INCOMPLETE, NoWindowError
@@ -110,7 +110,7 @@ class Downloads:
         self._directory = directory / "downloads"
         self._bounds = bounds or Bounds()
         self._turns = Turns("downloads")
-        self._disk = Disk(THREADS)
+        self._disk = BlockingPool(THREADS)
         self.of_rank = {name: of_one(name) for name in ("chrome", "perfetto")}
         """Of a window of one stream."""
         tables = [] if find_spec("pyarrow") is None else ["parquet"]
@@ -204,7 +204,7 @@ class _Pace:
 
 
 async def _grown(
-    disk: Disk, path: Path, process: asyncio.subprocess.Process, grows: bool, bounds: Bounds
+    disk: BlockingPool, path: Path, process: asyncio.subprocess.Process, grows: bool, bounds: Bounds
 ) -> AsyncGenerator[bytes]:
     """Yields the bytes that a process writes to a file, until it ends.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ FILES = (
 )
 """Other files of a collector in its directory. Files of other programs do not count."""
 
+
+SILENCE = 3600 * 10**9
+"""A stream without its end is over after so many ns without a connection: its process was killed."""
 
 Failed = Callable[[Path, OSError], object]
 """Called with each path that cannot be read, and the reason."""
@@ -60,6 +64,11 @@ class DiskUse(msgspec.Struct, frozen=True):
     def total(self) -> int:
         """Of everything."""
         return self.streams + self.downloads
+
+
+def is_silent(changed_ns: int) -> bool:
+    """Whether a stream that has no connection is over, by the Unix time of its last change."""
+    return time.time_ns() - changed_ns > SILENCE
 
 
 def disk_use(directory: Path, failed: Failed = fails) -> DiskUse:

@@ -15,11 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.blocking_pool import BlockingPool
+from stepscope.collector.files.disk_quota import DiskQuota
 from stepscope.collector.files.disk_use import Failed, fails
-from stepscope.collector.files.lasting import lasting, outlasting
-from stepscope.collector.files.room import Room
 from stepscope.collector.files.stream_file import NewFrames, StreamFile
+from stepscope.collector.files.uncancelled import uncancelled, uncancelled_context
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.runs import evicted
 from stepscope.collector.settings import CollectorSettings
@@ -33,7 +33,7 @@ from stepscope.runtime.journal.writer import MIN_BYTES
 log = logging.getLogger("stepscope.collector")
 
 LEAST_MESSAGE = 64 << 10
-AROUND = 16 << 10
+STREAM_OVERHEAD = 16 << 10
 """Bytes on disk that a stream takes besides its frames: its directory, where it ended, and the rest of the last block of each."""
 THREADS = 8
 """That open and close streams' files."""
@@ -43,7 +43,7 @@ LEAVING = 30.0
 _STREAM = re.compile("[0-9a-f]{32}")
 
 
-def passed_over(path: Path, error: OSError) -> None:
+def log_unreadable(path: Path, error: OSError) -> None:
     """Says that a stream cannot be looked at: the others can."""
     log.warning("%s is passed over: %s", path, error.strerror or error)
 
@@ -88,20 +88,23 @@ class Store:
         """Streams that wait to be kept."""
         self._coming: set[str] = set()
         """Those that were let in, and may not be there yet."""
-        self._disk = Disk(THREADS)
-        self.room = Room()
+        self._disk = BlockingPool(THREADS)
+        self.changed: Callable[[str], object] = lambda _: None
+        """Called, on any thread, with each stream of which a segment is begun or deleted, or a connection comes or goes."""
+        self.quota = DiskQuota()
         """Bytes that may be written until the disk is measured again."""
         try:
             make_directories(self.streams)
             _check_own(self.streams)
+            self._block = os.statvfs(self.streams).f_frsize
             self._streams = set[str]()
             self.bytes = 0
-            for stream, path in self.journals(passed_over):
+            for stream, path in self.journals(log_unreadable):
                 self._streams.add(stream)
                 try:
                     self.bytes += sum(segment.stat().st_size for segment in segment_paths(path))
                 except OSError as error:
-                    passed_over(path, error)
+                    log_unreadable(path, error)
         except OSError as error:
             raise OutputError(
                 error.errno, f"the collector's directory cannot be used: {error.strerror or error}", str(self.directory)
@@ -166,7 +169,7 @@ class Store:
         """
         async with self._owned(hello.stream, disconnect) as owner:
             # It is released when no thread has the file any more: a thread that goes on later would cut confirmed frames.
-            async with lasting(self._file(hello), lambda: self._release(hello.stream, owner)) as file:
+            async with uncancelled_context(self._file(hello), lambda: self._release(hello.stream, owner)) as file:
                 yield file
 
     @contextlib.asynccontextmanager
@@ -174,7 +177,7 @@ class Store:
         with self._writer:
             await self._admit(hello.stream)
             with self._not_removed(hello.stream):
-                async with self.room.writing(0 if hello.stream in self._streams else AROUND):
+                async with self.quota.writing(0 if hello.stream in self._streams else STREAM_OVERHEAD):
                     file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
                 try:
                     self._streams.add(hello.stream)
@@ -195,10 +198,12 @@ class Store:
             if stream in self._removing:
                 raise FullError("what was there of this stream is being deleted, as another one has it")
             self._open.add(stream)
+        self.changed(stream)
         try:
             yield
         finally:
             self._open.discard(stream)
+            self.changed(stream)
 
     @contextlib.asynccontextmanager
     async def _owned(self, stream: str, disconnect: Callable[[], object]) -> AsyncGenerator[_StreamOwner]:
@@ -256,15 +261,17 @@ class Store:
         if not new_frames.frames:
             written()
             return
-        before, size = file.size, len(new_frames.data)
-        await self.room.reserve(size)
+        begins = file.begins_segment(new_frames)
+        before, size, growth = file.size, len(new_frames.data), file.growth(new_frames, self._block)
+        await self.quota.reserve(growth)
 
         def over(error: OSError | None) -> None:
-            self.room.wrote(size)
+            self.quota.wrote(growth)
             self._writes.pop(file, None)
-            if error is not None:
-                self.bytes += file.size - before - size
-            else:
+            self.bytes += file.size - before - size
+            if begins:
+                self.changed(hello.stream)
+            if error is None:
                 written()
 
         try:
@@ -276,10 +283,10 @@ class Store:
                     raise FullError(f"the collector's limit of {limit} bytes {what} is met")
             writing = self._writes[file] = self._writer.write(file, new_frames, over)
         except BaseException:
-            self.room.wrote(size)
+            self.quota.wrote(growth)
             raise
         self.bytes += size
-        await outlasting(writing)
+        await uncancelled(writing)
 
     def remove(self, stream: str) -> bool:
         """Deletes all segments of a stream, from any thread; false if a connection has it.
@@ -302,6 +309,7 @@ class Store:
             self._streams.discard(stream)
         finally:
             self._removing.discard(stream)
+            self.changed(stream)
         return True
 
     def connected(self, stream: str) -> bool:
@@ -362,7 +370,7 @@ class Store:
         return parts[0] if parts and _STREAM.fullmatch(parts[0]) else ""
 
     @property
-    def crowd(self) -> int:
+    def surplus_streams(self) -> int:
         """Streams that must go before all can be kept that wait for that."""
         there = len(self._streams) + len(self._coming - self._streams)
         return max(there + self._waiting - self._settings.max_kept_streams, 0) if self._waiting else 0
@@ -373,10 +381,10 @@ class Store:
             return
         self._waiting += 1
         try:
-            if self.crowd:
-                await self.room.look()
+            if self.surplus_streams:
+                await self.quota.look()
                 # Of those who wait each takes one place, as far as there are any.
-                if self.crowd >= self._waiting:
+                if self.surplus_streams >= self._waiting:
                     raise FullError(
                         f"the collector keeps {self._settings.max_kept_streams} streams, which is its limit"
                     )

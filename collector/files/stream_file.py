@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 
 from stepscope.exporters.stream.protocol import Frames, short
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.files.private_files import DeletionCheck
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record, encode_record
@@ -20,6 +22,8 @@ Frame = tuple[int, int, memoryview]
 
 MAX_SEGMENT_BYTES = 1 << 30
 """A stream with a longer segment is refused: a rank begins a new one after 64 MiB."""
+NAME_BYTES = 64
+"""Bytes of a segment's name in its directory."""
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -81,6 +85,7 @@ class StreamFile:
         self._synced: tuple[int, int | None, int, int, bool] | None = None
         """State before the writes that the disk may not have."""
         self._descriptor = -1
+        self._deletion = DeletionCheck()
         try:
             paths = segment_paths(self.path)
             if paths:
@@ -136,19 +141,39 @@ class StreamFile:
             raise FormatError(f"segment {header.segment} is longer than {MAX_SEGMENT_BYTES} bytes")
         return NewFrames(new, added, expected, checksum, header.segment, position, missing - synthesized)
 
+    def begins_segment(self, new_frames: NewFrames) -> bool:
+        """Whether a file begins with these frames."""
+        return self._segment is None or new_frames.segment > self._segment.number
+
+    def growth(self, new_frames: NewFrames, block: int) -> int:
+        """Bytes on disk that these frames take.
+
+        Args:
+            new_frames: what `check` found.
+            block: bytes of a block of the file system.
+        """
+        added = len(new_frames.data)
+        if self._segment is None or self.begins_segment(new_frames):
+            return -(-(fmt.MAX_FILE_HEADER + added) // block) * block + NAME_BYTES
+        before = self._segment.offset(self._end)
+        return (-(-(before + added) // block) + -before // block) * block
+
     def write(self, new_frames: NewFrames) -> None:
         """Appends what `check` found; when it returns it has reached the kernel.
 
         Raises:
-            OSError: if it cannot be written; the file is as it was.
+            OSError: if it cannot be written, then the file is as it was; or if somebody has deleted it.
         """
         if not new_frames.frames:
             return
-        if self._segment is None or new_frames.segment > self._segment.number:
+        if self.begins_segment(new_frames):
             self._begin_segment(new_frames)
         if self._synced is None:
             self._synced = self.next, self.checksum, self._end, self.size, self.ended
         self._append(new_frames.data)
+        assert self._segment is not None
+        if self._deletion.deleted(self._descriptor, self._segment.path, within_s=0.0):
+            raise FileNotFoundError(errno.ENOENT, "the file was deleted while it was written", str(self._segment.path))
         self._end += len(new_frames.data)
         self.size += len(new_frames.data)
         self.ended = new_frames.frames[-1][0] == fmt.FrameType.END

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from stepscope.collector.files.lasting import outlasting
+from stepscope.collector.files.uncancelled import uncancelled
 from stepscope.collector.live.stream import Frame, Stream
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Noting:
         """Returns when a stream has looked into all that it took; at once if it has."""
         task = self._tasks.get(stream)
         if task is not None:
-            await outlasting(task)
+            await uncancelled(task)
 
     def _begin(self, stream: Stream) -> None:
         if stream.behind and stream not in self._tasks:

@@ -233,9 +233,7 @@ class Stream:
         if self.restoring or fresh <= 0:
             return
         self.next = next
-        self._behind.append(_FrameBatch(frames[len(frames) - fresh :], live=True))
-        if len(self._behind) == 1 and len(frames) <= _FEW and nbytes <= _FEW_BYTES:
-            self.note()
+        self._append(_FrameBatch(frames[len(frames) - fresh :], live=True), len(frames), nbytes)
 
     def summarized(self, summary: StepSummary) -> None:
         """Facts of new steps have come."""
@@ -285,7 +283,12 @@ class Stream:
         """
         self.events += events
         self.next = next
-        self._behind.append(_FrameBatch(frames, live=False))
+        self._append(_FrameBatch(frames, live=False), len(frames), sum(len(payload) for _, _, payload in frames))
+
+    def _append(self, batch: _FrameBatch, count: int, nbytes: int) -> None:
+        self._behind.append(batch)
+        if len(self._behind) == 1 and count <= _FEW and nbytes <= _FEW_BYTES:
+            self.note()
 
     @property
     def behind(self) -> bool:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.files.disk_use import SegmentFile
+from stepscope.collector.files.disk_use import SegmentFile, is_silent
 from stepscope.collector.retention.segment import Segment, SegmentWindow
 from stepscope.collector.runs.job import job_of
 from stepscope.exporters.stream.shipper import has_end
 from stepscope.runtime.journal.records import RunRecord
-
-SILENCE = 3600 * 10**9
-"""A stream without its end is over after so many ns without a connection: its process was killed."""
 
 Isolated = Callable[[str, Callable[[], object]], object]
 """Does what may fail for one stream."""
@@ -81,7 +77,7 @@ class Inventory:
 
     def _stream(self, id: str, files: Sequence[SegmentFile], connected: bool) -> StoredStream:
         before, last = self._segments.get(id, {}), files[-1]
-        silent = time.time_ns() - last.about.st_mtime_ns > SILENCE
+        silent = is_silent(last.about.st_mtime_ns)
         same = last.number in before and before[last.number].is_of(last)
         over = not connected and (same or silent or has_end(last.path))
         journal = last.path.with_name("journal")

@@ -134,19 +134,18 @@ class Storage:
         self._downloads = downloads
         self._inventory = Inventory()
         self._deleted = Deleted(store.directory)
-        self._used: int | None = None if policy.max_bytes else 0
-        self._bytes_then = 0
-        """Of streams, when `_used` was found."""
+        self._unused: int | None = None if policy.max_bytes else 0
+        """Of the bytes that are reserved for downloads; `None` before the first look."""
         self._free: int | None = None
         self._problem = ""
         self.unreadable: dict[str, str] = {}
         """Streams that are left as they are, and what is wrong with them; as of the last look."""
         self._faults: dict[str, str] = {}
-        store.room.bound(policy.max_bytes, policy.slack)
+        store.quota.bound(policy.max_bytes, policy.slack)
 
     async def run(self) -> None:
         """Looks whenever so much was written that it must, until it is cancelled."""
-        room, due = self._store.room, bool(self._policy.max_bytes)
+        quota, due = self._store.quota, bool(self._policy.max_bytes)
         while True:
             try:
                 due = due and await self._look()
@@ -158,24 +157,23 @@ class Storage:
             await asyncio.sleep(LEAST_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN_SECONDS if due else FREE_SECONDS):
-                    await room.due.wait()
+                    await quota.due.wait()
                     due = True
 
     async def _look(self) -> bool:
         """Looks once; whether to look again soon."""
-        room = self._store.room
-        room.begin()
-        before = self._store.bytes
-        done = await asyncio.to_thread(self.enforce, room.wanted, self._store.crowd)
+        quota = self._store.quota
+        quota.begin()
+        done = await asyncio.to_thread(self.enforce, quota.wanted, self._store.surplus_streams)
         self._store.bytes -= done.removed_bytes
-        self._used, self._bytes_then = done.used, before - done.removed_bytes
+        self._unused = done.counted - done.used
         for stream, evicted in done.evicted:
             entry = self._streams.all.get(stream)
             if entry is not None:
                 entry.windows.evict(evicted)
         for stream in done.deleted:
             self._streams.deleted(stream)
-        await room.end(done.counted)
+        await quota.end(done.counted)
         return done.postponed
 
     def view(self, discarded: int = 0) -> StorageView | None:
@@ -184,13 +182,13 @@ class Storage:
         Args:
             discarded: events of all streams that were evicted.
         """
-        if self._used is None or self._free is None:
+        if self._unused is None or self._free is None:
             return None
         waits = self._store.waits
         late = f"the disk does not answer: a write has waited for it for {waits:.0f} s" if waits > LATE else ""
         fault = next((f"{stream}: {why}"[:500] for stream, why in self.unreadable.items()), "")
         return StorageView(
-            used_bytes=self._used + self._store.bytes - self._bytes_then,
+            used_bytes=self._store.quota.used - self._unused if self._policy.max_bytes else self._store.bytes,
             limit_bytes=self._policy.max_bytes or None,
             free_bytes=self._free,
             waits_s=round(waits, 1),
@@ -201,14 +199,14 @@ class Storage:
             problem=late or self._problem or fault,
         )
 
-    def enforce(self, wanted: int = 0, crowd: int = 0) -> Look:
+    def enforce(self, wanted: int = 0, surplus_streams: int = 0) -> Look:
         """Looks at the directory, and evicts what there is no room for. Blocks on the disk.
 
         A stream that cannot be read, or whose files cannot be written or deleted, is left as it is.
 
         Args:
             wanted: bytes for which there must be room afterwards.
-            crowd: streams that others are to take the place of.
+            surplus_streams: streams that others are to take the place of.
 
         Raises:
             OSError: if the directory cannot be read.
@@ -218,12 +216,12 @@ class Storage:
         done = Look(use.total, use.streams + max(use.downloads, self._downloads))
         most = self._policy.max_bytes - max(self._policy.slack, wanted)
         surplus = done.counted - most + self._policy.slack if self._policy.max_bytes and done.counted > most else 0
-        if surplus or crowd:
+        if surplus or surplus_streams:
             files = {stream: its for stream, its in use.segments.items() if stream not in self._faults}
             streams = self._inventory.look(files, self._store.connected, self._isolated)
             order = candidates(streams, self._policy, self._uploaded)
             for one in order:
-                place = one.last and one.uploaded and len(done.deleted) < crowd
+                place = one.last and one.uploaded and len(done.deleted) < surplus_streams
                 if place or (done.freed < surplus and one.order[0] < LAST):
                     self._isolated(one.stream.id, lambda: self._evict(one, done))  # noqa: B023
             if done.evicted or done.deleted:
@@ -231,14 +229,14 @@ class Storage:
                     "%d segments and %d streams that were over were evicted, %d bytes: the limit is %d bytes",
                     len(done.evicted), len(done.deleted), done.freed, self._policy.max_bytes,
                 )  # fmt: skip
-        self.unreadable = {**({} if surplus or crowd else self.unreadable), **self._faults}
+        self.unreadable = {**({} if surplus or surplus_streams else self.unreadable), **self._faults}
         done.used -= done.freed
         done.counted -= done.freed
         return done
 
     def _evict(self, one: Candidate, done: Look) -> None:
         with self._streams.restoring_lock:
-            if self._streams.being_restored == one.stream.id:
+            if one.stream.id in self._streams.being_restored:
                 done.postponed = True
             elif one.last:
                 self._delete(one.stream, done)
@@ -249,6 +247,7 @@ class Storage:
         """Evicts a segment after which others follow."""
         counted = segment.counted()
         evict(stream.journal, counted)
+        self._store.changed(stream.id)
         done.evicted.append((stream.id, counted))
         done.removed(segment.file.about)
 

@@ -10,7 +10,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from stepscope.collector import clock_names
+from stepscope.collector.files.disk_use import is_silent
 from stepscope.collector.live.views import UploadView
 from stepscope.collector.upload.object_store import ENDING_S, ObjectStore
 from stepscope.exporters.stream.shipper import has_end
@@ -48,36 +50,43 @@ class _File(msgspec.Struct, frozen=True):
     name: str
     path: Path
     size: int
-    changed: float
-    """Unix time of the last change, in seconds."""
+    changed_ns: int
+    """Unix time of the last change."""
     final: bool
     """Whether it does not change any more."""
+    last: bool
+    """Whether it is the last segment of its stream."""
 
 
 class Uploader:
     """Puts what the store does not have with the same size.
 
     Closed segments never change, so an upload can be interrupted at any time, and several processes can upload the same
-    directory to the same URL. Not for several threads at once, except for `uploaded`.
+    directory to the same URL. Not for several threads at once, except for `uploaded` and `note_change`.
 
     Args:
         directory: the collector's directory.
         url: see `ObjectStore`.
+        connected: whether a connection writes to a stream, as far as is known.
 
     Raises:
         OutputError: see `ObjectStore`.
     """
 
     streams = complete = 0
-    """Number of streams in the directory, and of those whose end is in the store, as of the last look."""
+    """Number of streams in the directory, and of those that are over and whose last segment is in the store, as of the last look."""
     objects = nbytes = 0
     """Objects and bytes that were put so far."""
     waiting = 0
     """Bytes of closed segments that are not in the store."""
 
-    def __init__(self, directory: Path, url: str) -> None:
-        self._streams = directory / "streams"
+    def __init__(self, directory: Path, url: str, connected: Callable[[str], bool] = lambda _: False) -> None:
+        self._streams, self._connected = directory / "streams", connected
         self.store = ObjectStore(url)
+        self._found: dict[str, list[_File]] | None = None
+        """Files of each stream, as of the last look at its directory; `None` before the first."""
+        self._changed: deque[str] = deque()
+        """Streams whose directories are looked at the next time."""
         self._sizes: dict[str, int] = {}
         """Sizes of the objects whose files are in the directory."""
         self._listed: float | None = None
@@ -85,6 +94,8 @@ class Uploader:
         """Files in the store that do not change any more."""
         self._ends: dict[str, tuple[int, bool]] = {}
         """Of last segments: size at the last look, and whether there was an END frame."""
+        self._over: list[str] = []
+        """Last segments of streams that are over, as of the last look."""
         self._clocks: frozenset[str] | None = None
         """Clocks in the store, if known."""
         self._failed = frozenset[str]()
@@ -102,11 +113,17 @@ class Uploader:
         doubled = min(max(self._refused - 1, 0), 30)
         return min(every * (1 << doubled), max(every, MOST_PAUSE_S))
 
-    def upload(self, *, rest: bool = False) -> None:
-        """Puts all closed segments that are missing in the store, and the last segments of streams that have ended.
+    def note_change(self, stream: str) -> None:
+        """A segment of a stream was begun or deleted, or a connection of it has come or gone. From any thread."""
+        self._changed.append(stream)
+
+    def upload(self, *, rest: bool = False, walk: bool = True) -> None:
+        """Puts all closed segments that are missing in the store, and the last segments of streams that are over.
 
         Args:
             rest: also put the last segments of other streams.
+            walk: look at the directories of all streams. Without it, the first call does; later ones look at those of
+                `note_change`, and of streams that are over meanwhile.
 
         Raises:
             OutputError: if the store refuses something. Everything else was put, unless it refuses all.
@@ -121,7 +138,7 @@ class Uploader:
                 self._listed = time.monotonic()
             # With the rest a second time: a segment may have been closed while a shorter one was put.
             for with_rest in (True, False) if rest else (False,):
-                errors |= self._put_missing(with_rest)
+                errors |= self._put_missing(with_rest, walk)
             if errors:
                 raise min(errors.items(), key=lambda each: (not isinstance(each[1], OutputError), each[0]))[1]
         except OutputError:
@@ -129,9 +146,9 @@ class Uploader:
             raise
         self._refused = 0
 
-    def _put_missing(self, rest: bool) -> Errors:
+    def _put_missing(self, rest: bool, walk: bool) -> Errors:
         errors: Errors = {}
-        files = self._files(errors)
+        files = self._files(errors, walk)
         seen = {file.name for file in files}
         self.streams = len({name[:32] for name in seen})
         self._sizes = {
@@ -141,52 +158,82 @@ class Uploader:
         missing = [file for file in files if self._sizes.get(file.name) != file.size]
         self._final = {file.name for file in files if file.final} - {file.name for file in missing}
         self.waiting = sum(file.size for file in missing if file.final)
-        missing.sort(key=lambda file: (file.name in self._failed, file.changed))
+        missing.sort(key=lambda file: (file.name in self._failed, file.changed_ns))
         calls: dict[str, Callable[[], None]] = {CLOCKS: self._put_clocks}
         calls |= {file.name: partial(self._put, file) for file in missing if file.final or rest}
         failed = self.store.in_parallel(calls)
         self._failed = frozenset(failed)
-        self.complete = sum(ended and name in self._final for name, (_, ended) in self._ends.items())
+        self.complete = sum(name in self._final for name in self._over)
         return errors | failed
 
-    def _files(self, errors: Errors) -> list[_File]:
-        """Returns all files of streams. What cannot be read is added to `errors`."""
-        files: list[_File] = []
+    def _files(self, errors: Errors, walk: bool) -> list[_File]:
+        """Returns all files of streams, by what is known of those that have not changed. What cannot be read is added to `errors`."""
         refuse_link(self._streams)
-        for stream in os.scandir(self._streams):
-            try:
-                found = list(os.scandir(stream)) if stream.is_dir(follow_symlinks=False) else []
-            except FileNotFoundError:  # evicted meanwhile
-                continue
-            except OSError as error:
-                errors[stream.name] = error
-                continue
-            regular = {f"{stream.name}/{entry.name}": entry for entry in found if entry.is_file(follow_symlinks=False)}
-            numbers = {name: int(match["number"] or 0) for name in regular if (match := FILE.fullmatch(name))}
-            last = max(numbers.values(), default=0)
-            for name, number in numbers.items():
-                entry = regular[name]
-                try:
-                    final = number < last or entry.name == EVICTED or self._has_ended(name, Path(entry.path))
-                    about = entry.stat(follow_symlinks=False)  # after the look at its end
-                    files.append(_File(name, Path(entry.path), about.st_size, about.st_mtime, final))
-                except FileNotFoundError:  # evicted meanwhile
-                    continue
-                except (OSError, FormatError) as error:
-                    errors[name] = error
+        streams: Iterable[str]
+        if walk or self._found is None:
+            self._changed.clear()
+            streams = os.listdir(self._streams)
+            self._found = {}
+        else:
+            silent = (name for name, its in self._found.items() if any(map(self._is_over_now, its)))
+            streams = {*(self._changed.popleft() for _ in range(len(self._changed))), *silent}
+        before = len(errors)
+        for stream in streams:
+            self._found.pop(stream, None)
+            files = self._files_of(stream, errors)
+            if files:
+                self._found[stream] = files
+            if len(errors) > before:  # it is looked at again
+                self._changed.append(stream)
+                before = len(errors)
+        files = [file for its in self._found.values() for file in its]
+        self._over = [file.name for file in files if file.last and file.final]
         return files
 
-    def _has_ended(self, name: str, path: Path) -> bool:
-        """Whether a segment has an END frame. It is only read if its size has changed."""
-        size = path.lstat().st_size
-        if name not in self._ends or self._ends[name][0] != size:
-            self._ends[name] = size, has_end(path)
-        return self._ends[name][1]
+    def _files_of(self, stream: str, errors: Errors) -> list[_File]:
+        files: list[_File] = []
+        directory = self._streams / stream
+        try:
+            found = [] if directory.is_symlink() else list(os.scandir(directory))
+        except (FileNotFoundError, NotADirectoryError):  # evicted meanwhile, or none of ours
+            return []
+        except OSError as error:
+            errors[stream] = error
+            return []
+        regular = {f"{stream}/{entry.name}": entry for entry in found if entry.is_file(follow_symlinks=False)}
+        numbers = {name: int(match["number"] or 0) for name in regular if (match := FILE.fullmatch(name))}
+        most = max(numbers.values(), default=0)
+        for name, number in numbers.items():
+            entry = regular[name]
+            try:
+                last = number == most and entry.name != EVICTED
+                over = not last or self._is_over(stream, name, Path(entry.path))
+                about = entry.stat(follow_symlinks=False)  # after the look at its end
+                files.append(_File(name, Path(entry.path), about.st_size, about.st_mtime_ns, over, last))
+            except FileNotFoundError:  # evicted meanwhile
+                continue
+            except (OSError, FormatError) as error:
+                errors[name] = error
+        return files
+
+    def _is_over(self, stream: str, name: str, path: Path) -> bool:
+        """Whether nothing more is expected of a stream with this last segment, which is only read if its size has changed."""
+        if self._connected(stream):
+            return False
+        about = path.lstat()
+        if name not in self._ends or self._ends[name][0] != about.st_size:
+            self._ends[name] = about.st_size, has_end(path)
+        return self._ends[name][1] or is_silent(about.st_mtime_ns)
+
+    def _is_over_now(self, file: _File) -> bool:
+        """Whether a stream was not over when its last segment was looked at, and is so now for its silence."""
+        return not file.final and is_silent(file.changed_ns) and not self._connected(file.name[:32])
 
     def _put(self, file: _File) -> None:
         try:
             descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:  # evicted meanwhile
+            self.note_change(file.name[:32])
             return
         with open(descriptor, "rb", buffering=0) as content:
             self.store.put(file.name, content, file.size)
@@ -230,23 +277,27 @@ def read_clocks(store: ObjectStore, nbytes: int) -> frozenset[str]:
 
 
 class Uploading:
-    """The collector's own upload: looks for closed segments every few seconds. Nothing else waits for the store.
+    """The collector's own upload: puts what was closed, every few seconds. Nothing else waits for the store.
 
     Args:
         directory: the collector's directory.
         url: see `ObjectStore`.
         every: seconds between two looks, see `Uploader.pause`.
+        connected: whether a connection writes to a stream.
 
     Raises:
         OutputError: see `ObjectStore`; or if the URL contains a password, which the page would show.
     """
 
-    def __init__(self, directory: Path, url: str, *, every: float) -> None:
+    def __init__(
+        self, directory: Path, url: str, *, every: float, connected: Callable[[str], bool] = lambda _: False
+    ) -> None:
         parts = urlsplit(url)
         if parts.password is not None:
             raise OutputError("the URL of an upload must not contain a password; set it in the driver's own variables")
         self._url = urlunsplit(parts._replace(query="", fragment=""))
-        self._uploader = Uploader(directory, url)
+        self._uploader = Uploader(directory, url, connected)
+        self.note_change = self._uploader.note_change
         self._every = every
         self._at: int | None = None
         self._problem = ""
@@ -264,7 +315,7 @@ class Uploading:
             while True:
                 problem = ""
                 try:
-                    work = loop.run_in_executor(executor, self._uploader.upload)
+                    work = loop.run_in_executor(executor, partial(self._uploader.upload, walk=False))
                     await asyncio.shield(work)
                 except Exception as error:  # whatever it is, it may be over the next time
                     problem = str(error)[:500]

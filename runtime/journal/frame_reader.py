@@ -56,8 +56,8 @@ class FrameReader:
         FormatError: if it is not a journal, or one of a newer version.
     """
 
-    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False) -> None:
-        """Args: the file; whether to follow a link; whether to read this segment only."""
+    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False, since: int = 0) -> None:
+        """Args: the file; whether to follow a link; whether to read this segment only; number of the first segment to read."""
         self.path = path
         self.damage = Damage()
         """Damage so far."""
@@ -65,7 +65,7 @@ class FrameReader:
         self._at = fmt.FILE_HEADER.size
         self.head = (0, 0, 0)
         """(position, number in the file, bytes of the payload) of the last frame, also during calls of `skipped`."""
-        self.files = SegmentFiles(path, follow=follow, alone=alone)
+        self.files = SegmentFiles(path, follow=follow, alone=alone, since=since)
         try:
             self._sync = self._read_file_header()
         except BaseException:

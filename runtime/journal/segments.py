@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -24,7 +25,8 @@ MAX_SEGMENTS = 0xFFFF
 MAX_DESCRIPTORS = 8
 """Descriptors that the reader of one journal has open at a time."""
 
-_LATER = re.compile(r"(?P<first>.+)\.(?P<number>[1-9][0-9]{0,4})")
+_NUMBER = re.compile("[1-9][0-9]{0,4}")
+_LATER = re.compile(rf"(?P<first>.+)\.(?P<number>{_NUMBER.pattern})")
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -43,7 +45,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 def segment_path(first: Path, number: int) -> Path:
     """Path of a segment of the journal whose first segment has this path."""
-    return first.with_name(f"{first.name}.{number}") if number else first
+    return Path(f"{first}.{number}") if number else first
 
 
 def first_names(names: Iterable[str]) -> list[str]:
@@ -58,19 +60,20 @@ def segment_paths(first: Path) -> list[Path]:
     Raises:
         OSError: if the directory cannot be read.
     """
-    return [segment_path(first, number) for number in _numbers(first)]
+    return [segment_path(first, number) for number in segment_numbers(first)]
 
 
-def _numbers(first: Path) -> list[int]:
-    numbers: list[int] = []
-    with os.scandir(first.parent) as entries:
-        for entry in entries:
-            later = _LATER.fullmatch(entry.name)
-            if entry.name == first.name:
-                numbers.append(0)
-            elif later is not None and later["first"] == first.name:
-                numbers.append(int(later["number"]))
-    return sorted(numbers)
+def segment_numbers(first: Path) -> list[int]:
+    """The numbers of these files, in their order.
+
+    Raises:
+        OSError: if the directory cannot be read.
+    """
+    name, begin = first.name, len(first.name) + 1
+    names = os.listdir(first.parent)
+    later = (other[begin:] for other in names if other[: begin - 1] == name and other[begin - 1 : begin] == ".")
+    numbers = [int(number) for number in later if _NUMBER.fullmatch(number)]
+    return sorted([0, *numbers] if name in names else numbers)
 
 
 def first_file(path: Path) -> Path:
@@ -87,7 +90,7 @@ def exists(path: Path) -> bool:
 
 def has_later(first: Path) -> bool:
     """Whether any file has the name of a later segment of this journal."""
-    return first.parent.is_dir() and any(_numbers(first)[-1:])
+    return first.parent.is_dir() and any(segment_numbers(first)[-1:])
 
 
 def journal_of(path: Path) -> Path:
@@ -113,20 +116,21 @@ class SegmentFiles:
         path: the first segment, which may have been deleted; or a later one, which is read alone.
         follow: whether to follow a link.
         alone: read the first segment alone, too.
+        since: number of the first segment to read; 0: the first that exists.
 
     Raises:
         OSError: if there is no such file, or it cannot be opened.
         FormatError: if it is not a regular file.
     """
 
-    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False) -> None:
+    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False, since: int = 0) -> None:
         self._path = path
         self._links = 0 if follow else os.O_NOFOLLOW
         self._descriptors: dict[Path, int] = {}
         self.damaged_header = False
         """Whether a later segment was found in spite of its header."""
         self._alone = alone
-        first = first_file(path)
+        first = segment_path(path, since) if since else first_file(path)
         self._segments = [Segment(first, 0, FILE_HEADER.size, FILE_HEADER.size)]
         self._begins = [FILE_HEADER.size]
         self._descriptor(first)
@@ -146,6 +150,15 @@ class SegmentFiles:
         """Position of the end of the last file."""
         last = self._segments[-1]
         return last.begin + os.fstat(self._descriptor(last.path)).st_size - last.header_bytes
+
+    def frame_bytes(self, end: int) -> int:
+        """Bytes of the frames before a position that are in files."""
+        found = 0
+        for segment in self._segments:
+            with contextlib.suppress(FileNotFoundError):
+                size = os.lstat(segment.path).st_size - segment.header_bytes
+                found += max(min(size, end - segment.begin), 0)
+        return found
 
     def at(self, position: int) -> Segment:
         """The segment that has the byte before a position."""
@@ -170,7 +183,7 @@ class SegmentFiles:
             del self._segments[-1], self._begins[-1]  # deleted; or it could not be written, and the one before goes on
         before = len(self._segments)
         try:
-            numbers = _numbers(self._path)
+            numbers = segment_numbers(self._path)
         except OSError:  # the directory can be searched only; or it was removed
             return False
         for number in numbers[bisect_right(numbers, self._segments[-1].number) :]:

@@ -123,7 +123,7 @@ def in_file(path: Path) -> Counter[int]:
 async def settled(collector: Collector) -> None:
     """Nobody writes any more: what has to be evicted for what was written is."""
     for _ in range(2):
-        await collector.store.room.look()
+        await collector.store.quota.look()
 
 
 def settings(directory: Path, limit: int, max_kept_streams: int = 100) -> CollectorSettings:

@@ -266,7 +266,7 @@ async def test_what_the_disk_has_lost_is_not_confirmed(tmp_path: Path, monkeypat
                 disk.setattr(os, "fdatasync", fails)
                 refused = await send_frames(one, 3, 2)
                 assert isinstance(refused, protocol.Refused) and refused.retry
-        assert running.collector.store.bytes == running.journal().stat().st_size - fmt.FILE_HEADER.size
+        assert running.collector.store.bytes == running.journal().stat().st_size
         async with connected(running.url) as one:
             await one.send(hello())
             welcome = await answer(one)

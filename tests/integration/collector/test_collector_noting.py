@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import NewFrames, StreamFile
-from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.settings import CollectorSettings
@@ -156,7 +156,7 @@ async def test_files_are_read_again_without_holding_the_loop(tmp_path: Path) -> 
     for id in ("a" * 32, "b" * 32):
         store.path(id).parent.mkdir(mode=0o700)
         store.path(id).write_bytes(fmt.encode_file_header(SYNC) + encoded(frames))
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     async with turns(lambda: events_of(streams)) as seen:
         await restoring.run()

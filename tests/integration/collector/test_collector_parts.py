@@ -50,7 +50,7 @@ async def test_which_have_ended_is_told(caplog: pytest.LogCaptureFixture) -> Non
 async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page says what has ended and why; so do the state and Prometheus. The others go on."""
 
-    def broken(storage: Storage, wanted: int = 0, crowd: int = 0) -> Look:
+    def broken(storage: Storage, wanted: int = 0, surplus_streams: int = 0) -> Look:
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(Storage, "enforce", broken)

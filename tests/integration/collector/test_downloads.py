@@ -17,7 +17,7 @@ from stepscope.collector.app import Collector
 from stepscope.collector.downloads import downloads as downloads_module
 from stepscope.collector.downloads.downloads import Bounds, Download, Downloads, Source
 from stepscope.collector.errors import StuckError
-from stepscope.collector.files import disk
+from stepscope.collector.files import blocking_pool
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.settings import CollectorSettings
@@ -107,7 +107,7 @@ async def test_a_disk_that_hangs_is_reported(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(downloads_module, "journal_copy", hanging)
     monkeypatch.setattr(downloads_module, "THREADS", 1)
-    monkeypatch.setattr(disk, "PATIENCE", 0.2)
+    monkeypatch.setattr(blocking_pool, "PATIENCE", 0.2)
     downloads = Downloads(tmp_path)
     try:
         with refused(StuckError):

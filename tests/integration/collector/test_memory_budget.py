@@ -16,7 +16,7 @@ from websockets.frames import Frame, Opcode
 
 from stepscope.collector.connection import Connection
 from stepscope.collector.errors import FullError
-from stepscope.collector.files.room import Room
+from stepscope.collector.files.disk_quota import DiskQuota
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web import web_protocols
 from stepscope.collector.web.announced import Announced
@@ -188,88 +188,88 @@ async def test_a_client_that_does_not_take_its_answers_is_cut(tmp_path: Path, mo
         assert all(isinstance(error, ConnectionError) for error in said)
 
 
-# room on the disk
+# quota on the disk
 
 
 async def test_writes_wait_for_a_look_that_finds_room() -> None:
     """What is written while a look goes on may not be in what it finds."""
-    room = Room()
-    async with room.writing(1 << 40):
+    quota = DiskQuota()
+    async with quota.writing(1 << 40):
         pass  # no limit
-    room.bound(1000, 100)
+    quota.bound(1000, 100)
     began: list[int] = []
 
     async def write(size: int) -> None:
-        async with room.writing(size):
+        async with quota.writing(size):
             began.append(size)
 
     first = asyncio.create_task(write(600))
-    await room.due.wait()
-    room.begin()
-    await room.end(100)
+    await quota.due.wait()
+    quota.begin()
+    await quota.end(100)
     await first
     second = asyncio.create_task(write(400))
-    await room.due.wait()
+    await quota.due.wait()
     assert began == [600]
-    room.begin()
-    await room.end(600)
+    quota.begin()
+    await quota.end(600)
     await second
     assert began == [600, 400]
 
 
 async def test_what_is_being_written_is_taken_off() -> None:
     """A look begins in the middle of a write: it may have seen none of it."""
-    room = Room()
-    room.bound(1000, 100)
-    room.begin()
-    await room.end(0)
-    async with room.writing(700):
-        room.begin()
-    await room.end(0)
-    waiting = asyncio.create_task(room.writing(301).__aenter__())
-    await room.due.wait()
-    room.begin()
-    await room.end(700)
+    quota = DiskQuota()
+    quota.bound(1000, 100)
+    quota.begin()
+    await quota.end(0)
+    async with quota.writing(700):
+        quota.begin()
+    await quota.end(0)
+    waiting = asyncio.create_task(quota.writing(301).__aenter__())
+    await quota.due.wait()
+    quota.begin()
+    await quota.end(700)
     with refused(FullError, "1000"):
         await waiting
-    async with room.writing(300):
+    async with quota.writing(300):
         pass
 
 
 async def test_a_look_is_due_when_half_of_what_was_left_is_used() -> None:
     """Of what is usually left, or of less if the last look found less: not after each write on a disk that is nearly full."""
-    room = Room()
-    room.bound(1000, 100)
+    quota = DiskQuota()
+    quota.bound(1000, 100)
     for left in (500, 80):
-        room.begin()
-        await room.end(1000 - left)
-        async with room.writing(left - min(left, 100) // 2):
+        quota.begin()
+        await quota.end(1000 - left)
+        async with quota.writing(left - min(left, 100) // 2):
             pass
-        assert not room.due.is_set()
-        async with room.writing(1):
+        assert not quota.due.is_set()
+        async with quota.writing(1):
             pass
-        assert room.due.is_set()
+        assert quota.due.is_set()
 
 
 async def test_room_that_others_took_is_waited_for_again() -> None:
-    """Two for which there is not room at once: the second is not refused, but written after the next look."""
-    room = Room()
-    room.bound(1000, 100)
+    """Two for which there is not quota at once: the second is not refused, but written after the next look."""
+    quota = DiskQuota()
+    quota.bound(1000, 100)
     done: list[int] = []
 
     async def write(number: int) -> None:
-        async with room.writing(600):
+        async with quota.writing(600):
             done.append(number)
 
     writing = [asyncio.create_task(write(number)) for number in (0, 1)]
-    await room.due.wait()
-    await poll(lambda: room.wanted == 600)  # of both together it would be more than a quarter of the limit
-    room.begin()
-    await room.end(0)
-    await room.due.wait()
+    await quota.due.wait()
+    await poll(lambda: quota.wanted == 600)  # of both together it would be more than a quarter of the limit
+    quota.begin()
+    await quota.end(0)
+    await quota.due.wait()
     await writing[0]
     assert done == [0]
-    room.begin()
-    await room.end(100)
+    quota.begin()
+    await quota.end(100)
     await writing[1]
-    assert done == [0, 1] and room.wanted == 0
+    assert done == [0, 1] and quota.wanted == 0

@@ -18,7 +18,7 @@ import pytest
 from stepscope.collector.app import Collector
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
-from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
@@ -154,8 +154,8 @@ async def test_a_look_asks_for_each_segment_once_and_is_not_repeated(
     for number in range(40):
         with contextlib.suppress(Exception):
             async with asyncio.timeout(0.1):
-                await store.room.reserve(size)
-        if store.room.due.is_set():
+                await store.quota.reserve(size)
+        if store.quota.due.is_set():
             assert number > 30
             return
     raise AssertionError("no look was due")
@@ -190,7 +190,7 @@ def test_a_stream_that_cannot_be_looked_at_does_not_keep_a_collector_from_starti
     bad = stored(store, TWO, [run_of(), END])
     with failing(monkeypatch, bad.parent):
         again, streams = Store(CollectorSettings(directory=store.directory)), Streams(8)
-        Restoring(again, streams).look()
+        StartupRecovery(again, streams).look()
     assert again.bytes == good.stat().st_size and list(streams.unread) == [ONE]
     said(caplog.records, bad, "Input/output error")
 
@@ -227,7 +227,7 @@ async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, mo
     path = stored(store, ONE, some(0), some(4))
     store = Store(CollectorSettings(directory=store.directory))
     streams = Streams(8)
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     await restoring.run()
     before = store.bytes
@@ -250,7 +250,7 @@ async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> N
 
     async def restored() -> Streams:
         streams = Streams(8)
-        restoring = Restoring(store, streams)
+        restoring = StartupRecovery(store, streams)
         await asyncio.to_thread(restoring.look)
         await restoring.run()
         return streams
@@ -319,6 +319,27 @@ async def test_fast_writers_do_not_run_past_the_limit(tmp_path: Path) -> None:
         await poll(lambda: (view := collector.storage.view()) is not None and not view.problem)
     assert limit // 2 < most <= limit + 64 * KIB
     assert events_in(tmp_path / "streams" / f"{39:032x}" / "journal")[0] == 256 * KIB // 64
+
+
+async def test_small_segments_count_with_their_blocks(tmp_path: Path) -> None:
+    """A rank that begins one with each frame does not run past the limit, and the page says how much is used."""
+    limit, count = MIB, 600
+    collector = Collector(CollectorSettings(directory=tmp_path, port=0, disk_bytes=limit))
+    async with collector.serving() as url:
+        await poll(collector.storage.view)
+        async with connected(url.replace("http", "ws")) as one:
+            await one.send(hello())
+            await answer(one)
+            position, most = 20, 0
+            for number in range(count):
+                data = frames(number, 1)
+                await one.send(protocol.encode(frames_header(number, 1, number, position), data))
+                assert await answer(one) == protocol.Ack(number + 1)
+                position += len(data)
+                used = disk_use(tmp_path).total
+                most = max(most, used)
+                assert (view := collector.storage.view()) is not None and view.used_bytes >= used - 64 * KIB
+        assert limit // 2 < most <= limit
 
 
 async def test_what_cannot_be_evicted_is_not_exceeded(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from stepscope.collector.upload import uploader as uploader_module
 from stepscope.collector.upload.object_store import ObjectStore
 from stepscope.exporters.stream import protocol
 from tests.support.basics import poll
-from tests.support.collecting import collecting, until
+from tests.support.collecting import collecting, trained, until
 from tests.support.collectors import answer, connected
 from tests.support.object_stores import HangingStore, Stream, contents, following
 from tests.support.streams import STREAM, frames_header, hello
@@ -73,6 +73,7 @@ def test_an_upload_follows_streams_that_grow(tmp_path: Path, rest: bool) -> None
                 stream.grow()
         for stream in streams:
             stream.end()
-        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 4)
+        trained(collector.url, 0)
+        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
         made = {name: data for name, data in contents(collected / "streams").items() if "/journal" in name}
         until(lambda: made.items() <= contents(remote).items())

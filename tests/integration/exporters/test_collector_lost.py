@@ -13,7 +13,7 @@ import numpy as np
 from websockets.asyncio.server import ServerConnection
 
 from stepscope.collector.files.store import Store
-from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
@@ -57,7 +57,7 @@ async def test_segments_that_are_nowhere_any_more_are_counted(tmp_path: Path) ->
     assert recording.run.rank == 3 and recording.metadata == {"model": "m"} and recording.ended
     assert 2 <= recording.events < 302 and shown > 0
     restarted = Streams(8)
-    restoring = Restoring(Store(CollectorSettings(directory=tmp_path / "two")), restarted)
+    restoring = StartupRecovery(Store(CollectorSettings(directory=tmp_path / "two")), restarted)
     restoring.look()
     await restoring.run()
     # The index counts the event of a window that was cut by the loss.

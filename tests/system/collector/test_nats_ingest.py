@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo
 from nats.js.errors import NotFoundError
 
-from stepscope.collector.files import lasting
+from stepscope.collector.files import uncancelled
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.stream import DIED_AFTER, State
 from stepscope.collector.live.streams import Streams
@@ -33,7 +33,7 @@ from stepscope.exporters.nats.names import Names
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
-from tests.integration.collector.test_collector_lasting import HangingCall
+from tests.integration.collector.test_collector_uncancelled import HangingCall
 from tests.support.basics import poll
 from tests.support.beside import running
 from tests.support.jetstreams import Publisher, connected
@@ -429,7 +429,7 @@ async def test_frames_written_after_a_cancellation_count(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next ingest finds them in the file, and does not count them again."""
-    monkeypatch.setattr(lasting, "PATIENCE", 0.05)
+    monkeypatch.setattr(uncancelled, "PATIENCE", 0.05)
     collecting = Collecting(tmp_path)
     hanging = HangingCall(monkeypatch, "write")
     try:

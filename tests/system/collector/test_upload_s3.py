@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.collecting import collecting, until
+from tests.support.collecting import collecting, trained, until
 from tests.support.launch import start
 from tests.support.object_stores import S3Server, Stream, contents
 
@@ -94,3 +96,33 @@ def test_a_collector_uploads_there(server: S3Server, tmp_path: Path) -> None:
         problem = until(lambda: collector.get("/v1/job")["upload"]["problem"])
         assert "bucket does not exist" in problem
     assert [bucket["Name"] for bucket in server.client.list_buckets()["Buckets"]] == [server.BUCKET]
+
+
+def test_a_client_of_s3_restores_it(server: S3Server, tmp_path: Path) -> None:
+    """Without stepscope: a client gets all objects as files, and a merge of these is that of the collector's directory."""
+    collected, back = tmp_path / "collected", tmp_path / "back"
+    arguments = ("--upload", f"s3://{server.BUCKET}/job1", "--upload-every", "0.2")
+    with collecting(collected, *arguments, files=None, **server.environment) as collector:
+        for rank in range(2):
+            trained(collector.url, rank)
+        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 2)
+    for name in server.sizes():
+        path = back / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        server.client.download_file(server.BUCKET, name, str(path))
+
+    def merged(directory: Path) -> tuple[Any, Any]:
+        """The report, and the trace."""
+        out = tmp_path / f"{directory.name}.json"
+        process = start(
+            [sys.executable, "-m", "stepscope", "merge", str(directory), "--out", str(out), "--json"],
+            server=None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return json.loads(finished(process)), json.loads(out.read_bytes())
+
+    report, trace = merged(collected)
+    assert [member["ended"] for member in report["members"]] == [True, True] and report["events"] > 200
+    assert merged(back) == (report, trace)

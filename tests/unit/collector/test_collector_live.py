@@ -17,7 +17,7 @@ from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.history import BUCKETS, History
 from stepscope.collector.live.live import Live
-from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.step_times import RECENT, StepTimes
 from stepscope.collector.live.stream import Rate, Stream
 from stepscope.collector.live.streams import Streams, rank_id
@@ -111,7 +111,7 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
         path = store.path("a" * 32)
         path.parent.mkdir(mode=0o700)
         path.write_bytes(fmt.encode_file_header(sync_word) + b"".join(data[:cut]))
-        restoring = Restoring(store, streams)
+        restoring = StartupRecovery(store, streams)
         restoring.look()
         with streams.connected(Hello("a" * 32, sync_word, 0, run_of()), CONNECTION) as stream:
             assert stream.restoring

@@ -57,6 +57,19 @@ def test_a_file_goes_on_wherever_it_was_cut(data: st.DataObject) -> None:
         assert file.path.read_bytes() == whole
 
 
+def test_a_file_that_was_deleted_takes_nothing(tmp_path: Path) -> None:
+    """What is written to it would be gone when it is closed; one that was moved is there."""
+    file = StreamFile(tmp_path, SYNC, RUN)
+    take(file, 0, 3)
+    moved = file.path.rename(tmp_path / "moved")
+    assert take(file, 3, 1) == 1
+    moved.unlink()
+    with refused(FileNotFoundError, "deleted while it was written", snapshot=False):
+        take(file, 4, 1)
+    assert file.next == 4
+    file.close()
+
+
 def test_frames_go_to_their_segments(tmp_path: Path) -> None:
     """Each file has the header that the rank's has; a closed one is not touched again, also after a restart."""
     file = StreamFile(tmp_path, SYNC, RUN)

@@ -276,7 +276,7 @@ def test_what_is_uploaded_goes_first(store: Store) -> None:
     policy = StoragePolicy(max_bytes=limit, newest=0, slowest=0)
     Storage(store, policy, uploaded=there.__contains__).enforce()
     assert numbers(one) == [0, 1] and numbers(two) == [1]
-    assert Storage(store, policy, uploaded=there.__contains__).enforce(crowd=2).deleted == [TWO]
+    assert Storage(store, policy, uploaded=there.__contains__).enforce(surplus_streams=2).deleted == [TWO]
     Storage(store, StoragePolicy(max_bytes=4096, newest=0, slowest=0), uploaded=lambda _: False).enforce()
     assert not one.exists()
 
@@ -287,13 +287,13 @@ def test_a_segment_is_read_once(store: Store) -> None:
     stored(store, TWO, some(5, 4, rank=1), some(9, 1, rank=1))
     storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
     about, data = path.stat(), path.read_bytes()
-    storage.enforce(crowd=1)
+    storage.enforce(surplus_streams=1)
     with path.open("r+b") as file:
         file.write(bytes(len(data)))
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert not storage.enforce(crowd=1).deleted and not storage.unreadable
+    assert not storage.enforce(surplus_streams=1).deleted and not storage.unreadable
     os.utime(path)
-    storage.enforce(crowd=1)
+    storage.enforce(surplus_streams=1)
     assert list(storage.unreadable) == [ONE]
 
 
@@ -351,11 +351,11 @@ def test_what_is_read_to_bring_its_state_back_is_left_alone(store: Store) -> Non
     """Its reader has the files open, and would miss them."""
     path = stored(store, ONE, some(0, 4), [*some(4, 4), END])
     streams = Streams(8)
-    streams.being_restored = ONE
+    streams.being_restored.add(ONE)
     storage = Storage(store, StoragePolicy(max_bytes=1 << 30, newest=0, slowest=0), streams)
-    assert not storage.enforce(crowd=1).deleted and numbers(path) == [0, 1]
-    streams.being_restored = ""
-    assert storage.enforce(crowd=1).deleted == [ONE]
+    assert not storage.enforce(surplus_streams=1).deleted and numbers(path) == [0, 1]
+    streams.being_restored.clear()
+    assert storage.enforce(surplus_streams=1).deleted == [ONE]
 
 
 def test_many_windows_cost_in_proportion(store: Store) -> None:
@@ -368,8 +368,8 @@ def test_many_windows_cost_in_proportion(store: Store) -> None:
             *([run_of(), *windows(range(at, at + 50), 256, frames=1)] for at in range(0, 50 * segments, 50)),
         )
         storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
-        storage.enforce(crowd=1)
-        _, found = counted(lambda: storage.enforce(crowd=1))
+        storage.enforce(surplus_streams=1)
+        _, found = counted(lambda: storage.enforce(surplus_streams=1))
         store.remove(stream)
         return found / segments
 

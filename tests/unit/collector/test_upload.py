@@ -84,6 +84,53 @@ def test_the_rest_is_put_again_when_it_has_grown(collected: Path, url: str) -> N
     assert in_store(url) == contents(collected / "streams") and (later.objects, later.complete) == (1, 1)
 
 
+def test_the_last_segment_of_a_killed_rank_is_put(collected: Path, url: str) -> None:
+    """After an hour of silence, as retention calls its stream over then; not while a connection has it."""
+    stream = Stream(collected, windows=6)
+    uploader = Uploader(collected, url)
+    uploader.upload(walk=False)
+    assert sorted(in_store(url)) == stream.names(last=False) and not uploader.complete
+    for path in stream.segments:
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 7200))
+    busy = Uploader(collected, url, connected=lambda id: id == stream.id)
+    busy.upload(walk=False)
+    assert sorted(in_store(url)) == stream.names(last=False)
+    waiting = Uploader(collected, url)
+    waiting.store.stop()
+    waiting.upload(walk=False)
+    assert waiting.waiting == stream.segments[-1].stat().st_size
+    uploader.note_change(stream.id)
+    uploader.upload(walk=False)
+    assert sorted(in_store(url)) == stream.names() and uploader.complete == 1 and not uploader.waiting
+
+
+def test_only_what_has_changed_is_looked_at(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first look: a stream that is said to have changed, and no other one."""
+    streams = [Stream(collected, number, windows=6) for number in range(5)]
+    uploader = Uploader(collected, url)
+    uploader.upload(walk=False)
+    looked: list[str] = []
+    listed = os.scandir
+
+    def noted(path: Any = ".") -> Any:
+        looked.append(os.fspath(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", noted)
+    before = uploader.objects
+    uploader.upload(walk=False)
+    assert not looked
+    for stream in streams:
+        stream.grow(6)
+    uploader.note_change(streams[2].id)
+    uploader.upload(walk=False)
+    assert {path for path in looked if path.startswith(str(collected))} == {str(streams[2].journal.parent)}
+    assert uploader.objects > before and streams[2].names(last=False)[-1] in in_store(url)
+    assert streams[3].names(last=False)[-1] not in in_store(url)
+    uploader.upload()
+    assert sorted(in_store(url)) == sorted(name for stream in streams for name in stream.names(last=False))
+
+
 def test_a_rest_that_the_store_refuses_is_reported(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(collected)
     uploader = Uploader(collected, url)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.files.store import Store
-from stepscope.collector.live import restoring as restoring_module
-from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live import startup_recovery
+from stepscope.collector.live.footers import Footer, read_footer
+from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.retention.segment import Segment
 from stepscope.collector.runs.evicted import evict
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
+from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import said
-from tests.support.streams import CONNECTION
+from tests.support.object_stores import Stream as SegmentedStream
+from tests.support.streams import CONNECTION, frames, frames_header, hello
 from tests.unit.collector.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync
 
 SYNC = fmt.new_sync_word()
@@ -54,7 +60,7 @@ async def test_an_odd_stream_costs_itself_only(tmp_path: Path, what: str) -> Non
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     stored(store, "a" * 32, a_life())
     stored(store, "b" * 32, ODD[what])
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     streams.unread = dict(sorted(streams.unread.items()))  # the last is read first
     await restoring.run()
@@ -71,7 +77,7 @@ async def test_an_odd_stream_that_is_connected_goes_on(tmp_path: Path, what: str
     """What arrives after its file was read is shown: the page does not stay as it was."""
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     path = stored(store, "b" * 32, ODD[what])
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     with streams.connected(Hello("b" * 32, SYNC, 0, run_of()), CONNECTION) as stream:
         assert stream.restoring
@@ -91,7 +97,7 @@ async def test_small_frames_are_read_many_at_once(tmp_path: Path, monkeypatch: p
     ]
     events = events_frame(empty_block(1), source="recorder")
     stored(store, "a" * 32, [record_frame(fmt.FrameType.RUN, run_of()), *trips, *[events, trips[-1]] * 1000])
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     reads: list[int] = []
     pread = os.pread
@@ -113,12 +119,30 @@ def stream_size(store: Store) -> int:
     return path.stat().st_size
 
 
+@pytest.mark.parametrize("position", [3 << 26, 1 << 61])
+async def test_bytes_are_those_that_came(tmp_path: Path, position: int) -> None:
+    """Wherever the first segment begins that a rank sent: it has deleted those before, or lies."""
+    async with collecting(tmp_path) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        await one.send(protocol.encode(frames_header(1000, 5, 3, position), frames(1000, 5)))
+        assert await answer(one) == protocol.Ack(1005)
+        (live,) = running.collector.streams.all.values()
+    store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
+    restoring = StartupRecovery(store, streams)
+    restoring.look()
+    await restoring.run()
+    (again,) = streams.all.values()
+    there = sum(path.stat().st_size for path in segment_paths(store.path(again.id)))
+    assert live.bytes == again.bytes == there - fmt.MAX_FILE_HEADER + fmt.FILE_HEADER.size
+
+
 async def test_a_file_that_is_no_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is named in the log, with what is wrong."""
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     stored(store, "a" * 32, [record_frame(fmt.FrameType.RUN, run_of())])
     stored(store, "b" * 32, []).write_bytes(b"PK\3\4" * 100)
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     await restoring.run()
     assert list(streams.all) == ["a" * 32]
@@ -143,9 +167,9 @@ async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch
     files["c"][1].write_bytes(data[:100] + b"\0" * 200 + data[300:])
     found: list[dict[str, tuple[int, int, int]]] = []
     for read_bytes in (3000, 1 << 30):
-        monkeypatch.setattr(restoring_module, "READ_BYTES", read_bytes)
+        monkeypatch.setattr(startup_recovery, "READ_BYTES", read_bytes)
         streams = Streams(8)
-        restoring = Restoring(store, streams)
+        restoring = StartupRecovery(store, streams)
         restoring.look()
         await restoring.run()
         assert all(one.ended for one in streams.all.values())
@@ -159,9 +183,10 @@ async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("read_bytes", [3000, 1 << 30])
+@pytest.mark.parametrize("files", [0, 1 << 20])
 @pytest.mark.parametrize("windows", [1, 40])
 async def test_evicted_events_count_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: int, read_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: int, read_bytes: int, files: int
 ) -> None:
     """Also those of a window that goes on after the segments that were evicted: the index has all of it."""
     store = Store(CollectorSettings(directory=tmp_path))
@@ -176,11 +201,81 @@ async def test_evicted_events_count_once(
     evicted = [Segment.read(SegmentFile(path, path.stat())).counted() for path in segment_paths(writer.path)[:3]]
     for one in evicted:
         evict(writer.path, one)
-    monkeypatch.setattr(restoring_module, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(startup_recovery, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(startup_recovery, "ALL_FILES", files)
     streams = Streams(8)
-    restoring = Restoring(store, streams)
+    restoring = StartupRecovery(store, streams)
     restoring.look()
     await restoring.run()
     stream = streams.all["a" * 32]
     assert stream.windows.discarded == sum(one.events for one in evicted) > 0 and not stream.missing
     assert stream.events == 400
+
+
+async def test_a_start_reads_little_of_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames of the newest two segments of each stream; then the footers of the others, each once. The counts are those of all
+    frames."""
+    made = [SegmentedStream(tmp_path, number, segment_bytes=20_000) for number in range(4)]
+    for one in made:
+        one.grow(250)
+    store = Store(CollectorSettings(directory=tmp_path))
+    opened: Counter[str] = Counter()
+    nbytes = 0
+    real_open, real_read = os.open, os.pread
+
+    def counted_open(path: Any, *rest: Any, **how: Any) -> int:
+        opened[os.fspath(path)] += "/journal" in os.fspath(path)
+        return real_open(path, *rest, **how)
+
+    def counted_read(file: int, size: int, at: int) -> bytes:
+        nonlocal nbytes
+        data = real_read(file, size, at)
+        nbytes += len(data)
+        return data
+
+    async def restored(files: int) -> tuple[Streams, list[tuple[int, int, int, int]]]:
+        monkeypatch.setattr(startup_recovery, "ALL_FILES", files)
+        streams = Streams(8)
+        restoring = StartupRecovery(store, streams)
+        restoring.look()
+
+        def footer(path: Path) -> Footer:
+            assert len(streams.all) == 4 and not any(one.restoring for one in streams.all.values())
+            return read_footer(path)
+
+        monkeypatch.setattr(startup_recovery, "read_footer", footer)
+        await restoring.run()
+        assert not streams.unread and not streams.uncounted and not streams.being_restored
+        return streams, [(one.events, one.windows.count, one.bytes, one.missing) for one in streams.all.values()]
+
+    _, whole = await restored(1 << 20)
+    monkeypatch.setattr(os, "open", counted_open)
+    monkeypatch.setattr(os, "pread", counted_read)
+    streams, found = await restored(0)
+    assert sorted(found) == sorted(whole) and all(len(list(one.windows)) < 50 for one in streams.all.values())
+    paths = [path for one in made for path in one.segments]
+    assert len(paths) > 20 and max(opened[str(path)] for one in made for path in one.segments[:-2]) == 1
+    assert nbytes < sum(path.stat().st_size for path in paths) // 2
+
+
+async def test_a_segment_without_a_footer_is_counted_by_its_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank had lost the end of it, or what is there is damaged."""
+    made = SegmentedStream(tmp_path)
+    made.grow(40)
+    made.end()
+    store = Store(CollectorSettings(directory=tmp_path))
+    found: list[tuple[int, int]] = []
+    for cut in (0, 1):
+        path = made.segments[1]
+        os.truncate(path, path.stat().st_size - cut)
+        monkeypatch.setattr(startup_recovery, "ALL_FILES", 0)
+        streams = Streams(8)
+        restoring = StartupRecovery(store, streams)
+        restoring.look()
+        await restoring.run()
+        (stream,) = streams.all.values()
+        found.append((stream.events, stream.windows.count))
+        assert stream.missing == cut
+    assert found[0] == found[1]

@@ -22,7 +22,7 @@ WAITING = 64
 """Calls that may wait for a thread when another one is made with `ask`."""
 
 
-class Disk:
+class BlockingPool:
     """Does what may wait for the disk, never on the loop: what came first first, on a few threads at most.
 
     A thread is there while there is something to do, and keeps no interpreter from ending.

@@ -15,8 +15,8 @@ from stepscope.collector import audit
 from stepscope.collector.app import Collector
 from stepscope.collector.audit import Audit
 from stepscope.collector.errors import FullError, StuckError
-from stepscope.collector.files import disk
-from stepscope.collector.files.disk import Disk
+from stepscope.collector.files import blocking_pool
+from stepscope.collector.files.blocking_pool import BlockingPool
 from stepscope.collector.files.store import Store
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import run_in
@@ -57,7 +57,7 @@ def hanging() -> Generator[Hanging]:
 
 async def test_it_takes_so_many_threads_and_no_more() -> None:
     """Whatever hangs; all is done in the end, and the threads are gone. The loop goes on meanwhile."""
-    few = Disk(3)
+    few = BlockingPool(3)
     with hanging() as one:
         calls = [asyncio.create_task(few.run(one.work)) for _ in range(50)]
         await poll(lambda: few.waiting == 47)
@@ -69,9 +69,9 @@ async def test_it_takes_so_many_threads_and_no_more() -> None:
 
 async def test_who_asks_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by that it hangs; further ones at once when many wait. What is made after all is undone, what never began is not."""
-    monkeypatch.setattr(disk, "PATIENCE", 0.2)
-    monkeypatch.setattr(disk, "WAITING", 2)
-    asked = Disk(1)
+    monkeypatch.setattr(blocking_pool, "PATIENCE", 0.2)
+    monkeypatch.setattr(blocking_pool, "WAITING", 2)
+    asked = BlockingPool(1)
     with hanging() as one:
         calls = [asyncio.create_task(asked.ask(one.work, one.undone.append)) for _ in range(3)]
         await poll(lambda: asked.waiting == 2)
@@ -88,7 +88,7 @@ async def test_who_asks_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_who_is_cancelled_waits_for_what_it_has_begun() -> None:
     """And it is undone, on a thread: a file that was opened is closed before anybody else may have it."""
-    asked = Disk(1)
+    asked = BlockingPool(1)
     with hanging() as one:
         undone: list[threading.Thread] = []
         call = asyncio.create_task(asked.run(one.work, lambda _: undone.append(threading.current_thread())))
@@ -108,7 +108,7 @@ async def test_what_a_thread_raises_comes_out() -> None:
     def fails() -> None:
         raise TimeoutError("ETIMEDOUT")
 
-    for asked in (Disk(1).run, Disk(1).ask):
+    for asked in (BlockingPool(1).run, BlockingPool(1).ask):
         with pytest.raises(TimeoutError, match="ETIMEDOUT"):
             await asked(fails)
 

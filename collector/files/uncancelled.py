@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from stepscope.collector.files.disk import PATIENCE
+from stepscope.collector.files.blocking_pool import PATIENCE
 from stepscope.runtime.loop_threads.ending_tasks import finish
 
 T = TypeVar("T")
@@ -17,17 +17,17 @@ T = TypeVar("T")
 log = logging.getLogger("stepscope.collector")
 
 
-async def outlasting(work: asyncio.Future[T]) -> T:
+async def uncancelled(work: asyncio.Future[T]) -> T:
     """Returns the result of a task or future. A cancelled caller waits for `PATIENCE` more seconds, and the task continues."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await _part(work)
+        await _wait_longer(work)
         raise
 
 
 @contextlib.asynccontextmanager
-async def lasting(manager: AbstractAsyncContextManager[T], over: Callable[[], object]) -> AsyncGenerator[T]:
+async def uncancelled_context(manager: AbstractAsyncContextManager[T], over: Callable[[], object]) -> AsyncGenerator[T]:
     """Enters and leaves a context manager in a task of its own; yields its value.
 
     A cancelled caller waits for `PATIENCE` more seconds, and the task continues.
@@ -47,7 +47,7 @@ async def lasting(manager: AbstractAsyncContextManager[T], over: Callable[[], ob
             yield entered.result()
     except asyncio.CancelledError:
         exit_requested.set()
-        await _part(task)
+        await _wait_longer(task)
         raise
     except BaseException:
         exit_requested.set()
@@ -55,7 +55,7 @@ async def lasting(manager: AbstractAsyncContextManager[T], over: Callable[[], ob
         await asyncio.wait({task})
         raise
     exit_requested.set()
-    await outlasting(task)
+    await uncancelled(task)
 
 
 async def _enter_and_exit(
@@ -72,7 +72,7 @@ async def _enter_and_exit(
     await stack.aclose()
 
 
-async def _part(task: asyncio.Future[Any]) -> None:
+async def _wait_longer(task: asyncio.Future[Any]) -> None:
     """Waits for it a little longer, and leaves it."""
     task.add_done_callback(_log_error)
     with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Room on the disk: what streams may write until it is looked at again."""
+"""The limit of the disk: how many bytes streams may write until it is measured again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE = 15.0
 """Seconds that a write waits for room."""
 
 
-class Room:
+class DiskQuota:
     """Bounds what is written between two looks at the disk, so that no writer, however fast, runs past a limit.
 
     There is no limit at first. Who looks says when a look begins and what it found; what was written meanwhile may not be in
@@ -30,7 +30,7 @@ class Room:
         self._waiting: list[int] = []
         self._looked = asyncio.Condition()
         self.due = asyncio.Event()
-        """Somebody wants a look."""
+        """Set when the disk is to be measured."""
 
     def bound(self, limit: int, slack: int) -> None:
         """From now on there is a limit; there is no room before the first look.
@@ -41,6 +41,11 @@ class Room:
                 less, another look is due.
         """
         self._limit, self._slack = limit, slack
+
+    @property
+    def used(self) -> int:
+        """Bytes of the limit that were used at the last look, or reserved since it began."""
+        return self._limit - self._free
 
     @property
     def wanted(self) -> int:
