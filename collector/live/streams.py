@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stepscope.collector.errors import FullError
 from stepscope.collector.live.noting import Noting
+from stepscope.collector.live.slices import in_slices
 from stepscope.collector.live.stream import Amounts, Process, Stream
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
@@ -159,11 +160,11 @@ class Streams:
             ended.windows.discarded = ended.events
             self._remove(ended)
 
-    def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
+    async def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
         """Sums of all streams since the start of the collector, over all jobs and by job. They never fall: a stream goes on counting
         when it is forgotten."""
         of_all, by_job = self._past_of_all, dict(self._past)
-        for stream in self.all.values():
+        async for stream in in_slices(list(self.all.values())):
             amounts = stream.amounts
             of_all += amounts
             by_job[stream.job] = by_job.get(stream.job, _NOTHING) + amounts

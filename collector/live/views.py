@@ -302,7 +302,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """In the job."""
     started_ns: int
-    """Unix time of the earliest, by the ranks' clocks."""
+    """Unix time at which half of its ranks had begun it, by their clocks."""
     ranks: int
     open: int
     """Ranks that still record it, or died in it."""

@@ -31,6 +31,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, EndRecord, RunRecord, WindowRecord, encode_record
+from tests.support.basics import at_once
 from tests.support.journals import events_payloads
 from tests.support.streams import CONNECTION
 
@@ -91,7 +92,7 @@ def told(stream: Stream) -> dict[str, Any]:
     streams = Streams(8)
     streams.add(stream)
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
-    (view,) = live.snapshot().ranks
+    (view,) = at_once(live.snapshot()).ranks
     found: dict[str, Any] = msgspec.to_builtins(view)
     return {name: value for name, value in found.items() if name not in ("events_per_s", "bytes_per_s", "silent_s")}
 
@@ -140,7 +141,7 @@ def test_times_that_make_no_sense_cost_nothing_but_themselves(rows: list[tuple[i
     times.add_events(steps([5, 6]), 0, START, START + 100 * SECOND)
     assert (times.newest(2)["ms"] * 1e6).round().tolist() == [5, 6]
     for history in (times.recent, times.all):
-        index, means = history.means(history.width_ns)
+        index, means = history.sums().means(history.width_ns)
         assert len(index) == len(means) <= BUCKETS
 
 
@@ -153,9 +154,9 @@ def test_a_history_keeps_the_mean_of_all(samples: list[tuple[int, int]]) -> None
     width = history.width_ns
     times = [at for at, _ in samples]
     assert width == 250_000_000 or max(times) - min(times) > width * (BUCKETS // 2 - 2) or max(times) > times[0]
-    index, means = history.means(width * 1024)
+    index, means = history.sums().means(width * 1024)
     assert len(index) <= 2
-    _, all_means = history.means(width)
+    _, all_means = history.sums().means(width)
     assert min(d for _, d in samples) <= means.min() <= means.max() <= max(d for _, d in samples)
     assert len(all_means) <= min(len(samples), BUCKETS)
 
