@@ -12,6 +12,7 @@ from stepscope.collector.live.step_times import SHOWN, communicates, median
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import JobEntry, RankView, StreamView
+from stepscope.runtime.session.ranks import usual_size
 
 MOST_JOBS = 200
 """That are offered to be chosen."""
@@ -81,7 +82,7 @@ def expected(latest: Iterable[Stream]) -> tuple[int | None, list[int]]:
     size, absent = 0, set[int]()
     for its in jobs.values():
         numbers = {stream.run.rank for stream in its}
-        most = max((stream.run.world_size or 0 for stream in its), default=0)
+        most = usual_size(stream.run.world_size for stream in its)
         missing = (number for number in range(most) if number not in numbers)
         size += most
         absent.update(itertools.islice(missing, _MOST_ABSENT))
