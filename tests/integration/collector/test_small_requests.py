@@ -14,7 +14,6 @@ from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.nats.roster import NatsProcess
 from stepscope.collector.orders.addressees import addressees
 from stepscope.collector.orders.order import WindowOrder
 from stepscope.collector.orders.orders import Orders
@@ -25,6 +24,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.control.entry_points.control_file import decode_control_file
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.journal.records import ClockSync, RunRecord
+from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.session import ranks
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import MAX_RANKS, ranks_from, ranks_text, usual_size
@@ -34,7 +34,7 @@ from tests.support.collectors import answer, collecting, connected
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.ranks.streams import write_stream
-from tests.support.streams import CONNECTION, RUN, STREAM, SYNC
+from tests.support.streams import RUN, STREAM, SYNC
 
 MANY = ",".join(f"{million}000000-{million}999999" for million in range(1, 57))
 """56 million ranks in 1 KB."""
@@ -90,13 +90,22 @@ async def test_any_ranks_of_a_large_job_can_be_ordered(tmp_path: Path) -> None:
             assert answered.status == status, answered.body
 
 
+class Willing:
+    """A process that takes commands, of which none comes."""
+
+    control = 1
+
+    async def order(self, command: Command, seconds: float) -> Answer:
+        raise NotImplementedError
+
+
 def test_one_rank_does_not_say_how_large_a_job_is() -> None:
     """What most say counts: a window of all is for those, and no million of ranks is missed."""
     streams = Streams(64)
     for rank, size in enumerate((3, 3, 1 << 20)):
         run = msgspec.structs.replace(RUN, rank=rank, job="job", world_size=size)
         streams.add(stream := Stream(f"{rank:032x}", run))
-        stream.connection = NatsProcess(CONNECTION, CONNECTION, protocol.Hello(stream.id, SYNC, 0, run, 1))
+        stream.connection = Willing()
     found = addressees(streams, WindowOrder(steps=1), None)
     assert len(found.targets) == 3 and not found.lacking
     job = at_once(Live(streams, Downloads(Path("/nowhere")), exposed=False).snapshot()).job
