@@ -21,6 +21,7 @@ from stepscope.collector.problems import ProblemError, send_problem
 from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.step_summary import count_steps
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.requests.command import Answer, Command
@@ -33,6 +34,8 @@ MAX_GATHER_MS = 2000
 """How long small frames wait for more at most, in milliseconds: one for each rank."""
 _MANY = 4096
 """Frames of a message from which on a thread checks them: it takes some microseconds for each."""
+_FEW_STEPS = 128
+"""Steps of a summary that are read at once; of larger ones one in each turn of the loop, as they take it some ms."""
 REPLACED = "another connection of this stream came"
 
 
@@ -211,7 +214,7 @@ class Connection:
             await self._receive_frames(file, header, payload, stream, hello)
             return protocol.Ack(file.next)
         if isinstance(header, protocol.StepSummary):
-            stream.summarized(header)
+            await self._receive_summary(header, stream)
             return None
         if isinstance(header, protocol.Ping):
             arrived = self._clock.now()
@@ -244,6 +247,16 @@ class Connection:
             await self._store.write(file, new_frames, hello, lambda: noting.took(stream, new_frames))
         finally:  # also if this connection has been taken over: what it brought is in memory until then
             await noting.caught_up(stream)
+
+    async def _receive_summary(self, summary: protocol.StepSummary, stream: Stream) -> None:
+        if count_steps(summary) <= _FEW_STEPS:
+            stream.summarized(summary)
+        else:
+            async with self._streams.summary_lock:
+                stream.summarized(summary)
+                await asyncio.sleep(0)
+        if wait := stream.summary_wait(summary):
+            await asyncio.sleep(wait)  # nothing is read of the connection meanwhile
 
     async def _receive(self) -> tuple[protocol.Header, memoryview]:
         message = await self._receive_message()

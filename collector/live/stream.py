@@ -52,6 +52,12 @@ MAX_SUMMARIES = 128
 """Summaries that are kept to judge the newest steps."""
 MAX_STEPS = 2 * MAX_SUMMARY_STEPS
 """Steps in them; the newest summary stays in any case."""
+STEPS_PER_SECOND = 4 * MAX_SUMMARY_STEPS
+"""In summaries of one stream, which an exporter sends about once a second."""
+STEPS_AT_ONCE = 1 << 17
+"""As many as an exporter has after a long time without a connection."""
+_SUMMARY_STEPS = 32
+"""A summary counts as so many steps more."""
 _HOUR = 3600 * 10**9
 _RATE_SECONDS = 5
 """Whole seconds that are averaged."""
@@ -143,6 +149,19 @@ class Rate:
         self._second = max(self._second, second)
 
 
+class Allowance:
+    """Limits how much a sender may bring; `now` is a monotonic time in seconds."""
+
+    def __init__(self, per_second: float, at_once: float) -> None:
+        self._per_second, self._at_once = per_second, at_once
+        self._due = -math.inf
+
+    def use(self, amount: float, now: float) -> float:
+        """Uses up some of it; returns the seconds until that was allowed, 0 if it is now."""
+        self._due = max(self._due, now - self._at_once / self._per_second) + amount / self._per_second
+        return max(self._due - now, 0.0)
+
+
 class _FrameBatch:
     """Frames that came together; `frames` continues after those that were processed."""
 
@@ -212,6 +231,7 @@ class Stream:
         self._capped = 0
         self._amounts = Amounts()
         self._summary_steps = 0
+        self._allowance = Allowance(STEPS_PER_SECOND, STEPS_AT_ONCE)
         self._behind: deque[_FrameBatch] = deque()
         self.clock = LatestClock(run.anchor)
         """How its clock compares with the collector's, as far as is known."""
@@ -236,6 +256,11 @@ class Stream:
         self._behind.append(_FrameBatch(frames[len(frames) - fresh :], live=True))
         if len(self._behind) == 1 and len(frames) <= _FEW and nbytes <= _FEW_BYTES:
             self.note()
+
+    def summary_wait(self, summary: StepSummary | None = None) -> float:
+        """Seconds until a sender may bring more, after this summary: its cost falls on the loop, and so on all streams."""
+        steps = 0 if summary is None else count_steps(summary) + _SUMMARY_STEPS
+        return self._allowance.use(steps, time.monotonic())
 
     def summarized(self, summary: StepSummary) -> None:
         """Facts of new steps have come."""

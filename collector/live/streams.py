@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
@@ -86,6 +87,8 @@ class Streams:
         """Held by the threads that change this, or delete segments."""
         self.noting = Noting()
         """Through it streams take frames."""
+        self.summary_lock = asyncio.Lock()
+        """Held for one turn of the loop by the connection that brings a large summary."""
         self.connections = 0
         """Made so far."""
         self.connected_now = 0

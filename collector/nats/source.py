@@ -16,6 +16,7 @@ from nats.js.errors import NotFoundError
 
 from stepscope.collector.audit import Audit
 from stepscope.collector.files.store import Store
+from stepscope.collector.live.stream import STEPS_PER_SECOND
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import NatsView
 from stepscope.collector.memory_budget import MemoryBudget
@@ -252,10 +253,13 @@ class NatsSource:
             stream = self._streams.all.get(process.hello.stream)
             if stream is not None and stream.job != job_of(process.hello.run):
                 raise FormatError(f"it is a stream of the job {stream.job[:100]!r}")
+            if stream is not None and stream.summary_wait():
+                raise FormatError(f"it has summaries of more than {STEPS_PER_SECOND:,} steps a second")
         except FormatError as error:
             self._refuse(message.subject, str(error))
             return
         self._streams.heard(process.hello, summary, process)
+        self._streams.all[process.hello.stream].summary_wait(summary)
 
     async def _answer_clock(self, message: Msg) -> None:
         """Answers a clock request of an exporter whose stream this collector takes."""
