@@ -45,13 +45,16 @@ with sc.trace(exporters=[CollectorExporter(sys.argv[1])], name="loading") as pro
 """
 
 
-def summary(work: list[int], *, first: int = 10, data: float = 0.05, together: int = 0, stalls: int = 0) -> StepSummary:
+def summary(
+    work: list[int], *, first: int = 10, data: float = 0.05, together: int = 0, stalls: int = 0, well: int = 0
+) -> StepSummary:
     """A summary of steps with so much work each, in ns.
 
     Args:
         data: share of the work that loads data.
         together: ns after which collectives let all ranks go on; 0: there are none.
         stalls: every so many steps one writes a checkpoint for 200 ms.
+        well: steps before the first that does.
     """
     facts: Any = np.zeros(len(work), FACTS_DTYPE)
     took = np.array(work, np.int64)
@@ -61,8 +64,8 @@ def summary(work: list[int], *, first: int = 10, data: float = 0.05, together: i
         facts["phases"][:, Phase.COMMUNICATION] = together - took
         took = np.full(len(work), together)
     if stalls:
-        facts["phases"][::stalls, Phase.CHECKPOINT] = 200_000_000
-        took[::stalls] += 200_000_000
+        facts["phases"][well::stalls, Phase.CHECKPOINT] = 200_000_000
+        took[well::stalls] += 200_000_000
     facts["end"] = BEGIN + first * STEP + np.cumsum(took)
     facts["begin"], facts["step"] = facts["end"] - took, first + np.arange(len(work))
     for name in SIGNALS:
@@ -107,6 +110,7 @@ FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
     ),
     "a slow loader": (lambda: [summary([STEP] * 60, data=0.5) for _ in range(2)], "input-bound-in-process", []),
     "a stall every 20 steps": (lambda: [summary([STEP] * 200, stalls=20)], "periodic-stall", []),
+    "stalls that have begun": (lambda: [summary([STEP] * 460, stalls=20, well=400)], "periodic-stall", []),
 }
 
 
