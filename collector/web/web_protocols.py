@@ -7,12 +7,14 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.server import ServerProtocol
 
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web.announced import Announced
@@ -42,6 +44,30 @@ PATIENCE = 20.0
 """Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
 STALLED = 60.0
 """Seconds after which a connection that takes nothing of what it is sent is cut."""
+
+
+def check_libraries() -> None:
+    """Makes sure that the installed libraries have what the bounds of connections hang on.
+
+    Raises:
+        ImportError: if one has it no more; says what to install.
+    """
+    needed: dict[object, tuple[str, ...]] = {
+        ServerProtocol(): ("max_message_size",),
+        WebSocketsSansIOProtocol: ("handle_bytes", "handle_text", "handle_cont", "receive", "send", "run_asgi"),
+        H11Protocol: ("send_400_response", "on_response_complete"),
+    }
+    missing = [
+        f"{type(owner).__name__}.{name}"
+        for owner, names in needed.items()
+        for name in names
+        if not hasattr(owner, name)
+    ]
+    if missing:
+        raise ImportError(
+            f"uvicorn {version('uvicorn')} with websockets {version('websockets')} has no {', '.join(missing)}, by which the collector "
+            "limits what clients send: install the versions that it is tested with: pip install 'stepscope[collector]'"
+        )
 
 
 class Doorway:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from stepscope.collector.app import Collector
 from stepscope.collector.files import writer
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.files.writer import Writer
@@ -51,6 +52,13 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
                 stream.close()
             await one.send(protocol.encode(protocol.Ping(1)))
             assert isinstance(await answer(one), protocol.Pong)
+
+
+def test_libraries_without_what_bounds_need_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything listens: without the bound of a message anybody could fill the memory."""
+    monkeypatch.setattr(web_protocols, "ServerProtocol", object)
+    with refused(ImportError, "max_message_size", "websockets", "pip install 'stepscope[collector]'"):
+        Collector(CollectorSettings(directory=tmp_path, port=0))
 
 
 async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
