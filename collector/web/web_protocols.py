@@ -7,7 +7,6 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
@@ -57,16 +56,11 @@ def check_libraries() -> None:
         WebSocketsSansIOProtocol: ("handle_bytes", "handle_text", "handle_cont", "receive", "send", "run_asgi"),
         H11Protocol: ("send_400_response", "on_response_complete"),
     }
-    missing = [
-        f"{type(owner).__name__}.{name}"
-        for owner, names in needed.items()
-        for name in names
-        if not hasattr(owner, name)
-    ]
+    missing = [name for owner, names in needed.items() for name in names if not hasattr(owner, name)]
     if missing:
         raise ImportError(
-            f"uvicorn {version('uvicorn')} with websockets {version('websockets')} has no {', '.join(missing)}, by which the collector "
-            "limits what clients send: install the versions that it is tested with: pip install 'stepscope[collector]'"
+            f"the installed uvicorn and websockets have no {', '.join(missing)}, by which the collector limits what clients "
+            "send: install the versions that it is tested with: pip install 'stepscope[collector]'"
         )
 
 

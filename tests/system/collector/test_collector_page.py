@@ -359,3 +359,16 @@ def test_a_zoom_of_the_chart_stays(tmp_path: Path) -> None:
         assert (now["min"], now["max"]) == (zoomed["min"], zoomed["max"])
         page.locator("#plot .u-over").dblclick()
         until(lambda: page.evaluate(scale)["max"] > zoomed["last"])
+        page.locator("#plot").focus()
+        page.keyboard.press("+")
+        inner = page.evaluate(scale)
+        assert zoomed["last"] - 60 < inner["min"] < inner["max"] < inner["last"]
+        assert page.locator("#chart-live").inner_text().startswith("The chart shows ")
+        page.keyboard.press("Home")
+        left = page.evaluate(scale)
+        assert left["min"] < inner["min"] and abs(left["max"] - left["min"] - (inner["max"] - inner["min"])) < 0.01
+        page.keyboard.press("ArrowRight")
+        assert left["min"] < page.evaluate(scale)["min"]
+        page.keyboard.press("-")
+        page.keyboard.press("-")
+        until(lambda: page.evaluate(scale)["max"] > inner["last"])
