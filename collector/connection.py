@@ -28,7 +28,7 @@ from stepscope.runtime.requests.command import Answer, Command
 
 log = logging.getLogger("stepscope.collector")
 
-PARTING = 2.0
+REFUSAL_TIMEOUT = 2.0
 """Seconds in which a refusal must have been sent."""
 MAX_GATHER_MS = 2000
 """How long small frames wait for more at most, in milliseconds: one for each rank."""
@@ -242,18 +242,18 @@ class Connection:
         if self._admit is not None:
             for run in new_frames.runs():
                 self._admit(hello.stream, run)
-        noting = self._streams.noting
+        decode_queue = self._streams.decode_queue
         try:
-            await self._store.write(file, new_frames, hello, lambda: noting.took(stream, new_frames))
+            await self._store.write(file, new_frames, hello, lambda: decode_queue.add(stream, new_frames))
         finally:  # also if this connection has been taken over: what it brought is in memory until then
-            await noting.caught_up(stream)
+            await decode_queue.drained(stream)
 
     async def _receive_summary(self, summary: protocol.StepSummary, stream: Stream) -> None:
         if count_steps(summary) <= _FEW_STEPS:
-            stream.summarized(summary)
+            stream.add_summary(summary)
         else:
             async with self._streams.summary_lock:
-                stream.summarized(summary)
+                stream.add_summary(summary)
                 await asyncio.sleep(0)
         if wait := stream.summary_wait(summary):
             await asyncio.sleep(wait)  # nothing is read of the connection meanwhile
@@ -276,7 +276,7 @@ class Connection:
     async def _refuse(self, reason: str, *, retry: bool) -> None:
         self._note(reason)
         try:
-            async with asyncio.timeout(PARTING):
+            async with asyncio.timeout(REFUSAL_TIMEOUT):
                 await self._send(protocol.Refused(reason[:500], retry))
                 await self._send_message({"type": "websocket.close", "code": 1008, "reason": ""})
         except (RuntimeError, OSError, _DisconnectedError):

@@ -135,7 +135,7 @@ class Restoring:
                 arrived = stream.arrived
                 part = await self._read(lambda: _read(reader))
                 if part is not None:
-                    await self._streams.noting.restored(stream, part.frames, part.events, part.next)
+                    await self._streams.decode_queue.add_restored(stream, part.frames, part.events, part.next)
                 elif stream.arrived == arrived:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.finish_restoring()

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.live.noting import Noting
+from stepscope.collector.live.decode_queue import DecodeQueue
 from stepscope.collector.live.slices import in_slices
 from stepscope.collector.live.stream import Amounts, Process, Stream
 from stepscope.exporters.stream.protocol import Hello, StepSummary
@@ -23,7 +23,7 @@ from stepscope.runtime.journal.records import RunRecord
 
 log = logging.getLogger("stepscope.collector")
 
-MAX_HEARD = 16_384
+MAX_REMOTE = 16_384
 """Streams of other collectors that are shown; beyond, those are forgotten that nothing was heard of for longest."""
 MOST_JOBS = 4096
 """Jobs of which it is remembered what streams have brought that are forgotten; the sum over all jobs has them all."""
@@ -85,8 +85,8 @@ class Streams:
         """Stream whose segments are being read for its state: none of them is evicted meanwhile, as its reader has them open."""
         self.restoring_lock = threading.Lock()
         """Held by the threads that change this, or delete segments."""
-        self.noting = Noting()
-        """Through it streams take frames."""
+        self.decode_queue = DecodeQueue()
+        """Decodes the frames of all streams."""
         self.summary_lock = asyncio.Lock()
         """Held for one turn of the loop by the connection that brings a large summary."""
         self.connections = 0
@@ -137,8 +137,8 @@ class Streams:
         _mark_latest(rank)
         self._forget()
 
-    def heard(self, hello: Hello, summary: StepSummary, process: Process | None) -> None:
-        """Facts of steps came on a way that all collectors hear. A stream that another collector takes is shown here, too.
+    def add_shared_summary(self, hello: Hello, summary: StepSummary, process: Process | None) -> None:
+        """Adds facts of steps that all collectors of the team get. A stream that another collector takes is shown here, too.
 
         Args:
             hello: whose they are.
@@ -153,7 +153,7 @@ class Streams:
             self.add(stream)
         stream.sends_summaries = True
         stream.process = process
-        stream.heard(summary)
+        stream.add_shared_summary(summary)
 
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""
@@ -179,10 +179,10 @@ class Streams:
 
     def _forget_remote(self) -> None:
         """Forgets streams of other collectors that nothing was heard of for longest, if there are too many."""
-        surplus = len(self.all) - MAX_HEARD - 2 * self._limit
+        surplus = len(self.all) - MAX_REMOTE - 2 * self._limit
         if surplus >= 0:
-            heard = sorted((one for one in self.all.values() if one.remote), key=lambda one: one.seen)
-            for stream in heard[: surplus + MAX_HEARD // 8]:
+            remote = sorted((one for one in self.all.values() if one.remote), key=lambda one: one.seen)
+            for stream in remote[: surplus + MAX_REMOTE // 8]:
                 self._remove(stream)
 
     def _forget(self) -> None:

@@ -100,7 +100,7 @@ def _in_order(paths: Sequence[Path]) -> list[_Part]:
     """Those of which each has what follows the one before; only the first, if it has everything."""
     if len(paths) < 2:
         return []
-    found = sorted(filter(None, map(_part, paths)), key=lambda part: (part.first, -part.next))
+    found = sorted(filter(None, map(_read_part, paths)), key=lambda part: (part.first, -part.next))
     chain: list[_Part] = []
     for part in found:
         if not chain or part.sync == chain[0].sync and part.next > chain[-1].next:
@@ -108,7 +108,7 @@ def _in_order(paths: Sequence[Path]) -> list[_Part]:
     return chain
 
 
-def _part(path: Path) -> _Part | None:
+def _read_part(path: Path) -> _Part | None:
     try:
         reader = FrameReader(path, follow=False)
     except (FormatError, OSError):

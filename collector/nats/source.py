@@ -258,7 +258,7 @@ class NatsSource:
         except FormatError as error:
             self._refuse(message.subject, str(error))
             return
-        self._streams.heard(process.hello, summary, process)
+        self._streams.add_shared_summary(process.hello, summary, process)
         self._streams.all[process.hello.stream].summary_wait(summary)
 
     async def _answer_clock(self, message: Msg) -> None:

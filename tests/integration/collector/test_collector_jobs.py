@@ -141,11 +141,11 @@ def test_a_rank_that_was_started_again_is_one_process() -> None:
         stream = Stream(f"{number:032x}", msgspec.structs.replace(run_of(0), pid=number), born_ns=START + number)
         stream.connection = CONNECTION
         for time in times:
-            stream.took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(time, time, 10))], 1, time)
+            stream.add_frames([record_frame(fmt.FrameType.CLOCK_SYNC, sync(time, time, 10))], 1, time)
         streams.add(stream)
     (rank,) = streams
     assert rank.others == []
-    rank.streams[0].took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(5, 5, 10))], 1, 5)
+    rank.streams[0].add_frames([record_frame(fmt.FrameType.CLOCK_SYNC, sync(5, 5, 10))], 1, 5)
     assert rank.others == [rank.streams[0]]
     rank.streams[0].connection = None
     assert rank.others == []
@@ -225,7 +225,7 @@ def test_a_rank_that_makes_up_jobs_and_windows_is_bounded(monkeypatch: pytest.Mo
     for number in range(500):
         hello = Hello(f"{number:032x}", b"sync", 0, run_of(number % 5, f"job{number}"))
         with streams.connected(hello, CONNECTION) as stream:
-            stream.took(
+            stream.add_frames(
                 [record_frame(fmt.FrameType.WINDOW_OPENED, WindowOpened(index, 0)) for index in range(300)], 1000, 300
             )
             assert len(list(stream.windows)) <= 64

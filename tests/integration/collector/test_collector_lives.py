@@ -64,7 +64,7 @@ def life(id: int, run: RunRecord, windows: list[tuple[int, int, int]], seen: int
     at = run.anchor.wall_ns
     for index, first, count in windows:
         frames = window(index, first, count, at)
-        stream.took(frames, 0, stream.next + len(frames))
+        stream.add_frames(frames, 0, stream.next + len(frames))
         at += count * SECOND
     return stream
 
@@ -88,7 +88,7 @@ async def test_windows_of_all_starts_are_grouped_by_their_steps() -> None:
     first = life(1, run_of(1), [(0, 0, 10), (1, 10, 10)])
     cut = [record_frame(fmt.FrameType.WINDOW_OPENED, WindowOpened(2, START + 20 * SECOND))]
     cut.append(events_frame(steps([SECOND] * 5, START + 20 * SECOND, number=20)))
-    first.took(cut, 0, first.next + len(cut))
+    first.add_frames(cut, 0, first.next + len(cut))
     again = life(2, run_of(1, at=START + 60 * SECOND), [(0, 20, 10), (1, 30, 10)])
     steady = life(3, run_of(0), [(n, 10 * n, 10) for n in range(4)])
     for order in ((first, again, steady), (steady, again, first)):
@@ -281,9 +281,9 @@ def test_the_end_of_a_stream_closes_its_windows() -> None:
         events_frame(steps([SECOND], START, number=3)),
     ]
     frames[1] = _of_window(frames[1], 1)
-    stream.took(frames, 0, stream.next + 2)
+    stream.add_frames(frames, 0, stream.next + 2)
     assert [mark for mark, _ in stream.windows.newest()] == [(1, (3, 3)), (0, (0, 2))]
-    stream.took([record_frame(fmt.FrameType.END, EndRecord())], 0, stream.next + 1)
+    stream.add_frames([record_frame(fmt.FrameType.END, EndRecord())], 0, stream.next + 1)
     assert [mark for mark, _ in stream.windows.newest()] == [(0, (0, 2))]
 
 

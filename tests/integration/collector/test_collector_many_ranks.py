@@ -71,7 +71,7 @@ async def test_no_request_about_many_ranks_holds_the_loop() -> None:
     durations = [StepTime(0, n, START + n * SECOND, START + (n + 1) * SECOND, SECOND) for n in range(20)]
     for rank in range(RANKS):
         streams.add(stream := Stream(f"{rank:032x}", run_of(rank)))
-        stream.took(windows, 0, len(windows))
+        stream.add_frames(windows, 0, len(windows))
         stream.steps.add_steps(durations, 0, START, START + 100 * SECOND)
     live, charts = Live(streams, Downloads(Path("/nowhere")), exposed=False), Charts(streams)
 
@@ -95,14 +95,14 @@ async def test_a_clock_that_is_wrong_moves_no_window() -> None:
     for rank in range(3):
         streams.add(stream := Stream(f"{rank:032x}", run_of(rank)))
         frames = [closed(index, START + index * SECOND) for index in range(6)]
-        stream.took(frames, 0, len(frames))
+        stream.add_frames(frames, 0, len(frames))
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
     honest = await live.windows(3)
     assert [(one.index, one.started_ns) for one in honest] == [(n, START + n * SECOND) for n in (5, 4, 3)]
     for rank, (start_ns, monotonic_ns) in enumerate([(-(1 << 63), (1 << 62) - 1), ((1 << 62) - 1, -(1 << 62))], 3):
         run = msgspec.structs.replace(run_of(rank), anchor=ClockAnchor(monotonic_ns, 0, 0))
         streams.add(stream := Stream(f"{rank:032x}", run))
-        stream.took([closed(5, start_ns), closed(9, start_ns)], 0, 2)
+        stream.add_frames([closed(5, start_ns), closed(9, start_ns)], 0, 2)
         windows = await live.windows(200)
         assert [(one.index, one.started_ns) for one in windows if one.index < 9] == [
             (n, START + n * SECOND) for n in (5, 4, 3, 2, 1, 0)

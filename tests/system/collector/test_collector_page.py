@@ -284,7 +284,7 @@ def a_thousand(directory: Path) -> Collector:
         run = run_of(number)
         stream = Stream(f"{number:032x}", type(run)(name="job", anchor=run.anchor, rank=number, host=host))
         stream.steps.add_events(steps([SECOND // 100] * 64), 0, START, START + 100 * SECOND)
-        stream.took([record_frame(FrameType.WINDOW_CLOSED, window)], 0, 1)
+        stream.add_frames([record_frame(FrameType.WINDOW_CLOSED, window)], 0, 1)
         collector.streams.add(stream)
     return collector
 

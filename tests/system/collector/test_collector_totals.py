@@ -78,7 +78,7 @@ def feed(streams: Streams, number: int, rank: int, count: int) -> Stream:
     run = run_of(rank, f"job{rank % 2}")
     with streams.connected(Hello(f"{number:032x}", SYNC, 0, run), CONNECTION) as stream:
         new = life[stream.next : stream.next + count]
-        stream.took(new, 0, stream.next + len(new))
+        stream.add_frames(new, 0, stream.next + len(new))
         if stream.next > 3:
             stream.windows.evict(Evicted(segment=0, frames=3, nbytes=900, events=40))
     return stream

@@ -102,7 +102,7 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
     frames = a_life()
     sync_word = fmt.new_sync_word()
     whole = Stream("a" * 32, run_of())
-    whole.took(frames, 0, len(frames))
+    whole.add_frames(frames, 0, len(frames))
     for cut in range(len(frames) + 1):
         store, streams = Store(CollectorSettings(directory=tmp_path / str(cut))), Streams(8)
         data = [
@@ -120,11 +120,11 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
             for number in range(cut, len(frames)):
                 with path.open("ab") as file:
                     file.write(data[number])
-                stream.took([frames[number]], len(data[number]), number + 1)
+                stream.add_frames([frames[number]], len(data[number]), number + 1)
                 await asyncio.sleep(0)
             await task
             # An exporter that did not hear the confirmation sends again what is there.
-            stream.took(frames[-2:], 0, len(frames))
+            stream.add_frames(frames[-2:], 0, len(frames))
         assert {**told(stream), "restoring": False} == told(whole), cut
         assert stream.bytes == path.stat().st_size
         assert dict(stream.dropped) == {"recorder/overflow": 20}
@@ -245,7 +245,7 @@ def test_round_trips_that_make_no_sense(samples: list[ClockSync]) -> None:
 def test_evicted_segments_are_counted() -> None:
     """Once each, however often it is heard of; windows of which one had a part say so."""
     stream = Stream("a" * 32, run_of())
-    stream.took(a_life(), 0, len(a_life()))
+    stream.add_frames(a_life(), 0, len(a_life()))
     assert [window.partly_evicted for window in stream.windows] == [False]
     for segment in [*range(2000), 0, 7]:
         stream.windows.evict(
@@ -258,7 +258,7 @@ def test_evicted_segments_are_counted() -> None:
     other = Stream("b" * 32, run_of())
     other.windows.evict(Evicted(segment=0, frames=9, nbytes=900, events=2, first_window=0, last_window=1 << 62))
     other.windows.evict(Evicted(segment=1, frames=9, nbytes=900, events=2, first_window=-1, last_window=0))
-    other.took(a_life(), 0, len(a_life()))
+    other.add_frames(a_life(), 0, len(a_life()))
     assert [window.partly_evicted for window in other.windows] == [False]
 
 
@@ -266,7 +266,7 @@ def test_evicted_segments_are_counted() -> None:
 def test_any_frames_are_taken(frames: list[tuple[int, int, bytes]]) -> None:
     """What is in a frame with a right checksum may be anything."""
     stream = Stream("a" * 32, run_of())
-    stream.took(frames, 100, len(frames))
+    stream.add_frames(frames, 100, len(frames))
     assert stream.next == len(frames)
     assert told(stream)["id"] == "job-0"
 
