@@ -17,6 +17,8 @@ NEEDED = "trace(control=Control(collector=True))"
 class Target(NamedTuple):
     """A process that takes commands."""
 
+    id: str
+    """Of its rank, as in `/v1/ranks`."""
     stream: Stream
     process: Process
 
@@ -47,9 +49,10 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
         ProblemError: 404 if no process is there that can be asked, or none of the job's ranks that are named; 409 if it is not
             clear which job is meant.
     """
+    ranks = list(streams)
     connected = [
-        Target(stream, process)
-        for rank in streams
+        Target(rank.id, stream, process)
+        for rank in ranks
         for stream in [rank.latest]
         if (process := _process(stream)) is not None
         and (not order.name or stream.run.name == order.name)
@@ -73,7 +76,7 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
     if absent:
         lacking.append(f"not connected: {_named(absent)}")
     latest = {target.stream.id for target in its}
-    shared = {rank.latest.run.rank or 0 for rank in streams if rank.latest.id in latest and rank.others} & meant
+    shared = {rank.latest.run.rank or 0 for rank in ranks if rank.latest.id in latest and rank.others} & meant
     if shared:
         lacking.append(f"several processes at once, maybe of jobs of one name: {_named(ranks_text(tuple(shared)))}")
     if unwilling:

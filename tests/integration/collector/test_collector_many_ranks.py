@@ -16,18 +16,21 @@ from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.orders.order import WindowOrder
+from stepscope.collector.orders.orders import Orders
 from stepscope.collector.web.charts import Charts
 from stepscope.exporters.stream.step_summary import StepTime
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import WindowRecord
+from stepscope.runtime.requests.command import Answer, Command
 from tests.unit.collector.test_collector_live import SECOND, START, record_frame, run_of
 
 T = TypeVar("T")
 
-RANKS = 5000
+RANKS = 3000
 WINDOWS = 32
-LONGEST = 0.1
+LONGEST = 0.08
 """Seconds of the processor for which one turn may last; a look at all ranks at once takes several times as long."""
 
 
@@ -65,7 +68,7 @@ def closed(index: int, start_ns: int) -> tuple[int, int, bytes]:
 
 
 async def test_no_request_about_many_ranks_holds_the_loop() -> None:
-    """All states, charts and windows of 5,000 ranks, and one rank."""
+    """All states, charts and windows of 3,000 ranks, and one rank."""
     streams = Streams(2 * RANKS)
     windows = [closed(index, START + index * SECOND) for index in range(WINDOWS)]
     durations = [StepTime(0, n, START + n * SECOND, START + (n + 1) * SECOND, SECOND) for n in range(20)]
@@ -87,6 +90,28 @@ async def test_no_request_about_many_ranks_holds_the_loop() -> None:
     assert [one.ranks for one in await measured(live.windows(200))] == [RANKS] * WINDOWS
     assert [len(group.rows) for group in await measured(live.window(9, "job"))] == [RANKS]
     assert len((await measured(charts.chart("recent", ["job-17"]))).series) == 1
+
+
+class Willing:
+    """A process that answers at once."""
+
+    control = 1
+
+    async def order(self, command: Command, seconds: float) -> Answer:
+        await asyncio.sleep(0)
+        return Answer(step=7, pid=1)
+
+
+async def test_no_order_to_many_ranks_holds_the_loop() -> None:
+    """All of 3,000 are asked, in many turns."""
+    streams = Streams(2 * RANKS)
+    for rank in range(RANKS):
+        streams.add(stream := Stream(f"{rank:032x}", run_of(rank)))
+        stream.connection = Willing()
+    async with watched() as turns:
+        result = await Orders(streams).obey(WindowOrder(command="status"))
+    assert result.outcome == "done" and len(result.ranks) == RANKS and result.ranks[17].id == "job-17"
+    assert turns.longest < LONGEST
 
 
 async def test_a_clock_that_is_wrong_moves_no_window() -> None:
