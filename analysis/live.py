@@ -16,9 +16,9 @@ from stepscope.collector.live.verdicts import LiveProcess
 from stepscope.collector.live.views import LiveFinding
 from stepscope.runtime.windows.step_facts import Facts
 
-NEWEST_STEPS = 24
+NEWEST_STEPS = (24, 96)
 """Newest steps that are judged apart from the others, so that a fault which has just begun is found."""
-OF_SINGLE_STEPS = {"slow-steps", "periodic-stall"}
+OF_SINGLE_STEPS = {"slow-steps"}
 
 
 class _LiveRank(Rank):
@@ -42,7 +42,7 @@ class _LiveRank(Rank):
 def judge_steps(processes: Sequence[LiveProcess]) -> list[LiveFinding]:
     """Findings in the newest steps of a job, the most costly first.
 
-    The last `NEWEST_STEPS` of each process are judged, and all that are given. A finding of both has the larger cost.
+    The last `NEWEST_STEPS` of each process are judged, and all that are given. A finding of several has the largest cost.
 
     Args:
         processes: of one job. Those with fewer than `FEWEST_STEPS` steps are not judged.
@@ -51,11 +51,10 @@ def judge_steps(processes: Sequence[LiveProcess]) -> list[LiveFinding]:
     if not judged:
         return []
     found = {one.id: one for one in _findings(judged, max(len(one.facts) for one in judged))}
-    for one in _findings(judged, NEWEST_STEPS):
-        # One slow step among so few is no fault; a period shows in all of them only.
-        if one.id not in OF_SINGLE_STEPS and (one.cost or 0.0) > (
-            found[one.id].cost or 0.0 if one.id in found else 0.0
-        ):
+    for one in (one for newest in NEWEST_STEPS for one in _findings(judged, newest)):
+        before = found.get(one.id)
+        # One slow step among so few is no fault.
+        if one.id not in OF_SINGLE_STEPS and (before is None or (one.cost or 0.0) > (before.cost or 0.0)):
             found[one.id] = one
     return [_live(one) for one in without_echoes(sorted(found.values(), key=lambda one: -(one.cost or 0.0)))]
 

@@ -40,6 +40,7 @@ from stepscope.collector.web.live_events import LiveEvents
 from stepscope.collector.web.server import Server, hosts_of
 from stepscope.collector.web.tickets import Tickets
 from stepscope.collector.web.tokens import Token, Tokens
+from stepscope.collector.web.web_protocols import check_libraries
 from stepscope.exporters.nats.names import Names
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
@@ -77,8 +78,9 @@ class Collector:
             OutputError: if its directory cannot be made, or nothing can be uploaded to where it should.
             OSError: if a file of tokens cannot be read.
             ValueError: for a server of NATS that is none, or to which others could listen; for a file of tokens that is invalid.
-            ImportError: if a package is missing that uploads or NATS need; says how to get it.
+            ImportError: if a package is missing that uploads or NATS need, or one has another version; says how to get it.
         """
+        check_libraries()
         settings.check_exposure()
         self.tokens = Tokens(settings)
         hosts = hosts_of(settings)

@@ -21,18 +21,21 @@ from stepscope.collector.problems import ProblemError, send_problem
 from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.step_summary import count_steps
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.requests.command import Answer, Command
 
 log = logging.getLogger("stepscope.collector")
 
-PARTING = 2.0
+REFUSAL_TIMEOUT = 2.0
 """Seconds in which a refusal must have been sent."""
 MAX_GATHER_MS = 2000
 """How long small frames wait for more at most, in milliseconds: one for each rank."""
 _MANY = 4096
 """Frames of a message from which on a thread checks them: it takes some microseconds for each."""
+_FEW_STEPS = 128
+"""Steps of a summary that are read at once; of larger ones one in each turn of the loop, as they take it some ms."""
 REPLACED = "another connection of this stream came"
 
 
@@ -211,7 +214,7 @@ class Connection:
             await self._receive_frames(file, header, payload, stream, hello)
             return protocol.Ack(file.next)
         if isinstance(header, protocol.StepSummary):
-            stream.summarized(header)
+            await self._receive_summary(header, stream)
             return None
         if isinstance(header, protocol.Ping):
             arrived = self._clock.now()
@@ -239,11 +242,21 @@ class Connection:
         if self._admit is not None:
             for run in new_frames.runs():
                 self._admit(hello.stream, run)
-        noting = self._streams.noting
+        decode_queue = self._streams.decode_queue
         try:
-            await self._store.write(file, new_frames, hello, lambda: noting.took(stream, new_frames))
+            await self._store.write(file, new_frames, hello, lambda: decode_queue.add(stream, new_frames))
         finally:  # also if this connection has been taken over: what it brought is in memory until then
-            await noting.caught_up(stream)
+            await decode_queue.drained(stream)
+
+    async def _receive_summary(self, summary: protocol.StepSummary, stream: Stream) -> None:
+        if count_steps(summary) <= _FEW_STEPS:
+            stream.add_summary(summary)
+        else:
+            async with self._streams.summary_lock:
+                stream.add_summary(summary)
+                await asyncio.sleep(0)
+        if wait := stream.summary_wait(summary):
+            await asyncio.sleep(wait)  # nothing is read of the connection meanwhile
 
     async def _receive(self) -> tuple[protocol.Header, memoryview]:
         message = await self._receive_message()
@@ -263,7 +276,7 @@ class Connection:
     async def _refuse(self, reason: str, *, retry: bool) -> None:
         self._note(reason)
         try:
-            async with asyncio.timeout(PARTING):
+            async with asyncio.timeout(REFUSAL_TIMEOUT):
                 await self._send(protocol.Refused(reason[:500], retry))
                 await self._send_message({"type": "websocket.close", "code": 1008, "reason": ""})
         except (RuntimeError, OSError, _DisconnectedError):

@@ -151,7 +151,7 @@ def contended(job: Job) -> bool:
 
 
 def period_of(slow: NDArray[np.int64], excess: NDArray[np.float64], count: int) -> int:
-    """The period of slow steps, or 0: most steps at that distance must be slow, and have most of the extra time.
+    """The period of slow steps, or 0: since the first of them most steps at that distance must be slow, and have most of the extra time.
 
     Args:
         slow: positions of slow steps.
@@ -165,7 +165,7 @@ def period_of(slow: NDArray[np.int64], excess: NDArray[np.float64], count: int) 
         hits = np.bincount(slow % period, minlength=period)
         covered = np.bincount(slow % period, weights=excess, minlength=period) / excess.sum()
         phase = int(covered.argmax())
-        foretold = len(range(phase, count, period))
+        foretold = len(range(int(slow[slow % period == phase].min()), count, period))
         if hits[phase] >= FEWEST_PERIODS and hits[phase] >= PERIODS_SLOW * foretold and covered[phase] > most + 0.01:
             best, most = period, float(covered[phase])
     return best if most >= PERIODIC else 0

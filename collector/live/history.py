@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,27 @@ _FEW = 4
 WIDTH_NS = 250_000_000
 """Of a bucket at first. All widths are this times a power of two, and borders are multiples of the width: histories
 of several ranks can be laid over each other."""
+
+
+class Sums(NamedTuple):
+    """The buckets of a history that hold something, at one moment."""
+
+    width_ns: int
+    at: NDArray[np.int64]
+    """Their indices."""
+    counts: NDArray[np.int64]
+    totals: NDArray[np.float64]
+
+    def means(self, width_ns: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Indices of the buckets of this width, a multiple of theirs, that hold something; their mean durations in ns."""
+        if width_ns == self.width_ns or not len(self.at):
+            return self.at, self.totals / self.counts
+        index = self.at // (width_ns // self.width_ns)
+        first = int(index[0])
+        counts = np.bincount(index - first, self.counts)
+        totals = np.bincount(index - first, self.totals)
+        there: Any = np.flatnonzero(counts)
+        return there + first, totals[there] / counts[there]
 
 
 class History:
@@ -67,19 +88,10 @@ class History:
             self._counts[max(at, 0)] += 1
             self._totals[max(at, 0)] += duration
 
-    def means(self, width_ns: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Indices of the buckets of this width, a multiple of ours, that hold something; their mean durations in ns."""
+    def sums(self) -> Sums:
+        """What it has now."""
         used: NDArray[np.int64] = np.flatnonzero(self._counts)
-        if not len(used):
-            return used, np.empty(0)
-        if width_ns == self.width_ns:
-            return used + self.first, self._totals[used] / self._counts[used]
-        index = (used + self.first) // (width_ns // self.width_ns)
-        first = int(index[0])
-        counts = np.bincount(index - first, self._counts[used])
-        totals = np.bincount(index - first, self._totals[used])
-        there: Any = np.flatnonzero(counts)
-        return there + first, totals[there] / counts[there]
+        return Sums(self.width_ns, used + self.first, self._counts[used], self._totals[used])
 
     def _shift(self, by: int) -> None:
         if by <= 0:

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.downloads.downloads import Downloads
-from stepscope.collector.live.job_windows import Group, find, newest, seen
+from stepscope.collector.live.job_windows import Group, find, newest, starts_of
 from stepscope.collector.live.rank_views import entries, expected, rank_view, start_views
+from stepscope.collector.live.slices import in_slices
 from stepscope.collector.live.step_times import median
-from stepscope.collector.live.stream import Amounts
-from stepscope.collector.live.streams import Rank, Streams
+from stepscope.collector.live.stream import Amounts, Stream
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.verdicts import Verdicts
 from stepscope.collector.live.views import (
     JobEntry,
@@ -34,13 +35,15 @@ FRESH = 0.5
 """Seconds for which a state is reported again instead of being looked at anew."""
 
 
-class _Look(msgspec.Struct):
-    """A snapshot, and when it was made."""
+class _State(msgspec.Struct):
+    """The state of all ranks at one moment, of which snapshots are made."""
 
     number: int
     at_ns: int
-    ranks: list[Rank]
+    latest: list[Stream]
+    """The latest stream of each rank."""
     views: list[RankView]
+    """Of the same ranks."""
     amounts: Amounts
     by_job: dict[str, Amounts]
     jobs: list[JobEntry]
@@ -49,7 +52,7 @@ class _Look(msgspec.Struct):
 
 
 class Live:
-    """Looks at the streams, twice a second at most."""
+    """Looks at the streams, twice a second at most, in slices, as there may be 10,000 ranks."""
 
     def __init__(
         self,
@@ -82,70 +85,84 @@ class Live:
         self._exposed = exposed
         self._started_ns = time.time_ns()
         self._version = VERSION
-        self._latest: _Look | None = None
+        self._latest: _State | None = None
         self._looked = 0.0
+        self._lock = asyncio.Lock()
+        """Held while somebody looks at the streams."""
+        self._windows_lock = asyncio.Lock()
+        """Held while a thread puts windows together, so that there is one."""
 
-    def snapshot(self, job: str | None = None, *, age: float = FRESH) -> Snapshot:
+    async def snapshot(self, job: str | None = None, *, age: float = FRESH) -> Snapshot:
         """The full state.
 
         Args:
             job: of the ranks of this job, or of all; of a job that was never seen there is nothing.
             age: seconds for which a state is reported again.
         """
-        now = time.monotonic()
-        if self._latest is None or now - self._looked >= age:
-            self._looked = now
-            self._latest = self._look(now, 0 if self._latest is None else self._latest.number + 1)
-        look = self._latest
-        found = look.snapshots.get(job)
+        async with self._lock:
+            state = self._latest
+            if state is None or time.monotonic() - self._looked >= age:
+                state = await self._look(0 if state is None else state.number + 1)
+                self._looked, self._latest = time.monotonic(), state
+        found = state.snapshots.get(job)
         if found is None:
-            found = self._snapshot(look, job)
-            if job is None or job in look.by_job:  # anything can be asked for
-                look.snapshots[job] = found
+            found = self._snapshot(state, job)
+            if job is None or job in state.by_job:  # anything can be asked for
+                state.snapshots[job] = found
         return found
 
-    def jobs(self) -> list[JobEntry]:
+    async def jobs(self) -> list[JobEntry]:
         """The jobs that can be chosen."""
-        return self.snapshot().jobs or []
+        return (await self.snapshot()).jobs or []
 
-    def rank(self, id: str) -> RankDetail | None:
+    async def rank(self, id: str) -> RankDetail | None:
         """A rank with its starts; `None` if there is none of this id."""
+        snapshot = await self.snapshot()
         rank = self._streams.ranks.get(id)
         if rank is None:
             return None
-        views = {view.id: view for view in self.snapshot().ranks}
         now = time.monotonic()
-        view = views.get(id) or rank_view(rank, now, slow=False)
+        view = next((view for view in snapshot.ranks if view.id == id), None) or rank_view(rank, now, slow=False)
         return RankDetail(rank=view, streams=start_views(rank, now))
 
     async def windows(self, most: int, job: str | None = None) -> list[WindowView]:
         """The newest windows, of a job or of all."""
-        return await asyncio.to_thread(newest, seen(self._streams, most, job), most)
+        async with self._windows_lock:
+            starts = [start async for start in in_slices(starts_of(list(self._streams), job))]
+            return await asyncio.to_thread(newest, starts, most, time.time_ns())
 
-    def window(self, index: int, job: str | None) -> list[Group]:
+    async def window(self, index: int, job: str | None) -> list[Group]:
         """The windows of an index: of one job, or of each that has it."""
-        return find(list(self._streams), index, job)
+        async with self._windows_lock:
+            starts = [start async for start in in_slices(starts_of(list(self._streams), job))]
+            return await asyncio.to_thread(find, starts, index)
 
-    def _look(self, now: float, number: int) -> _Look:
-        ranks = list(self._streams)
+    async def _look(self, number: int) -> _State:
+        now, ranks = time.monotonic(), list(self._streams)
         slow = set[tuple[str, int | None]]() if self._verdicts is None else self._verdicts.slow_ranks()
-        views = [rank_view(rank, now, slow=(rank.latest.job, rank.latest.run.rank) in slow) for rank in ranks]
-        amounts, by_job = self._streams.totals()
+        latest: list[Stream] = []
+        views: list[RankView] = []
+        async for rank in in_slices(ranks):
+            if rank.streams:  # else it was forgotten meanwhile
+                latest.append(rank.latest)
+                views.append(rank_view(rank, now, slow=(rank.latest.job, rank.latest.run.rank) in slow))
+        amounts, by_job = await self._streams.totals()
         jobs = entries(ranks, views)
-        return _Look(number, time.time_ns(), ranks, views, amounts, by_job, jobs, {})
+        await asyncio.sleep(0)
+        return _State(number, time.time_ns(), latest, views, amounts, by_job, jobs, {})
 
-    def _snapshot(self, look: _Look, job: str | None) -> Snapshot:
-        ranks, views, amounts = look.ranks, look.views, look.amounts
+    def _snapshot(self, state: _State, job: str | None) -> Snapshot:
+        latest, views, amounts = state.latest, state.views, state.amounts
         if job is not None:
-            at = [index for index, view in enumerate(look.views) if view.job_id == job]
-            ranks, views = [look.ranks[index] for index in at], [look.views[index] for index in at]
-            amounts = look.by_job.get(job, Amounts())
+            at = [index for index, view in enumerate(views) if view.job_id == job]
+            latest, views = [latest[index] for index in at], [views[index] for index in at]
+            amounts = state.by_job.get(job, Amounts())
         return Snapshot(
-            number=look.number,
-            at_ns=look.at_ns,
+            number=state.number,
+            at_ns=state.at_ns,
             full=True,
-            job=self._job(job, ranks, views, amounts, look.amounts.discarded),
-            jobs=look.jobs,
+            job=self._job(job, latest, views, amounts, state.amounts.discarded),
+            jobs=state.jobs,
             ranks=views,
             gone=[],
         )
@@ -153,14 +170,14 @@ class Live:
     def _job(
         self,
         job: str | None,
-        ranks: Sequence[Rank],
+        latest: Sequence[Stream],
         views: Sequence[RankView],
         amounts: Amounts,
         all_discarded: int,
     ) -> JobView:
         states = [view.state for view in views]
         medians = [view.step_ms for view in views if view.step_ms is not None]
-        size, absent = expected(ranks)
+        size, absent = expected(latest)
         return JobView(
             jobs=sorted({view.job for view in views})[:20],
             version=self._version,

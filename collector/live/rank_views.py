@@ -12,6 +12,7 @@ from stepscope.collector.live.step_times import SHOWN, communicates, median
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import JobEntry, RankView, StreamView
+from stepscope.runtime.session.ranks import usual_size
 
 MOST_JOBS = 200
 """That are offered to be chosen."""
@@ -69,15 +70,19 @@ def start_views(rank: Rank, now: float) -> list[StreamView]:
     return [_start(number, stream, now) for number, stream in rank.starts()][::-1]
 
 
-def expected(ranks: Iterable[Rank]) -> tuple[int | None, list[int]]:
-    """How many ranks there should be, and which of them were never seen, the first of each job."""
-    jobs: dict[str, list[Rank]] = {}
-    for rank in ranks:
-        jobs.setdefault(rank.latest.job, []).append(rank)
+def expected(latest: Iterable[Stream]) -> tuple[int | None, list[int]]:
+    """How many ranks there should be, and which of them were never seen, the first of each job.
+
+    Args:
+        latest: the latest stream of each rank.
+    """
+    jobs: dict[str, list[Stream]] = {}
+    for stream in latest:
+        jobs.setdefault(stream.job, []).append(stream)
     size, absent = 0, set[int]()
     for its in jobs.values():
-        numbers = {rank.latest.run.rank for rank in its}
-        most = max((rank.latest.run.world_size or 0 for rank in its), default=0)
+        numbers = {stream.run.rank for stream in its}
+        most = usual_size(stream.run.world_size for stream in its)
         missing = (number for number in range(most) if number not in numbers)
         size += most
         absent.update(itertools.islice(missing, _MOST_ABSENT))

@@ -221,7 +221,7 @@ class StartupRecovery:
         for one in tail.evicted:
             stream.windows.evict(one)
         while True:
-            await self._streams.noting.restored(stream, part.frames, part.events, part.next)
+            await self._streams.decode_queue.add_restored(stream, part.frames, part.events, part.next)
             if part.is_last and stream.arrived == arrived:
                 break  # nothing was written since the read began: what is taken from now on is not in here
             arrived = stream.arrived

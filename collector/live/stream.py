@@ -39,7 +39,7 @@ DIED_AFTER = 30.0
 _MOST_STEP_BYTES = 8 << 20
 """Of the steps that come at once, when they are no longer packed: more are none that an exporter makes, and are not shown."""
 _FEW, _FEW_BYTES = 64, 1 << 18
-"""Frames that are looked into as soon as they are taken, and their bytes: so are those of nearly all messages."""
+"""Frames that are decoded as soon as they are added, and their bytes: so are those of nearly all messages."""
 _MOST_BYTES: dict[int, int] = {
     fmt.FrameType.WINDOW_OPENED: 1 << 12,
     fmt.FrameType.WINDOW_CLOSED: 8 << 20,  # 24 for each step; what else is read of it is bounded
@@ -52,6 +52,12 @@ MAX_SUMMARIES = 128
 """Summaries that are kept to judge the newest steps."""
 MAX_STEPS = 2 * MAX_SUMMARY_STEPS
 """Steps in them; the newest summary stays in any case."""
+STEPS_PER_SECOND = 4 * MAX_SUMMARY_STEPS
+"""In summaries of one stream, which an exporter sends about once a second."""
+STEPS_AT_ONCE = 1 << 17
+"""As many as an exporter has after a long time without a connection."""
+_SUMMARY_STEPS = 32
+"""A summary counts as so many steps more."""
 _HOUR = 3600 * 10**9
 _RATE_SECONDS = 5
 """Whole seconds that are averaged."""
@@ -143,6 +149,19 @@ class Rate:
         self._second = max(self._second, second)
 
 
+class Allowance:
+    """Limits how much a sender may bring; `now` is a monotonic time in seconds."""
+
+    def __init__(self, per_second: float, at_once: float) -> None:
+        self._per_second, self._at_once = per_second, at_once
+        self._due = -math.inf
+
+    def use(self, amount: float, now: float) -> float:
+        """Uses up some of it; returns the seconds until that was allowed, 0 if it is now."""
+        self._due = max(self._due, now - self._at_once / self._per_second) + amount / self._per_second
+        return max(self._due - now, 0.0)
+
+
 class _FrameBatch:
     """Frames that came together; `frames` continues after those that were processed."""
 
@@ -154,10 +173,10 @@ class _FrameBatch:
 
 
 class Stream:
-    """Takes frames, live or from the file, and keeps what the live page shows. Everything happens on one thread.
+    """Decodes frames, live or from the file, and has what the live page shows. Everything happens on one thread.
 
-    Many frames are not looked into at once: it is `behind` with them until `note` was called as often as that takes. Who
-    takes them has that done (`noting.py`).
+    Many frames are not decoded at once: it is `behind` with them until `decode` was called as often as that takes, which is the
+    work of `decode_queue.py`.
     """
 
     def __init__(self, id: str, run: RunRecord, born_ns: int | None = None) -> None:
@@ -212,12 +231,13 @@ class Stream:
         self._capped = 0
         self._amounts = Amounts()
         self._summary_steps = 0
+        self._allowance = Allowance(STEPS_PER_SECOND, STEPS_AT_ONCE)
         self._behind: deque[_FrameBatch] = deque()
         self.clock = LatestClock(run.anchor)
         """How its clock compares with the collector's, as far as is known."""
 
-    def took(self, frames: Sequence[Frame], nbytes: int, next: int) -> None:
-        """Frames are written.
+    def add_frames(self, frames: Sequence[Frame], nbytes: int, next: int) -> None:
+        """Adds frames that are written.
 
         Args:
             frames: those that were new, one after the other.
@@ -235,8 +255,13 @@ class Stream:
         self.next = next
         self._append(_FrameBatch(frames[len(frames) - fresh :], live=True), len(frames), nbytes)
 
-    def summarized(self, summary: StepSummary) -> None:
-        """Facts of new steps have come."""
+    def summary_wait(self, summary: StepSummary | None = None) -> float:
+        """Seconds until a sender may bring more, after this summary: its cost falls on the loop, and so on all streams."""
+        steps = 0 if summary is None else count_steps(summary) + _SUMMARY_STEPS
+        return self._allowance.use(steps, time.monotonic())
+
+    def add_summary(self, summary: StepSummary) -> None:
+        """Adds facts of new steps."""
         self.seen = time.monotonic()
         steps = steps_in(summary)
         if not steps:
@@ -252,8 +277,8 @@ class Stream:
         while self._summary_steps > MAX_STEPS and len(self.summaries) > 1:
             self._summary_steps -= count_steps(self.summaries.popleft())
 
-    def heard(self, summary: StepSummary) -> None:
-        """Facts of new steps have come on a way that all collectors hear."""
+    def add_shared_summary(self, summary: StepSummary) -> None:
+        """Adds facts of new steps that all collectors of the team get."""
         if self.remote:
             if self._summarized_at > 0:
                 self.event_rate.add(max(summary.events - self.events, 0), time.monotonic())
@@ -261,7 +286,7 @@ class Stream:
             self._dropped = Counter({"journal": summary.lost})
         self._end_announced = self._end_announced or summary.ended
         self._summarized_at = time.monotonic()
-        self.summarized(summary)
+        self.add_summary(summary)
 
     def finish_restoring(self) -> None:
         """Its files were read. Steps of summaries that came meanwhile are added, but for those that the files have."""
@@ -273,8 +298,8 @@ class Stream:
         latest = time.time_ns()
         self.steps.add_steps(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
-    def restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
-        """Frames were read from its file; it is behind with them.
+    def add_restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
+        """Adds frames that were read from its file; it is behind with them.
 
         Args:
             frames: those, one after the other.
@@ -288,15 +313,15 @@ class Stream:
     def _append(self, batch: _FrameBatch, count: int, nbytes: int) -> None:
         self._behind.append(batch)
         if len(self._behind) == 1 and count <= _FEW and nbytes <= _FEW_BYTES:
-            self.note()
+            self.decode()
 
     @property
     def behind(self) -> bool:
-        """Whether frames were taken that it has not looked into."""
+        """Whether there are frames that it has not decoded."""
         return bool(self._behind)
 
-    def note(self, seconds: float = math.inf) -> None:
-        """Looks into frames that were taken, in their order, for so long: the last of them may take it some ms longer."""
+    def decode(self, seconds: float = math.inf) -> None:
+        """Decodes frames, in their order, for so long: the last of them may take it some ms longer."""
         end, latest = time.perf_counter() + seconds, time.time_ns()
         late = False
         while self._behind and not late:
@@ -317,8 +342,8 @@ class Stream:
             if batch.live:
                 self.event_rate.add(self.events - before, self.seen)
 
-    def missed(self, frames: int, next: int) -> None:
-        """So many frames are nowhere any more before frame `next`, which is written; who reads the file sees that as well."""
+    def add_missing(self, frames: int, next: int) -> None:
+        """Counts frames that are nowhere any more before frame `next`, which is written; who reads the file sees that as well."""
         if not self.restoring and next >= self.next:
             self.missing += frames
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
@@ -12,7 +13,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.live.noting import Noting
+from stepscope.collector.live.decode_queue import DecodeQueue
+from stepscope.collector.live.slices import in_slices
 from stepscope.collector.live.stream import Amounts, Process, Stream
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
@@ -21,7 +23,7 @@ from stepscope.runtime.journal.records import RunRecord
 
 log = logging.getLogger("stepscope.collector")
 
-MAX_HEARD = 16_384
+MAX_REMOTE = 16_384
 """Streams of other collectors that are shown; beyond, those are forgotten that nothing was heard of for longest."""
 MOST_JOBS = 4096
 """Jobs of which it is remembered what streams have brought that are forgotten; the sum over all jobs has them all."""
@@ -85,8 +87,10 @@ class Streams:
         """Streams whose segments are being read for their state: none of these is evicted meanwhile, as a reader has them open."""
         self.restoring_lock = threading.Lock()
         """Held by the threads that change this, or delete segments."""
-        self.noting = Noting()
-        """Through it streams take frames."""
+        self.decode_queue = DecodeQueue()
+        """Decodes the frames of all streams."""
+        self.summary_lock = asyncio.Lock()
+        """Held for one turn of the loop by the connection that brings a large summary."""
         self.connections = 0
         """Made so far."""
         self.connected_now = 0
@@ -135,8 +139,8 @@ class Streams:
         _mark_latest(rank)
         self._forget()
 
-    def heard(self, hello: Hello, summary: StepSummary, process: Process | None) -> None:
-        """Facts of steps came on a way that all collectors hear. A stream that another collector takes is shown here, too.
+    def add_shared_summary(self, hello: Hello, summary: StepSummary, process: Process | None) -> None:
+        """Adds facts of steps that all collectors of the team get. A stream that another collector takes is shown here, too.
 
         Args:
             hello: whose they are.
@@ -151,7 +155,7 @@ class Streams:
             self.add(stream)
         stream.sends_summaries = True
         stream.process = process
-        stream.heard(summary)
+        stream.add_shared_summary(summary)
 
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""
@@ -162,11 +166,11 @@ class Streams:
             ended.windows.discarded = ended.events
             self._remove(ended)
 
-    def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
+    async def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
         """Sums of all streams since the start of the collector, over all jobs and by job. They never fall: a stream goes on counting
         when it is forgotten."""
         of_all, by_job = self._past_of_all, dict(self._past)
-        for stream in self.all.values():
+        async for stream in in_slices(list(self.all.values())):
             amounts = stream.amounts
             of_all += amounts
             by_job[stream.job] = by_job.get(stream.job, _NOTHING) + amounts
@@ -178,10 +182,10 @@ class Streams:
 
     def _forget_remote(self) -> None:
         """Forgets streams of other collectors that nothing was heard of for longest, if there are too many."""
-        surplus = len(self.all) - MAX_HEARD - 2 * self._limit
+        surplus = len(self.all) - MAX_REMOTE - 2 * self._limit
         if surplus >= 0:
-            heard = sorted((one for one in self.all.values() if one.remote), key=lambda one: one.seen)
-            for stream in heard[: surplus + MAX_HEARD // 8]:
+            remote = sorted((one for one in self.all.values() if one.remote), key=lambda one: one.seen)
+            for stream in remote[: surplus + MAX_REMOTE // 8]:
                 self._remove(stream)
 
     def _forget(self) -> None:

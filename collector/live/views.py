@@ -123,6 +123,8 @@ class NatsView(msgspec.Struct, frozen=True, kw_only=True):
     """That could not be read and were given up, since the collector was started."""
     unknown_summaries: int
     """Of steps, of processes that were not known yet: they are not shown."""
+    forgotten_processes: int
+    """Forgotten, as there were too many."""
     problem: str
     """Why not everything can be taken now; it is tried again. Empty if it can."""
 
@@ -302,7 +304,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """In the job."""
     started_ns: int
-    """Unix time of the earliest, by the ranks' clocks."""
+    """Unix time at which half of its ranks had begun it, by their clocks."""
     ranks: int
     open: int
     """Ranks that still record it, or died in it."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from stepscope.collector import clock_names
-from stepscope.collector.runs.recording import journals_in, stream_of
+from stepscope.collector.runs.recording import UnreadableJournal, journals_in, stream_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.index import read_index, scan
 from stepscope.runtime.journal.segments import Segment
 
 CHUNK = 1 << 20
@@ -26,6 +29,8 @@ class Joined(msgspec.Struct, frozen=True):
     """Journals of which all is in those."""
     notes: list[str]
     """Sentences: the changes that were made."""
+    unreadable: list[UnreadableJournal]
+    """Journals that cannot be put together; they are among `parts`."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -39,6 +44,8 @@ class _Part(msgspec.Struct, frozen=True):
     """Number of the frame that follows its last."""
     end: int
     """Where its whole frames end."""
+    indexes: list[int]
+    """Positions of its index frames."""
 
 
 def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
@@ -59,7 +66,7 @@ def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
         for path in journals_in(source) if source.is_dir() else [source]:
             if stream := stream_of(path):
                 copies.setdefault(stream, []).append(path)
-    joined = Joined([], set(), [])
+    joined = Joined([], set(), [], [])
     place: Path | None = None
     for stream, paths in copies.items():
         parts = _in_order(paths)
@@ -72,9 +79,17 @@ def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
                     clock_names.add(place, name)
         target = place / "streams" / stream / "journal"
         target.parent.mkdir(parents=True)
-        _write(target, parts)
-        joined.journals.append(target)
         joined.parts.update(part.path for part in parts)
+        try:
+            _write(target, parts)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EFBIG):
+                raise
+            target.unlink(missing_ok=True)
+            why = f"a part of stream {stream} claims a position that no file has: {max(part.end for part in parts):,}"
+            joined.unreadable.extend(UnreadableJournal(str(part.path), why) for part in parts)
+            continue
+        joined.journals.append(target)
         joined.notes.append(
             f"parts of stream {stream} were put together: {', '.join(str(part.path) for part in parts)}"
         )
@@ -85,7 +100,7 @@ def _in_order(paths: Sequence[Path]) -> list[_Part]:
     """Those of which each has what follows the one before; only the first, if it has everything."""
     if len(paths) < 2:
         return []
-    found = sorted(filter(None, map(_part, paths)), key=lambda part: (part.first, -part.next))
+    found = sorted(filter(None, map(_read_part, paths)), key=lambda part: (part.first, -part.next))
     chain: list[_Part] = []
     for part in found:
         if not chain or part.sync == chain[0].sync and part.next > chain[-1].next:
@@ -93,7 +108,7 @@ def _in_order(paths: Sequence[Path]) -> list[_Part]:
     return chain
 
 
-def _part(path: Path) -> _Part | None:
+def _read_part(path: Path) -> _Part | None:
     try:
         reader = FrameReader(path, follow=False)
     except (FormatError, OSError):
@@ -102,10 +117,9 @@ def _part(path: Path) -> _Part | None:
         if reader.sync_word is None or reader.peek() is None:
             return None
         first = reader.head[1]
-        while reader.next(lambda _: True) is not None:
-            pass
-        number, end = reader.position
-        return _Part(path, reader.sync_word, reader.files.at(reader.files.begin), first, number, end)
+        index = read_index(reader) or scan(reader)
+        indexes = [position for position, _ in index.records]
+        return _Part(path, reader.sync_word, reader.files.at(reader.files.begin), first, *index.end, indexes)
     except OSError:
         return None
     finally:
@@ -134,6 +148,9 @@ def _write(target: Path, parts: Sequence[_Part]) -> None:
 
 def _begins(reader: FrameReader, part: _Part, number: int) -> int:
     """Where the first frame begins that is not before this one."""
+    at = bisect_right(part.indexes, number, key=lambda position: _number_at(reader, position))
+    if at:
+        reader.resume(_number_at(reader, part.indexes[at - 1]), part.indexes[at - 1])
     found = part.end
 
     def look(_: bytes = b"") -> bool:
@@ -146,3 +163,8 @@ def _begins(reader: FrameReader, part: _Part, number: int) -> int:
     while found == part.end and reader.next(look) is not None:
         look()
     return found
+
+
+def _number_at(reader: FrameReader, position: int) -> int:
+    found = reader.frame_at(position)
+    return 0 if found is None else found[1]

@@ -36,7 +36,9 @@ def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | N
     joined = join(sources, room)
     found, unreadable = recordings_in([*sources, *joined.journals], joined.parts, wanted)
     recordings, copies = without_copies(found)
-    return Gathered(recordings, unreadable, [*joined.notes, *copies, *_remove_unknown_clocks(recordings)])
+    return Gathered(
+        recordings, [*joined.unreadable, *unreadable], [*joined.notes, *copies, *_remove_unknown_clocks(recordings)]
+    )
 
 
 def _remove_unknown_clocks(recordings: Sequence[Recording]) -> list[str]:

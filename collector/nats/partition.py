@@ -374,11 +374,11 @@ class Partition:
             intake.waiting.pop(one.number, None)
             await self._terminate(one.message, error)
             return
-        noting = session.streams.noting
+        decode_queue = session.streams.decode_queue
         try:
-            await session.store.write(file, new_frames, process.hello, lambda: noting.took(stream, new_frames))
+            await session.store.write(file, new_frames, process.hello, lambda: decode_queue.add(stream, new_frames))
         finally:
-            await noting.caught_up(stream)
+            await decode_queue.drained(stream)
         if file.ended:
             await session.roster.end(intake.key, self._identity)
         intake.next = max(intake.next, file.next)

@@ -7,16 +7,18 @@ import time
 
 import msgspec
 
+from stepscope.exporters.network.backoff import Backoff
+
 log = logging.getLogger("stepscope.collector")
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
-"""Seconds until what failed is tried again, doubled each time."""
+"""Seconds until what failed is tried again, of `Backoff`."""
 
 
 class _Failure(msgspec.Struct):
     text: str
     retry_at: float
-    delay: float
+    backoff: Backoff
 
 
 class Retries:
@@ -31,7 +33,7 @@ class Retries:
         self._failures: dict[str, _Failure] = {}
 
     def fail(self, what: str, error: BaseException) -> None:
-        """Notes a failure. The time until the next try is doubled.
+        """Notes a failure. The time until the next try grows.
 
         Args:
             what: what failed, such as `stream ...`; empty: the connection.
@@ -42,8 +44,8 @@ class Retries:
             text = before.text  # it says more
         else:
             text = f"{type(error).__name__}: {error}"[:500]
-        delay = FIRST_DELAY if before is None else min(2 * before.delay, LONGEST_DELAY)
-        self._failures[what] = _Failure(text, time.monotonic() + delay, delay)
+        backoff = Backoff(FIRST_DELAY, LONGEST_DELAY) if before is None else before.backoff
+        self._failures[what] = _Failure(text, time.monotonic() + backoff.delay(), backoff)
         if before is None or before.text != text:
             failed = f"{what} of {self._where}" if what else self._where
             log.error("%s cannot be read, and is tried again: %s", failed, ascii(text)[1:-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -28,6 +29,10 @@ _COUNT, _BYTES = 4096, 4 << 20
 _INACTIVE = 60.0
 """Seconds after which JetStream deletes the consumer of a collector that is gone."""
 _RETRY = 1.0
+MAX_PROCESSES = 1 << 15
+"""Processes that are known at once; of more, those that said `Hello` longest ago are forgotten, first of the jobs that have most."""
+MAX_VALUES = 1 << 17
+"""Values of a bucket whose expiry is awaited; of more, the oldest count as expired."""
 _numbers = itertools.count(1)
 
 
@@ -121,10 +126,14 @@ class Follower:
                 continue
             self._put[key] = now = message.metadata.timestamp.timestamp()
             self._changed(key, message.data)
-            while self._seconds and self._put[oldest := next(iter(self._put))] < now - self._seconds:
+            while len(self._put) > MAX_VALUES or self._is_over(now):
+                oldest = next(iter(self._put))
                 del self._put[oldest]
                 self._changed(oldest, None)
         return True
+
+    def _is_over(self, now: float) -> bool:
+        return self._seconds is not None and next(iter(self._put.values())) < now - self._seconds
 
 
 class NatsProcess:
@@ -177,6 +186,7 @@ class Roster:
         hellos: the bucket of `Hello`s.
         ended: the bucket of streams that have ended.
         retries: shows failures.
+        forgot: called with the number of processes that are forgotten, as there are too many.
     """
 
     def __init__(
@@ -187,11 +197,12 @@ class Roster:
         hellos: KeyValue,
         ended: KeyValue,
         retries: Retries,
+        forgot: Callable[[int], object] = lambda count: None,
     ) -> None:
         self._client, self._jetstream, self._names, self._retries = client, jetstream, names, retries
-        self._hellos, self._ended = hellos, ended
+        self._hellos, self._ended, self._forgot = hellos, ended, forgot
         self.processes: dict[str, NatsProcess] = {}
-        """By the keys of their streams."""
+        """By the keys of their streams; those that said `Hello` last are last."""
         self.ended: dict[str, str] = {}
         """By the key of a stream, the identity of the directory that has all of it."""
 
@@ -217,7 +228,7 @@ class Roster:
                 entry = await self._hellos.get(key)
             except KeyNotFoundError as error:
                 raise FormatError(f"its run is unknown: the bucket {self._names.hellos} has no Hello of it") from error
-            self.processes[key] = self._checked(key, entry.value or b"")
+            self._add(key, self._checked(key, entry.value or b""))
         return self.processes[key]
 
     async def end(self, key: str, identity: str) -> None:
@@ -234,19 +245,32 @@ class Roster:
         self.ended[key] = identity
 
     def _note_hello(self, key: str, value: bytes | None) -> None:
-        before = self.processes.get(key)
+        before = self.processes.pop(key, None)
         if value is None:
-            self.processes.pop(key, None)
             return
         try:
             process = self._checked(key, value)
-        except FormatError:
-            self.processes.pop(key, None)  # who asks for it learns why
+        except FormatError:  # who asks for it learns why
             return
-        if before is None:
-            self.processes[key] = process
-        else:
-            before.hello = process.hello
+        if before is not None:
+            before.hello, process = process.hello, before
+        self._add(key, process)
+
+    def _add(self, key: str, process: NatsProcess) -> None:
+        self.processes[key] = process
+        if len(self.processes) <= MAX_PROCESSES:
+            return
+        later = Counter[str]()
+        """Processes of each job that said `Hello` later."""
+        surplus: dict[str, int] = {}
+        for other in reversed(self.processes):
+            job = other.partition(".")[0]
+            surplus[other] = later[job]
+            later[job] += 1
+        oldest = sorted(reversed(surplus), key=lambda each: -surplus[each])[: MAX_PROCESSES // 8]
+        for each in oldest:
+            del self.processes[each]
+        self._forgot(len(oldest))
 
     def _note_end(self, key: str, value: bytes | None) -> None:
         if value is None:

@@ -16,6 +16,7 @@ from nats.js.errors import NotFoundError
 
 from stepscope.collector.audit import Audit
 from stepscope.collector.files.store import Store
+from stepscope.collector.live.stream import STEPS_PER_SECOND
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import NatsView
 from stepscope.collector.memory_budget import MemoryBudget
@@ -94,7 +95,7 @@ class NatsSource:
         """Partitions that are left to other collectors."""
         self._free_since: dict[int, float] = {}
         self._released: dict[int, float] = {}
-        self._malformed = self._unknown_summaries = 0
+        self._malformed = self._unknown_summaries = self._forgotten = 0
 
     async def run(self) -> None:
         """Takes streams until it is cancelled. A lost connection is made again."""
@@ -121,6 +122,7 @@ class NatsSource:
             streams=sum(self._partitions[number].streams for number in self._owned),
             malformed_messages=self._malformed,
             unknown_summaries=self._unknown_summaries,
+            forgotten_processes=self._forgotten,
             problem=self._retries.problem,
         )
 
@@ -148,7 +150,7 @@ class NatsSource:
             ended = await layout.bucket(jetstream, names.ended, max_age or None)
             bucket = await layout.bucket(jetstream, names.leases, self._lease_seconds, direct=False)
             leases = Leases(jetstream, bucket, names.leases, (await bucket.status()).ttl or self._lease_seconds)
-            roster = Roster(client, jetstream, names, hellos, ended, self._retries)
+            roster = Roster(client, jetstream, names, hellos, ended, self._retries, self._note_forgotten)
             following = await roster.followers()
             followers = [asyncio.create_task(one.run(), name="stepscope NATS bucket") for one in following]
             for one, follower in zip(following, followers, strict=True):
@@ -251,10 +253,13 @@ class NatsSource:
             stream = self._streams.all.get(process.hello.stream)
             if stream is not None and stream.job != job_of(process.hello.run):
                 raise FormatError(f"it is a stream of the job {stream.job[:100]!r}")
+            if stream is not None and stream.summary_wait():
+                raise FormatError(f"it has summaries of more than {STEPS_PER_SECOND:,} steps a second")
         except FormatError as error:
             self._refuse(message.subject, str(error))
             return
-        self._streams.heard(process.hello, summary, process)
+        self._streams.add_shared_summary(process.hello, summary, process)
+        self._streams.all[process.hello.stream].summary_wait(summary)
 
     async def _answer_clock(self, message: Msg) -> None:
         """Answers a clock request of an exporter whose stream this collector takes."""
@@ -272,6 +277,9 @@ class NatsSource:
     def _note_stream(self, hello: protocol.Hello) -> None:
         run = hello.run
         self._audit.line("stream", "NATS", stream=hello.stream, name=run.name, rank=str(run.rank))
+
+    def _note_forgotten(self, count: int) -> None:
+        self._forgotten += count
 
     def _refuse(self, subject: str, reason: str) -> None:
         """Counts a message that cannot be read."""

@@ -9,6 +9,8 @@ import msgspec
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.window_request import RunId, Stage
 
+MAX_RANKS_TEXT = 1 << 16
+"""Characters that name ranks: any of 10,000 fit."""
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 
 
@@ -26,7 +28,7 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     steps: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)] | None = None
     stop_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
-    ranks: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
+    ranks: Annotated[str, msgspec.Meta(max_length=MAX_RANKS_TEXT)] | None = None
     """Such as `0,3-5`; all if it is left out."""
     run_id: RunId = ""
     warmup: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.collector.live.streams import Streams, rank_id
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.orders.addressees import Target, addressees
 from stepscope.collector.orders.order import OrderedRank, OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
@@ -33,7 +33,8 @@ LOOK = 0.3
 """Seconds between two looks at processes of which one does not know yet how fast it goes."""
 LEAST_STEPS = 3
 """Steps ahead of the fastest rank in any case."""
-
+IN_ONE_TURN = 64
+"""Processes that are sent a command in one turn of the loop, as there may be 10,000."""
 
 _Answers = list[tuple[Target, Answer]]
 
@@ -96,8 +97,13 @@ class Orders:
             except ConnectionError as error:
                 return Answer(error=str(error))
 
-        answers = await asyncio.gather(*map(one, targets))
-        return list(zip(targets, answers, strict=True))
+        async with asyncio.TaskGroup() as asking:
+            tasks: list[asyncio.Task[Answer]] = []
+            for target in targets:
+                tasks.append(asking.create_task(one(target)))
+                if len(tasks) % IN_ONE_TURN == 0:
+                    await asyncio.sleep(0)
+        return [(target, task.result()) for target, task in zip(targets, tasks, strict=True)]
 
     async def _arm(self, order: WindowOrder, request: WindowRequest, targets: list[Target]) -> OrderResult:
         if len(targets) == 1:
@@ -265,7 +271,7 @@ def _refused(where: _Answers, reason: str) -> OrderResult:
 def _result(answers: _Answers, reason: str = "") -> OrderResult:
     ranks = [
         OrderedRank(
-            id=rank_id(target.stream.run, target.stream.id),
+            id=target.id,
             rank=target.stream.run.rank,
             host=target.stream.run.host,
             pid=target.stream.run.pid,

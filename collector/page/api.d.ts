@@ -130,6 +130,7 @@ export interface NatsView {
   streams: number;
   malformed_messages: number;
   unknown_summaries: number;
+  forgotten_processes: number;
   problem: string;
 }
 

@@ -14,6 +14,7 @@ const MOST_LINES = 16;
 const HEIGHT = 240;
 const TABLE_ROWS = 30;
 const GAP = 6; // a line is broken after so many points without a value
+const LEAST = 4; // a zoom by keys has so many points
 const EVERY = 900; // ms between two requests
 
 /** @type {any} uPlot has no types; it is a script of its own */
@@ -46,6 +47,7 @@ export class StepChart {
       });
     }
     byId("reset-zoom").addEventListener("click", () => this.#setZoom(null));
+    byId("plot").addEventListener("keydown", (event) => this.#onKey(event));
     new ResizeObserver(() => this.#plot?.setSize(this.#size())).observe(byId("plot"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.#key = "";
@@ -225,6 +227,36 @@ export class StepChart {
     this.#setZoom({ min, max });
   }
 
+  /** @param {KeyboardEvent} event */
+  #onKey(event) {
+    const { times, width_s } = this.#data ?? { times: [], width_s: 1 };
+    if (times.length < 2 || event.altKey || event.ctrlKey || event.metaKey) return;
+    const [first, last] = [times[0], times[times.length - 1]];
+    const { min, max } = this.#zoom ?? { min: first, max: last };
+    const part = (max - min) / 4;
+    /** @type {Record<string, () => [number, number]>} from when, and how long */
+    const actions = {
+      "+": () => [min + part, Math.max(2 * part, LEAST * width_s)],
+      "-": () => [min - 2 * part, 8 * part],
+      ArrowLeft: () => [min - part, 4 * part],
+      ArrowRight: () => [min + part, 4 * part],
+      Home: () => [first, 4 * part],
+      End: () => [last, 4 * part],
+    };
+    const action = actions[event.key];
+    if (!action) return;
+    event.preventDefault();
+    const [from, seconds] = action();
+    const begin = Math.max(first, Math.min(from, last - seconds));
+    this.#setZoom(seconds < last - first ? { min: begin, max: begin + seconds } : null);
+    setText(byId("chart-live"), this.#zoom ? this.#zoomText(this.#zoom) : "The chart shows all times.");
+  }
+
+  /** @param {Zoom} zoom */
+  #zoomText({ min, max }) {
+    return `The chart shows ${clock(min)} to ${clock(max)}.`;
+  }
+
   #legend() {
     const item = (/** @type {string} */ name, /** @type {string} */ colour, /** @type {string} */ kind) => {
       const swatch = element("span", { className: `swatch ${kind}`, "aria-hidden": "true" });
@@ -258,7 +290,7 @@ export class StepChart {
     const last = times.length - 1;
     const ranks = this.#count === 1 ? "one rank" : `${integer(this.#count)} ranks`;
     const spread = this.#count === 1 ? "" : `, between ${milliseconds(lowest[last])} and ${milliseconds(highest[last])}`;
-    const zoomed = this.#zoom ? ` The chart shows ${clock(this.#zoom.min)} to ${clock(this.#zoom.max)}.` : "";
+    const zoomed = this.#zoom ? ` ${this.#zoomText(this.#zoom)}` : "";
     setText(
       byId("chart-text"),
       `Latest: ${milliseconds(median[last])} over ${ranks}${spread}. ` +

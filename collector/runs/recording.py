@@ -130,7 +130,7 @@ class Recording(msgspec.Struct, kw_only=True):
         finally:
             reader.close()
         run = msgspec.structs.replace(run, anchor=_sane_anchor(run.anchor))
-        parts = _parts(index)
+        parts = _window_tables(index)
         chosen = [part if wanted is None else part[wanted(part) | (part["closed"] == 0)] for part in parts]
         chosen = [part for part in chosen if len(part)]
         rows = chosen[0] if len(chosen) == 1 else np.concatenate([*chosen, np.zeros(0, ROWS)])
@@ -228,7 +228,7 @@ def run_in(frames: FrameReader) -> RunRecord | None:
     return None
 
 
-def _parts(index: JournalIndex) -> list[Rows]:
+def _window_tables(index: JournalIndex) -> list[Rows]:
     """The windows of a journal by number, each once: the last one of its number. Those without an end have no steps."""
     parts = index.parts
     numbers = _column(parts, "window")

@@ -54,6 +54,10 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The first few."""
 
 
+MarkedWindow = tuple[Mark, WindowFacts]
+"""A window, and its index and steps."""
+
+
 class ClosedRecord(msgspec.Struct, frozen=True):
     """The fields of a `WindowRecord` of bounded size."""
 
@@ -90,7 +94,7 @@ _opened = msgspec.msgpack.Decoder(WindowOpened).decode
 
 
 class StreamWindows:
-    """The newest windows of a stream, and what all of them have lost."""
+    """The newest windows of a stream, and what all of them have lost. One thread changes it; others may call `newest`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -104,20 +108,35 @@ class StreamWindows:
         self._partly_evicted: set[int] = set()
         self._open: dict[int, int] = {}
         self._open_steps: dict[int, Steps] = {}
-        self._closed: deque[WindowFacts] = deque(maxlen=MAX_WINDOWS)
-        self._marks: deque[Mark] = deque(maxlen=MAX_WINDOWS)
+        self._closed: deque[MarkedWindow] = deque(maxlen=MAX_WINDOWS)
 
     def __iter__(self) -> Iterator[WindowFacts]:
+        """As `newest`, without their marks."""
+        return (window for _, window in self.newest())
+
+    def newest(self) -> list[MarkedWindow]:
         """The newest first; those that are open before those that are closed."""
+        found: list[MarkedWindow] = []
+        evicted = self._partly_evicted
         for index, start in sorted(self._open.items(), reverse=True):
-            first, last = self._open_steps.get(index, (None, None))
-            partly = index in self._partly_evicted
-            yield WindowFacts(
-                index=index, open=True, start_ns=start, first_step=first, last_step=last, partly_evicted=partly
+            steps = self._open_steps.get(index)
+            first, last = steps or (None, None)
+            window = WindowFacts(
+                index=index,
+                open=True,
+                start_ns=start,
+                first_step=first,
+                last_step=last,
+                partly_evicted=index in evicted,
             )
-        for window in reversed(self._closed):
-            partly = window.index in self._partly_evicted
-            yield msgspec.structs.replace(window, partly_evicted=True) if partly else window
+            found.append(((index, steps), window))
+        closed = list(self._closed)  # at once, whatever another thread adds
+        if evicted:
+            partly = msgspec.structs.replace
+            closed = [
+                (mark, partly(each, partly_evicted=True) if mark[0] in evicted else each) for mark, each in closed
+            ]
+        return found + closed[::-1]
 
     def evict(self, evicted: Evicted) -> None:
         """A segment was evicted. Idempotent."""
@@ -134,10 +153,6 @@ class StreamWindows:
         self.count += windows
         if dropped:
             add(self.dropped, {OTHER: dropped})
-
-    def marks(self) -> list[Mark]:
-        """The places of these windows, the oldest first."""
-        return [*self._marks, *((index, self._open_steps.get(index)) for index in self._open)]
 
     def stepped(self, index: int, numbers: NDArray[np.int32] | NDArray[np.int64]) -> None:
         """Steps of a window have ended."""
@@ -180,22 +195,20 @@ class StreamWindows:
         self._open.pop(record.index, None)
         self._open_steps.pop(record.index, None)
         steps = record.range
-        self._marks.append((record.index, steps))
-        self._closed.append(
-            WindowFacts(
-                index=record.index,
-                open=False,
-                start_ns=record.start_ns,
-                end_ns=record.end_ns,
-                steps=len(record.numbers),
-                first_step=None if steps is None else steps[0],
-                last_step=None if steps is None else steps[1],
-                complete=record.complete,
-                events=sum(source.accepted for source in ledger.sources.values()),
-                dropped=sum(lost.values()),
-                diagnostics=tuple(text[:300] for text in diagnostics[:5]),
-            )
+        window = WindowFacts(
+            index=record.index,
+            open=False,
+            start_ns=record.start_ns,
+            end_ns=record.end_ns,
+            steps=len(record.numbers),
+            first_step=None if steps is None else steps[0],
+            last_step=None if steps is None else steps[1],
+            complete=record.complete,
+            events=sum(source.accepted for source in ledger.sources.values()),
+            dropped=sum(lost.values()),
+            diagnostics=tuple(text[:300] for text in diagnostics[:5]),
         )
+        self._closed.append(((record.index, steps), window))
         return all(fits)
 
     def ended(self) -> None:

@@ -118,19 +118,19 @@ class Api(Controller):
     @get("/v1/jobs", summary="The jobs, by name", responses=_problems())
     async def jobs(self, request: AnyRequest) -> list[JobEntry]:
         """The jobs that the token gives access to."""
-        return [job for job in self._collector.live.jobs() if _may_read(request, job.id)]
+        return [job for job in await self._collector.live.jobs() if _may_read(request, job.id)]
 
     @get("/v1/job", summary="The ranks of a job together, or of all jobs", responses=_problems())
     async def job(self, request: AnyRequest, job: JobName = None) -> JobView:
-        return self._collector.live.snapshot(_job(request, job)).job
+        return (await self._collector.live.snapshot(_job(request, job))).job
 
     @get("/v1/ranks", summary="Every rank, of a job or of all", responses=_problems())
     async def ranks(self, request: AnyRequest, job: JobName = None) -> list[RankView]:
-        return self._collector.live.snapshot(_job(request, job)).ranks
+        return (await self._collector.live.snapshot(_job(request, job))).ranks
 
     @get("/v1/ranks/{rank:str}", summary="A rank with its starts and windows", responses=_problems(404))
     async def rank(self, request: AnyRequest, rank: FromPath[str]) -> RankDetail:
-        found = self._collector.live.rank(rank)
+        found = await self._collector.live.rank(rank)
         if found is None or not _may_read(request, found.rank.job_id):
             raise ProblemError(404, "no rank of this id was seen; /v1/ranks has those that were")
         return found
@@ -199,7 +199,7 @@ class Api(Controller):
 
     @get(_WINDOW, summary="A window of a job, rank by rank", responses=_problems(404, 409))
     async def window(self, request: AnyRequest, window: Number, job: JobName = None) -> WindowDetail:
-        return window_detail(self._group(request, window, job))
+        return await asyncio.to_thread(window_detail, await self._group(request, window, job))
 
     @get(
         _OF_STREAM + "/statistics",
@@ -246,19 +246,19 @@ class Api(Controller):
         self, request: AnyRequest, window: Number, kind: FromPath[str], job: JobName = None
     ) -> Response[bytes]:
         download = _kind(self._collector.downloads.of_all, kind)
-        group = self._group(request, window, job)
+        group = await self._group(request, window, job)
         # Also what a rank did before it was started again: which windows belong together its steps tell.
         wanted = {
             stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
         }
         paths = await self._collector.disk.ask(lambda: self._collector.store.existing_of(wanted))
         sources = {id: Source(wanted[id], path, group.job) for id, path in paths.items()}
-        rows = [row for row in group.rows if row.stream.id in sources]
+        rows = [row for row in group.rows if row.start.stream.id in sources]
         if not rows:
             raise ProblemError(404, f"no file is left of window {group.index}")
         # The one by which the window is found in the files, which hold more windows than are known here.
         row = next((row for row in rows if row.window.index == group.index), rows[0])
-        first = sources.pop(row.stream.id)
+        first = sources.pop(row.start.stream.id)
         return self._made(request, download, [first, *sources.values()], row.window.index, f"all-window{group.index}")
 
     @get(
@@ -289,7 +289,7 @@ class Api(Controller):
     @get("/metrics", summary="For Prometheus", media_type="text/plain", responses=_problems(), opt=ANY_PARAMETERS)
     async def metrics(self, request: AnyRequest) -> Response[str]:
         collector = self._collector
-        snapshot = collector.live.snapshot(_own_job(request))
+        snapshot = await collector.live.snapshot(_own_job(request))
         text = await asyncio.to_thread(metrics.exposition, snapshot, collector.audit.refused)
         return Response(text.decode(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
@@ -297,10 +297,10 @@ class Api(Controller):
     async def health(self) -> Health:
         return Health()
 
-    def _group(self, request: AnyRequest, index: int, job: str | None) -> Group:
+    async def _group(self, request: AnyRequest, index: int, job: str | None) -> Group:
         """The window of all ranks of a job that is asked for."""
         job = _job(request, job)
-        found = self._collector.live.window(index, job)
+        found = await self._collector.live.window(index, job)
         if not found:
             of = "" if job is None else f" of the job {job!r}"
             raise ProblemError(

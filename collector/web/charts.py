@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.collector.live.history import BUCKETS, History
+from stepscope.collector.live.history import BUCKETS, Sums
+from stepscope.collector.live.slices import in_slices
 from stepscope.collector.live.streams import Rank, Streams
 from stepscope.collector.live.views import Chart, Series
 
@@ -82,10 +83,17 @@ class Charts:
 
 async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout | None:
     """`None` if there is no step."""
-    ranks = [rank for rank in ranks if job is None or any(stream.job == job for stream in rank.streams)]
-    histories = [_histories(rank, range, job) for rank in ranks]
-    width = max((one.width_ns for several in histories for one in several), default=1)
-    laid = _over_each_other(histories, width, range)
+    sums: dict[str, list[Sums]] = {}
+    async for rank in in_slices(ranks):
+        its = [stream for stream in rank.streams if job is None or stream.job == job]
+        if its:
+            sums[rank.id] = [(each.steps.recent if range == "recent" else each.steps.all).sums() for each in its]
+    return await asyncio.to_thread(_laid_out, sums, range)
+
+
+def _laid_out(sums: dict[str, list[Sums]], range: Range) -> _Layout | None:
+    width = max((one.width_ns for several in sums.values() for one in several), default=1)
+    laid = _over_each_other([*sums.values()], width, range)
     if laid is None:
         return None
     width, first, rows = laid
@@ -93,12 +101,12 @@ async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout 
     if used.sum() > 1 and (first + len(used)) * width > time.time_ns():
         used[-1] = False  # not all of it is there yet: some ranks would be missing
     rows = rows[:, used]
-    low, middle, high = await asyncio.to_thread(_over_ranks, rows)
+    low, middle, high = _over_ranks(rows)
     return _Layout(
         width_ns=width,
         times=((np.flatnonzero(used) + first + 0.5) * (width / 1e9)).round(3).tolist(),
         rows=rows,
-        index={rank.id: number for number, rank in enumerate(ranks)},
+        index={id: number for number, id in enumerate(sums)},
         lowest=low,
         median=middle,
         highest=high,
@@ -109,7 +117,7 @@ _Laid = tuple[int, int, Means]
 """Width of a bucket, index of the first, and a row of means in ms for each rank; the last column has a number."""
 
 
-def _over_each_other(histories: Sequence[Sequence[History]], width: int, range: Range) -> _Laid | None:
+def _over_each_other(histories: Sequence[Sequence[Sums]], width: int, range: Range) -> _Laid | None:
     """Of any histories, in buckets of the width or, if their times lie far apart, of a multiple of it."""
     while True:
         parts = [[one.means(width) for one in several] for several in histories]
@@ -127,11 +135,6 @@ def _over_each_other(histories: Sequence[Sequence[History]], width: int, range: 
         for at, means in several:  # the latest start last: it is what counts where they overlap
             rows[number, at[at >= first] - first] = means[at >= first] / 1e6
     return width, first, rows
-
-
-def _histories(rank: Rank, range: Range, job: str | None) -> list[History]:
-    its = (stream for stream in rank.streams if job is None or stream.job == job)
-    return [stream.steps.recent if range == "recent" else stream.steps.all for stream in its]
 
 
 def _over_ranks(rows: Means) -> tuple[Means, Means, Means]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
@@ -85,11 +86,13 @@ class LiveEvents:
                     break
                 if listener.behind:
                     if view not in self._latest:
-                        self._latest[view] = self._snapshot(view)
+                        snapshot = await self._snapshot(view)
+                        self._latest.setdefault(view, snapshot)
                     data = _event(self._latest[view])
-                else:
-                    assert listener.changes is not None
+                elif listener.changes is not None:
                     data = listener.changes
+                else:
+                    continue  # the snapshot that it had last is the latest one
                 listener.behind, listener.changes = False, None
                 yield data
             yield b"event: end\ndata: {}\n\n"
@@ -110,8 +113,8 @@ class LiveEvents:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def _snapshot(self, view: _View, age: float = FRESH) -> Snapshot:
-        found = self._live.snapshot(view.job, age=age)
+    async def _snapshot(self, view: _View, age: float = FRESH) -> Snapshot:
+        found = await self._live.snapshot(view.job, age=age)
         if not view.alone:
             return found
         return msgspec.structs.replace(found, jobs=[job for job in found.jobs or () if job.id == view.job])
@@ -132,11 +135,10 @@ class LiveEvents:
             # By the clock, so that looking does not make the seconds longer; without haste after a long break.
             due = max(due + INTERVAL, time.monotonic() + INTERVAL / 4)
             await asyncio.sleep(due - time.monotonic())
-            before, age = self._latest, 0.0
-            self._latest = {}
+            latest: dict[_View, Snapshot] = {}
             for view in {listener.view for listener in self._listeners}:
-                self._latest[view] = self._snapshot(view, age)
-                age = INTERVAL  # all get the same moment
+                latest[view] = await self._snapshot(view, math.inf if latest else 0.0)  # all get the same moment
+            before, self._latest = self._latest, latest
             events = {view: _event(changes(before[view], now)) for view, now in self._latest.items() if view in before}
             for listener in self._listeners:
                 # A listener that has not read the changes before cannot use these.

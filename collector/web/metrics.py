@@ -91,6 +91,8 @@ def _amounts(job: JobView) -> Iterator[tuple[_Family, str, str, float]]:
         )
         yield counter, "stepscope_nats_malformed_messages", unreadable, nats.malformed_messages
         yield counter, "stepscope_nats_unknown_summaries", unknown, nats.unknown_summaries
+        forgotten = "Processes that were forgotten, as there were too many"
+        yield counter, "stepscope_nats_forgotten_processes", forgotten, nats.forgotten_processes
 
 
 _OF_RANKS: tuple[tuple[str, str, Callable[[RankView], float | None]], ...] = (

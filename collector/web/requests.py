@@ -25,7 +25,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 AnyRequest = Request[None, Token | None, State]
 """A request that the guard has let in."""
-MOST_BODY = 4096
+MOST_BODY = 1 << 17
 """Bytes of what is sent."""
 MOST_DETAIL = 1000
 """Most characters of the message about a wrong parameter, which may be as long as an address."""

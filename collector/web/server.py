@@ -17,7 +17,8 @@ from litestar.types import ASGIApp
 from stepscope.collector.errors import ListenError
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.settings import CollectorSettings, host_name
-from stepscope.collector.web.web_protocols import Doorway, Handshake, ModestSockets, PromptRequests
+from stepscope.collector.web.connection_limit import ConnectionLimit
+from stepscope.collector.web.web_protocols import Handshake, HttpProtocol, WebSocketProtocol
 from stepscope.exporters.stream.address import is_local
 
 TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -51,10 +52,10 @@ class Server(uvicorn.Server):
         Raises:
             ListenError: if the certificate cannot be used.
         """
-        doorway = Doorway(settings.max_streams + settings.max_readers, refused)
+        limit = ConnectionLimit(settings.max_streams + settings.max_readers, refused)
         # uvicorn calls whatever makes a protocol, though it says that it wants a class.
-        http: Any = partial(PromptRequests, doorway)
-        sockets: Any = partial(ModestSockets, budget)
+        http: Any = partial(HttpProtocol, limit)
+        sockets: Any = partial(WebSocketProtocol, budget)
         config = uvicorn.Config(
             app,
             http=http,
@@ -81,7 +82,7 @@ class Server(uvicorn.Server):
             raise ListenError(f"the certificate {settings.certificate}{authorities} cannot be used: {error}") from error
         if config.ssl is not None:
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-            https: Any = partial(Handshake, config.ssl, doorway)
+            https: Any = partial(Handshake, config.ssl, limit)
             config.http_protocol_class = https
             config.ssl = None  # the loop has nothing to do with it
         super().__init__(config)

@@ -6,16 +6,17 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.server import ServerProtocol
 
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web.announced import Announced
+from stepscope.collector.web.connection_limit import ConnectionLimit
 from stepscope.exporters.stream.protocol import MAX_HEADER
 from stepscope.exporters.stream.quiet_logger import QuietLogger
 
@@ -38,56 +39,27 @@ _REFUSAL_MESSAGES = frozenset(
 """Messages of uvicorn about refusals, without address and reason, which our own log has."""
 _web_log.addFilter(lambda record: record.msg not in _REFUSAL_MESSAGES)
 
-PATIENCE = 20.0
-"""Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
 STALLED = 60.0
 """Seconds after which a connection that takes nothing of what it is sent is cut."""
 
 
-class Doorway:
-    """Ends who takes too long to ask, and, when there are too many connections, who has waited longest.
+def check_libraries() -> None:
+    """Makes sure that the installed libraries have what the bounds of connections hang on.
 
-    So strangers that open connections and ask nothing cannot keep others out: those ask at once. Connections that are
-    being answered, and those of exporters, are not touched.
+    Raises:
+        ImportError: if one has it no more; says what to install.
     """
-
-    def __init__(self, most: int, refused: Callable[[str, tuple[str, int] | None], object]) -> None:
-        """
-        Args:
-            most: connections at once, of exporters and all others.
-            refused: called with the reason and the address when a connection is refused before any request.
-        """
-        self.most, self.refused = most, refused
-        self._waiting: dict[asyncio.Transport, asyncio.TimerHandle] = {}
-        """The connection that has waited longest comes first."""
-
-    def came(self, transport: asyncio.Transport, there: int) -> None:
-        """A client has connected.
-
-        Args:
-            transport: its connection.
-            there: connections that there are now, with this one.
-        """
-        self.waits(transport)
-        longest = next(iter(self._waiting), None)
-        if there > self.most and longest is not None:
-            self.remove(longest)
-            longest.abort()
-
-    def waits(self, transport: asyncio.Transport) -> None:
-        """A connection is expected to ask; it has no more time when it is expected still."""
-        if transport not in self._waiting and not transport.is_closing():
-            self._waiting[transport] = asyncio.get_running_loop().call_later(PATIENCE, self._end, transport)
-
-    def remove(self, transport: asyncio.Transport) -> None:
-        """Its request is complete, or it has disconnected. Idempotent."""
-        timer = self._waiting.pop(transport, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _end(self, transport: asyncio.Transport) -> None:
-        self.remove(transport)
-        transport.close()
+    needed: dict[object, tuple[str, ...]] = {
+        ServerProtocol(): ("max_message_size",),
+        WebSocketsSansIOProtocol: ("handle_bytes", "handle_text", "handle_cont", "receive", "send", "run_asgi"),
+        H11Protocol: ("send_400_response", "on_response_complete"),
+    }
+    missing = [name for owner, names in needed.items() for name in names if not hasattr(owner, name)]
+    if missing:
+        raise ImportError(
+            f"the installed uvicorn and websockets have no {', '.join(missing)}, by which the collector limits what clients "
+            "send: install the versions that it is tested with: pip install 'stepscope[collector]'"
+        )
 
 
 class _CutsStalled(asyncio.Protocol):
@@ -117,23 +89,23 @@ class _CutsStalled(asyncio.Protocol):
             self._stalled = None
 
 
-class PromptRequests(_CutsStalled, H11Protocol):
+class HttpProtocol(_CutsStalled, H11Protocol):
     """HTTP for connections that say soon what they want, and take what they get."""
 
-    def __init__(self, doorway: Doorway, *args: Any, **options: Any) -> None:
-        """Args: the doorway of all connections; then those of uvicorn."""
+    def __init__(self, limit: ConnectionLimit, *args: Any, **options: Any) -> None:
+        """Args: the limit of connections; then those of uvicorn."""
         super().__init__(*args, **options)
-        self.doorway = doorway
+        self.limit = limit
         self.logger = _web_log
-        self.entrance: asyncio.Transport | None = None
-        """The transport by which the doorway knows it; with TLS that is the connection below."""
+        self.counted: asyncio.Transport | None = None
+        """The transport that the limit knows; with TLS that is the connection below."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
         super().connection_made(transport)
-        if self.entrance is None:
-            self.entrance = transport
-            self.doorway.came(transport, len(self.connections))
+        if self.counted is None:
+            self.counted = transport
+            self.limit.add(transport, len(self.connections))
 
     def data_received(self, data: bytes) -> None:
         """It says something."""
@@ -142,7 +114,7 @@ class PromptRequests(_CutsStalled, H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuses bytes that are no HTTP."""
-        self.doorway.refused("it speaks no HTTP: TLS to a collector without a certificate, perhaps", self.client)
+        self.limit.refused("it speaks no HTTP: TLS to a collector without a certificate, perhaps", self.client)
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
@@ -152,20 +124,20 @@ class PromptRequests(_CutsStalled, H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected."""
-        if self.entrance is not None:
-            self.doorway.remove(self.entrance)
+        if self.counted is not None:
+            self.limit.remove(self.counted)
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        """Tells the doorway if a part of a request is still to come; also of a body that was answered already."""
-        assert self.entrance is not None
+        """Tells the limit whether a part of a request is still to come; also of a body that was answered already."""
+        assert self.counted is not None
         if self.transport.get_protocol() is self and self.conn.their_state in (IDLE, SEND_BODY):
-            self.doorway.waits(self.entrance)
+            self.limit.expect_request(self.counted)
         else:
-            self.doorway.remove(self.entrance)
+            self.limit.remove(self.counted)
 
 
-class ModestSockets(_CutsStalled, WebSocketsSansIOProtocol):
+class WebSocketProtocol(_CutsStalled, WebSocketsSansIOProtocol):
     """WebSockets whose messages may be large only when they were welcomed, and when there is room in memory for all of it.
 
     A connection whose message has to wait for that is not read any further meanwhile, so its client waits as well. What
@@ -269,10 +241,12 @@ class Handshake(asyncio.Protocol):
     hold as many descriptors as they like.
     """
 
-    def __init__(self, context: ssl.SSLContext, doorway: Doorway, server_state: ServerState, **options: Any) -> None:
-        """Args: how to agree; the doorway of all connections; then those of a protocol of uvicorn."""
-        self._context, self._doorway = context, doorway
-        self._request = PromptRequests(doorway, server_state=server_state, **options)
+    def __init__(
+        self, context: ssl.SSLContext, limit: ConnectionLimit, server_state: ServerState, **options: Any
+    ) -> None:
+        """Args: how to agree; the limit of connections; then those of a protocol of uvicorn."""
+        self._context, self._limit = context, limit
+        self._request = HttpProtocol(limit, server_state=server_state, **options)
         self._connections: set[Any] = server_state.connections
         self._early = bytearray()
         """Bytes that no protocol has received yet."""
@@ -283,7 +257,7 @@ class Handshake(asyncio.Protocol):
         self._transport = transport
         transport.pause_reading()  # what comes is for TLS; uvloop reads once all the same
         self._connections.add(self)
-        self._doorway.came(transport, len(self._connections))
+        self._limit.add(transport, len(self._connections))
         self._task = asyncio.create_task(self._agree(), name="stepscope TLS")
 
     def data_received(self, data: bytes) -> None:
@@ -305,14 +279,14 @@ class Handshake(asyncio.Protocol):
         except (OSError, RuntimeError) as error:  # the latter is uvloop's, of a connection that has just gone
             # Else it speaks no TLS, none that we speak, or has gone: that is for the client to say.
             if why := _uncertified(error):
-                self._doorway.refused(why, transport.get_extra_info("peername"))
+                self._limit.refused(why, transport.get_extra_info("peername"))
         finally:
             self._connections.discard(self)
         if secured is None or transport.is_closing():
-            self._doorway.remove(transport)
+            self._limit.remove(transport)
             transport.abort()
             return
-        self._request.entrance = transport
+        self._request.counted = transport
         secured.set_protocol(self._request)
         self._request.connection_made(secured)
         if self._early:

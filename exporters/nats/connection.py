@@ -139,7 +139,7 @@ def _ways_in(servers: Servers) -> dict[str, Any]:
         if access.certificate is not None:
             ways["tls"].load_cert_chain(access.certificate, access.key)
     if (credentials := access.credentials) is not None:
-        ways["user_jwt_cb"] = partial(_part, credentials, "NATS USER JWT")
+        ways["user_jwt_cb"] = partial(_credentials_block, credentials, "NATS USER JWT")
         ways["signature_cb"] = partial(_signed, credentials)
     if (token := access.token_file) is not None:
         ways["token"] = partial(_secret, token)
@@ -155,7 +155,7 @@ def _secret(file: Path) -> str:
         raise NatsError(str(error)) from error
 
 
-def _part(file: Path, what: str) -> bytearray:
+def _credentials_block(file: Path, what: str) -> bytearray:
     """A part of a file of credentials."""
     found = re.search(_PART % what, f"{_secret(file)}\n")
     if found is None:
@@ -166,7 +166,7 @@ def _part(file: Path, what: str) -> bytearray:
 def _signed(file: Path, nonce: str) -> bytes:
     keys: Any = import_module("nkeys")
     try:
-        pair = keys.from_seed(_part(file, "USER NKEY SEED"))
+        pair = keys.from_seed(_credentials_block(file, "USER NKEY SEED"))
     except (keys.NkeysError, ValueError) as error:
         raise NatsError(f"{file} holds a seed that is none") from error
     signature: bytes = base64.b64encode(pair.sign(nonce.encode()))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from stepscope.exporters.network.outcomes import Outcomes
-from stepscope.exporters.otlp.options import OtlpOptions, Signal, make_targets
+from stepscope.exporters.otlp.options import Headers, OtlpOptions, Signal, make_targets
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events.clock import wall_clock
 from stepscope.runtime.events.record import EventBatch
@@ -53,7 +53,8 @@ class OtlpExporter:
     Args:
         endpoint: URL of the receiver without `/v1/traces`; default: the variables OTEL_EXPORTER_OTLP_..., which have the
             meaning that OpenTelemetry specifies, else `http://localhost:4318`.
-        headers: sent with every request, such as an API key; never shown. They replace those of the environment. What looks
+        headers: sent with every request, such as an API key; never shown. They replace those of the environment. A function that
+            returns them is called again, on a thread, when the receiver answers 401, as a token may have expired. What looks
             like a secret is refused for another machine over `http:` unless `OtlpOptions.insecure` allows it.
         options: all other settings.
 
@@ -68,12 +69,14 @@ class OtlpExporter:
         self,
         endpoint: str | None = None,
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         options: OtlpOptions | None = None,
     ) -> None:
         self._options = checked.settings("options", options, OtlpOptions)
-        if headers is not None and not isinstance(headers, Mapping):
-            raise TypeError(f"headers must be a mapping of names to values, got {type(headers).__name__}")
+        if headers is not None and not isinstance(headers, Mapping) and not callable(headers):
+            raise TypeError(
+                f"headers must be a mapping of names to values, or a function that returns one, got {type(headers).__name__}"
+            )
         self._targets = make_targets(endpoint, headers, self._options)
         self.name = f"otlp:{self._targets['traces']}"
         require_extra()

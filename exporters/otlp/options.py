@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
@@ -19,6 +19,8 @@ log = logging.getLogger("stepscope")
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
+Headers: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
+"""Names and values, or what returns them."""
 Signal: TypeAlias = Literal["traces", "metrics"]
 """Kinds of data in requests."""
 
@@ -101,7 +103,7 @@ class Target:
     The variables of the environment have the meaning that OpenTelemetry specifies ("OpenTelemetry Protocol Exporter").
     """
 
-    def __init__(self, signal: Signal, endpoint: str | None, headers: Mapping[str, str] | None, options: OtlpOptions):
+    def __init__(self, signal: Signal, endpoint: str | None, headers: Headers | None, options: OtlpOptions):
         """
         Args:
             signal: what is sent there.
@@ -113,17 +115,17 @@ class Target:
             ValueError: if one of these, or a variable, cannot be used; says which and what to do, and shows no secret.
         """
         self.url = _url(signal, endpoint)
-        self.headers: dict[str, str] = {}
-        """By names in lower case."""
-        for name, value in [*_headers_from_environment(signal), *(headers or {}).items()]:
-            _check_header(name, value)
-            self.headers[name.lower()] = value
+        self._signal: Signal = signal
+        self._headers: Headers = headers or {}
         self.encrypted = self.url.startswith("https:")
         host = urlsplit(self.url).hostname or ""
         allowed = options.insecure or _variable("INSECURE", signal).lower() == "true"
         self.clear_text_host = "" if self.encrypted or allowed or is_local(host) else host
         """The other machine that everything goes to over `http:`, unless a setting allows that."""
-        self._refuse_secrets_in_clear_text()
+        self.headers = self._current_headers()
+        """By names in lower case."""
+        self._before: dict[str, str] = {}
+        """Those that were replaced last."""
         compression = options.compression or _variable("COMPRESSION", signal) or "gzip"
         if compression not in ("gzip", "none"):
             raise ValueError(f"{PREFIX}COMPRESSION is {compression!r}: use gzip or none")
@@ -133,10 +135,30 @@ class Target:
         self.client_certificate = options.client_certificate or _variable("CLIENT_CERTIFICATE", signal) or None
         self.client_key = options.client_key or _variable("CLIENT_KEY", signal) or None
 
-    def _refuse_secrets_in_clear_text(self) -> None:
+    def renew_headers(self) -> bool:
+        """Reads the headers again, as a token may have expired. Returns whether there are others now.
+
+        Raises:
+            ValueError: as the constructor; and whatever the program's function raises.
+        """
+        self._before, self.headers = self.headers, self._current_headers()
+        return self.headers != self._before
+
+    def _current_headers(self) -> dict[str, str]:
+        more = self._headers() if callable(self._headers) else self._headers
+        if not isinstance(more, Mapping):
+            raise TypeError(f"headers must return a mapping of names to values, got {type(more).__name__}")
+        headers: dict[str, str] = {}
+        for name, value in [*_headers_from_environment(self._signal), *more.items()]:
+            _check_header(name, value)
+            headers[name.lower()] = value
+        self._refuse_secrets_in_clear_text(headers)
+        return headers
+
+    def _refuse_secrets_in_clear_text(self, headers: Mapping[str, str]) -> None:
         if not self.clear_text_host:
             return
-        secret = [f"the header {name!r}" for name in self.headers if _SECRET.search(name)]
+        secret = [f"the header {name!r}" for name in headers if _SECRET.search(name)]
         secret += [f"the parameter {name!r}" for name, _ in parse_qsl(urlsplit(self.url).query) if _SECRET.search(name)]
         if secret:
             raise ValueError(
@@ -153,15 +175,14 @@ class Target:
     def redact(self, text: str) -> str:
         """Returns the text without the values of the headers and the query, which a receiver may repeat."""
         query = urlsplit(self.url).query
-        secrets = [
-            part for value in (*self.headers.values(), query) for part in (value, *value.split()) if len(part) > 3
-        ]
+        values = (*self.headers.values(), *self._before.values(), query)
+        secrets = [part for value in values for part in (value, *value.split()) if len(part) > 3]
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
 
 
-def make_targets(endpoint: str | None, headers: Mapping[str, str] | None, options: OtlpOptions) -> dict[Signal, Target]:
+def make_targets(endpoint: str | None, headers: Headers | None, options: OtlpOptions) -> dict[Signal, Target]:
     """Makes the targets of all signals that are sent. Warns if they are on another machine and reached over `http:`.
 
     Raises:

@@ -10,10 +10,12 @@ import os
 import ssl
 import time
 import urllib.request
+from http import HTTPStatus
 from http.client import responses
 
 import aiohttp
 import anyio
+import anyio.to_thread
 import msgspec
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
@@ -102,7 +104,6 @@ class Sender:
             "Accept": PROTOBUF,
             "Accept-Encoding": "identity",
             **({"Content-Encoding": "gzip"} if self.target.gzip else {}),
-            **self.target.headers,
         }
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=1, ssl=context if context is not None else True),
@@ -169,6 +170,7 @@ class Sender:
         if self.target.gzip:
             body = gzip.compress(body, 4, mtime=0)
         deadline = anyio.current_time() + self._options.retry_seconds
+        renewed = False
         while True:
             # A delay that a receiver asked for applies to the requests that follow, too.
             if self._throttled and self._not_before >= deadline:
@@ -187,13 +189,24 @@ class Sender:
                 if self._not_before >= deadline:
                     tried = f"given up after {self._options.retry_seconds:g} s of trying"
                     raise BrokenError(f"{self.target}: {failure}; {tried}") from None
-            except Refused:
+            except Refused as refused:
+                if refused.status == HTTPStatus.UNAUTHORIZED and not renewed and await self._renew_headers():
+                    renewed = True
+                    continue
                 self._failure, self._close_deadline = "", math.inf
                 raise
             else:
                 self._backoff.reset()
                 self._failure, self._close_deadline = "", math.inf
                 return response
+
+    async def _renew_headers(self) -> bool:
+        """Whether there are other headers now, with which the receiver may take a request."""
+        try:
+            return await anyio.to_thread.run_sync(self.target.renew_headers)
+        except Exception as error:  # of the program; its text may have a secret
+            log.warning("%s: the headers cannot be read again: %s", self.target, type(error).__name__)
+            return False
 
     async def _post(self, body: bytes) -> _Response:
         if self._session is None:
@@ -203,7 +216,11 @@ class Sender:
             # Not as bytes: the client warns of more than a megabyte of them, and writes them to the connection all at once.
             data = io.BytesIO(body)
             async with self._session.post(
-                self.target.url, data=data, allow_redirects=False, proxy=_proxy(self.target.url)
+                self.target.url,
+                data=data,
+                headers=self.target.headers,
+                allow_redirects=False,
+                proxy=_proxy(self.target.url),
             ) as http:
                 self._has_answered = True
                 response = await self._read(http)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from stepscope.runtime.display.text_table import human_count
@@ -103,6 +104,12 @@ def valid_world_size(size: int | None, source: str) -> int | None:
         "not noticed"
     )
     return None
+
+
+def usual_size(sizes: Iterable[int | None]) -> int:
+    """Returns the number of ranks that most processes of a job claim, of equally frequent ones the largest; 0 if none claims any."""
+    counts = Counter(size for size in sizes if size)
+    return max(counts, key=lambda size: (counts[size], size), default=0)
 
 
 def _warn_once(text: str) -> None:

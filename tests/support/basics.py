@@ -10,13 +10,15 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, TypeVar
 
 import anyio
 import pytest
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 """The project's directory."""
@@ -73,6 +75,16 @@ def children(pid: int) -> set[int]:
 
 BUSY = 3.0
 """Seconds by which a test lets a deadline be exceeded, as the machine may do much else; the torture judges what is promised."""
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of something that waits for nothing, though it gives others their turn; without a loop."""
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 async def poll(condition: Callable[[], object]) -> None:

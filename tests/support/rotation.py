@@ -23,7 +23,7 @@ from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.windows.window import Step
-from tests.support.basics import poll
+from tests.support.basics import at_once, poll
 from tests.support.collectors import Process, free_port
 from tests.support.viewers.scene import START, make_run, make_window
 
@@ -170,8 +170,8 @@ async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
             return sum(in_file(directory / "streams" / name / "journal").total() for name in there)
 
         # A look that has evicted something tells of it afterwards.
-        await poll(lambda: collector.streams.totals()[0].discarded == sent - left())
-        assert collector.streams.totals()[0].events == sent
+        await poll(lambda: at_once(collector.streams.totals())[0].discarded == sent - left())
+        assert at_once(collector.streams.totals())[0].events == sent
     view = (again := Collector(settings(directory, limit))).storage
     async with again.serving():
         await poll(view.view)

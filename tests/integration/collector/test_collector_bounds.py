@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from stepscope.collector.app import Collector
 from stepscope.collector.files import writer
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web import web_protocols
+from stepscope.collector.web import connection_limit, web_protocols
 from stepscope.exporters.specimens import run_in as a_run
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
@@ -38,7 +39,7 @@ OTHER = "fedcba9876543210" * 2
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that never ends its request; one that asks is not disturbed."""
-    monkeypatch.setattr(web_protocols, "PATIENCE", 0.3)
+    monkeypatch.setattr(connection_limit, "PATIENCE", 0.3)
     async with collecting(tmp_path) as running:
         host, port = running.url.removeprefix("ws://").split("/")[0].split(":")
         silent, slow = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
@@ -53,9 +54,16 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
             assert isinstance(await answer(one), protocol.Pong)
 
 
+def test_libraries_without_what_bounds_need_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything listens: without the bound of a message anybody could fill the memory."""
+    monkeypatch.setattr(web_protocols, "ServerProtocol", object)
+    with refused(ImportError, "max_message_size", "websockets", "pip install 'stepscope[collector]'"):
+        Collector(CollectorSettings(directory=tmp_path, port=0))
+
+
 async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after one that was answered, and with a body that does not come; who is refused is not listened to."""
-    monkeypatch.setattr(web_protocols, "PATIENCE", 0.3)
+    monkeypatch.setattr(connection_limit, "PATIENCE", 0.3)
     async with collecting(tmp_path, token="t") as running:
         for first, more, answered in (
             (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"G", b"200 "),
@@ -290,5 +298,5 @@ def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: 
 
     monkeypatch.setattr(stream.steps, "add_events", noted)
     all_frames = [(int(fmt.FrameType.EVENTS), 0, memoryview(payload)) for payload in payloads] * 4
-    stream.took(all_frames, 1, len(all_frames))
+    stream.add_frames(all_frames, 1, len(all_frames))
     assert sum(taken) * 64 <= 8 << 20 < stream.events * 64

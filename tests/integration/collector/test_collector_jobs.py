@@ -25,6 +25,7 @@ from stepscope.collector.web.live_events import LiveEvents, changes
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import WindowOpened
+from tests.support.basics import at_once
 from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
 from tests.support.streams import CONNECTION
 from tests.system.collector.test_collector_page import quiet_page
@@ -140,11 +141,11 @@ def test_a_rank_that_was_started_again_is_one_process() -> None:
         stream = Stream(f"{number:032x}", msgspec.structs.replace(run_of(0), pid=number), born_ns=START + number)
         stream.connection = CONNECTION
         for time in times:
-            stream.took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(time, time, 10))], 1, time)
+            stream.add_frames([record_frame(fmt.FrameType.CLOCK_SYNC, sync(time, time, 10))], 1, time)
         streams.add(stream)
     (rank,) = streams
     assert rank.others == []
-    rank.streams[0].took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(5, 5, 10))], 1, 5)
+    rank.streams[0].add_frames([record_frame(fmt.FrameType.CLOCK_SYNC, sync(5, 5, 10))], 1, 5)
     assert rank.others == [rank.streams[0]]
     rank.streams[0].connection = None
     assert rank.others == []
@@ -191,11 +192,11 @@ def test_changes_make_of_a_snapshot_the_next_one() -> None:
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
     for number in range(3):
         streams.add(Stream(f"{number:032x}", run_of(number)))
-    before = live.snapshot(age=0)
+    before = at_once(live.snapshot(age=0))
     streams.all[f"{0:032x}"].steps.add_events(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
     streams.add(Stream(f"{5:032x}", run_of(1)))
     streams.deleted(f"{2:032x}")
-    after = live.snapshot(age=0)
+    after = at_once(live.snapshot(age=0))
     told = msgspec.to_builtins(changes(before, after))
     known = {view.id: msgspec.to_builtins(view) for view in before.ranks}
     known |= {view["id"]: view for view in told["ranks"]}
@@ -213,8 +214,8 @@ def test_more_jobs_than_can_be_chosen() -> None:
         stream.seen += number
         streams.add(stream)
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
-    assert {one.id for one in live.jobs()} == {f"job{number}" for number in range(MOST_JOBS, 2 * MOST_JOBS)}
-    assert live.snapshot("job0").job.ranks == 1
+    assert {one.id for one in at_once(live.jobs())} == {f"job{number}" for number in range(MOST_JOBS, 2 * MOST_JOBS)}
+    assert at_once(live.snapshot("job0")).job.ranks == 1
 
 
 def test_a_rank_that_makes_up_jobs_and_windows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,12 +225,12 @@ def test_a_rank_that_makes_up_jobs_and_windows_is_bounded(monkeypatch: pytest.Mo
     for number in range(500):
         hello = Hello(f"{number:032x}", b"sync", 0, run_of(number % 5, f"job{number}"))
         with streams.connected(hello, CONNECTION) as stream:
-            stream.took(
+            stream.add_frames(
                 [record_frame(fmt.FrameType.WINDOW_OPENED, WindowOpened(index, 0)) for index in range(300)], 1000, 300
             )
             assert len(list(stream.windows)) <= 64
             stream.events += 1
     assert len(streams.all) <= 2 * 8 and len(streams.ranks) <= 2 * 8
-    everything, by_job = streams.totals()
+    everything, by_job = at_once(streams.totals())
     assert everything.events == 500
     assert len(by_job) <= 50 + 2 * 8

@@ -24,6 +24,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowOpened, WindowRecord, encode_record
+from tests.support.basics import at_once
 from tests.support.collecting import CollectorProcess, ask, collecting, until
 from tests.support.collectors import COMMAND, answer, connected
 from tests.support.collectors import collecting as collecting_here
@@ -63,7 +64,7 @@ def life(id: int, run: RunRecord, windows: list[tuple[int, int, int]], seen: int
     at = run.anchor.wall_ns
     for index, first, count in windows:
         frames = window(index, first, count, at)
-        stream.took(frames, 0, stream.next + len(frames))
+        stream.add_frames(frames, 0, stream.next + len(frames))
         at += count * SECOND
     return stream
 
@@ -76,9 +77,9 @@ def live_of(*lives: Stream) -> tuple[Live, Streams]:
     return Live(streams, Downloads(Path("/nowhere")), exposed=False), streams
 
 
-def rows_of(live: Live, index: int, job: str | None = None) -> list[tuple[str, int, int]]:
+async def rows_of(live: Live, index: int, job: str | None = None) -> list[tuple[str, int, int]]:
     """(rank, start, its index) of a window."""
-    (group,) = live.window(index, job)
+    (group,) = await live.window(index, job)
     return [(row.rank, row.start, row.window.index) for row in window_detail(group).ranks]
 
 
@@ -87,7 +88,7 @@ async def test_windows_of_all_starts_are_grouped_by_their_steps() -> None:
     first = life(1, run_of(1), [(0, 0, 10), (1, 10, 10)])
     cut = [record_frame(fmt.FrameType.WINDOW_OPENED, WindowOpened(2, START + 20 * SECOND))]
     cut.append(events_frame(steps([SECOND] * 5, START + 20 * SECOND, number=20)))
-    first.took(cut, 0, first.next + len(cut))
+    first.add_frames(cut, 0, first.next + len(cut))
     again = life(2, run_of(1, at=START + 60 * SECOND), [(0, 20, 10), (1, 30, 10)])
     steady = life(3, run_of(0), [(n, 10 * n, 10) for n in range(4)])
     for order in ((first, again, steady), (steady, again, first)):
@@ -97,10 +98,10 @@ async def test_windows_of_all_starts_are_grouped_by_their_steps() -> None:
         by_index = {one.index: one for one in windows}
         assert [by_index[n].ranks for n in range(4)] == [2, 2, 2, 2]
         assert by_index[2].open == 0, "it was done by the start after"
-        assert rows_of(live, 0) == [("job-0", 1, 0), ("job-1", 1, 0)]
-        assert rows_of(live, 2) == [("job-0", 1, 2), ("job-1", 1, 2), ("job-1", 2, 0)]
-        assert rows_of(live, 3) == [("job-0", 1, 3), ("job-1", 2, 1)]
-        (view,) = [one for one in live.snapshot().ranks if one.rank == 1]
+        assert await rows_of(live, 0) == [("job-0", 1, 0), ("job-1", 1, 0)]
+        assert await rows_of(live, 2) == [("job-0", 1, 2), ("job-1", 1, 2), ("job-1", 2, 0)]
+        assert await rows_of(live, 3) == [("job-0", 1, 3), ("job-1", 2, 1)]
+        (view,) = [one for one in (await live.snapshot()).ranks if one.rank == 1]
         assert (view.incarnation, view.stream) == (2, again.id)
 
 
@@ -114,8 +115,8 @@ async def test_windows_go_on_counting_when_all_ranks_were_started_again() -> Non
     live, _ = live_of(*lives)
     windows = sorted(await live.windows(50), key=lambda one: one.index)
     assert [(one.index, one.ranks) for one in windows] == [(n, 3) for n in range(7)]
-    assert [row[1:] for row in rows_of(live, 2)] == [(1, 2), (2, 0)] * 3
-    assert [row[1:] for row in rows_of(live, 6)] == [(2, 4)] * 3
+    assert [row[1:] for row in await rows_of(live, 2)] == [(1, 2), (2, 0)] * 3
+    assert [row[1:] for row in await rows_of(live, 6)] == [(2, 4)] * 3
 
 
 def test_a_start_that_comes_late_is_not_the_latest() -> None:
@@ -125,7 +126,7 @@ def test_a_start_that_comes_late_is_not_the_latest() -> None:
     live, streams = live_of(now, late)
     (rank,) = streams
     assert rank.latest is now and late.superseded and not now.superseded
-    assert live.snapshot().ranks[0].stream == now.id
+    assert at_once(live.snapshot()).ranks[0].stream == now.id
     # Clocks that are ahead of the collector's are none: it is seen before it began, then.
     ahead = life(3, run_of(0, at=START + 10**6 * SECOND), [], seen=START + 30 * SECOND)
     streams.add(ahead)
@@ -145,12 +146,12 @@ def test_a_stream_that_was_deleted_is_forgotten() -> None:
     second.connection = None
     streams.deleted(second.id)
     assert list(streams.all) == [first.id] and not first.superseded
-    assert live.snapshot().job.ranks == 1
+    assert at_once(live.snapshot()).job.ranks == 1
     streams.deleted(first.id)
     assert not streams.all and not streams.ranks
 
 
-def test_jobs_are_not_mixed() -> None:
+async def test_jobs_are_not_mixed() -> None:
     """Ranks, windows, slow ranks and missing ones of two jobs are told apart, though their runs have one name."""
     ours = [life(n, run_of(n, job="1001", world=2), [(0, 0, 10)]) for n in (0, 1)]
     theirs = [life(10 + n, run_of(n, job="1002", world=3), [(0, 0, 20)]) for n in (0, 1)]
@@ -158,17 +159,17 @@ def test_jobs_are_not_mixed() -> None:
     for stream in (*ours, *theirs, *unnamed):
         stream.steps.add_events(steps([SECOND * (3 if stream in theirs else 1)] * 20), 0, START, START + 10**13)
     live, _ = live_of(*ours, *theirs, *unnamed)
-    snapshot = live.snapshot()
+    snapshot = await live.snapshot()
     assert [view.id for view in snapshot.ranks] == ["1001~job-0", "1001~job-1", "1002~job-0", "1002~job-1", "job-0of1"]
     assert {view.job_id for view in snapshot.ranks} == {"1001", "1002", "job x1"}
     assert (snapshot.job.world_size, snapshot.job.absent) == (6, [2])
-    assert sorted((group.job, len(group.rows)) for group in live.window(0, None)) == [
+    assert sorted((group.job, len(group.rows)) for group in await live.window(0, None)) == [
         ("1001", 2),
         ("1002", 2),
         ("job x1", 1),
     ]
-    assert rows_of(live, 0, "1002") == [("1002~job-0", 1, 0), ("1002~job-1", 1, 0)]
-    assert live.window(0, "1003") == live.window(7, None) == []
+    assert await rows_of(live, 0, "1002") == [("1002~job-0", 1, 0), ("1002~job-1", 1, 0)]
+    assert await live.window(0, "1003") == await live.window(7, None) == []
 
 
 def test_ids_of_jobs_do_not_meet() -> None:
@@ -210,7 +211,7 @@ def test_reasons_of_losses_are_bounded() -> None:
     many = {f"source {n}": SourceLedger(produced=1, accepted=0, dropped={"why": 1}) for n in range(1000)}
     lost = losses(Ledger(sources=many))
     assert lost.total() == 1000 and len(lost) <= MOST_REASONS + 1
-    assert len(windows.marks()) <= MAX_WINDOWS
+    assert len(windows.newest()) <= MAX_WINDOWS
 
 
 async def test_too_many_connections_are_told_to_come_again(tmp_path: Path) -> None:
@@ -280,10 +281,10 @@ def test_the_end_of_a_stream_closes_its_windows() -> None:
         events_frame(steps([SECOND], START, number=3)),
     ]
     frames[1] = _of_window(frames[1], 1)
-    stream.took(frames, 0, stream.next + 2)
-    assert stream.windows.marks() == [(0, (0, 2)), (1, (3, 3))]
-    stream.took([record_frame(fmt.FrameType.END, EndRecord())], 0, stream.next + 1)
-    assert stream.windows.marks() == [(0, (0, 2))]
+    stream.add_frames(frames, 0, stream.next + 2)
+    assert [mark for mark, _ in stream.windows.newest()] == [(1, (3, 3)), (0, (0, 2))]
+    stream.add_frames([record_frame(fmt.FrameType.END, EndRecord())], 0, stream.next + 1)
+    assert [mark for mark, _ in stream.windows.newest()] == [(0, (0, 2))]
 
 
 def _of_window(frame: Frame, index: int) -> Frame:

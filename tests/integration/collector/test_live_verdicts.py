@@ -45,13 +45,16 @@ with sc.trace(exporters=[CollectorExporter(sys.argv[1])], name="loading") as pro
 """
 
 
-def summary(work: list[int], *, first: int = 10, data: float = 0.05, together: int = 0, stalls: int = 0) -> StepSummary:
+def summary(
+    work: list[int], *, first: int = 10, data: float = 0.05, together: int = 0, stalls: int = 0, well: int = 0
+) -> StepSummary:
     """A summary of steps with so much work each, in ns.
 
     Args:
         data: share of the work that loads data.
         together: ns after which collectives let all ranks go on; 0: there are none.
         stalls: every so many steps one writes a checkpoint for 200 ms.
+        well: steps before the first that does.
     """
     facts: Any = np.zeros(len(work), FACTS_DTYPE)
     took = np.array(work, np.int64)
@@ -61,8 +64,8 @@ def summary(work: list[int], *, first: int = 10, data: float = 0.05, together: i
         facts["phases"][:, Phase.COMMUNICATION] = together - took
         took = np.full(len(work), together)
     if stalls:
-        facts["phases"][::stalls, Phase.CHECKPOINT] = 200_000_000
-        took[::stalls] += 200_000_000
+        facts["phases"][well::stalls, Phase.CHECKPOINT] = 200_000_000
+        took[well::stalls] += 200_000_000
     facts["end"] = BEGIN + first * STEP + np.cumsum(took)
     facts["begin"], facts["step"] = facts["end"] - took, first + np.arange(len(work))
     for name in SIGNALS:
@@ -76,7 +79,7 @@ def streams_of(*ranks: StepSummary, name: str = "job") -> Streams:
     for number, sent in enumerate(ranks):
         stream = Stream(f"{number:032x}", run_of(number, name))
         stream.connection = CONNECTION
-        stream.summarized(sent)
+        stream.add_summary(sent)
         streams.add(stream)
     return streams
 
@@ -107,6 +110,7 @@ FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
     ),
     "a slow loader": (lambda: [summary([STEP] * 60, data=0.5) for _ in range(2)], "input-bound-in-process", []),
     "a stall every 20 steps": (lambda: [summary([STEP] * 200, stalls=20)], "periodic-stall", []),
+    "stalls that have begun": (lambda: [summary([STEP] * 460, stalls=20, well=400)], "periodic-stall", []),
 }
 
 
@@ -136,7 +140,7 @@ async def test_what_was_judged_before_is_not_read_again() -> None:
         await poll(lambda: verdicts.of(None))
         before = verdicts.of(None)[0]
         for rank in streams:
-            rank.latest.summarized(summary([STEP] * 30, first=70, data=0.6))
+            rank.latest.add_summary(summary([STEP] * 30, first=70, data=0.6))
         await poll(lambda: verdicts.of(None)[0].at_ns > before.at_ns)
     finally:
         task.cancel()
@@ -155,7 +159,7 @@ async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
         stream = Stream(f"{number + 100:032x}", run_of(number, "odd"))
         stream.connection = CONNECTION
         for sent in (odd, summary([STEP] * 30, first=20), odd_times):
-            stream.summarized(sent)
+            stream.add_summary(sent)
         streams.add(stream)
 
     def judge(processes: Sequence[LiveProcess]) -> Sequence[LiveFinding]:
@@ -214,7 +218,7 @@ async def test_a_heatmap_of_many_ranks_and_steps() -> None:
     part = await Heatmaps().heatmap(list(streams), HeatmapQuery(from_rank=5, to_rank=5, from_step=30, to_step=32))
     assert (part.ranks, part.first_step, part.columns) == (1, 30, 3)
     assert np.frombuffer(part.values, np.uint8).tolist() == [128, 128, 128], "alone, it is the median"
-    streams.ranks["job-7"].latest.summarized(summary([STEP] * 10, first=10**9))
+    streams.ranks["job-7"].latest.add_summary(summary([STEP] * 10, first=10**9))
     again = await Heatmaps().heatmap(list(streams), HeatmapQuery())
     assert (again.first_step, again.columns) == (1, 100), "a rank that counts otherwise changes its own row only"
     nothing = await Heatmaps().heatmap([], HeatmapQuery())
@@ -234,27 +238,27 @@ def test_a_stream_that_another_collector_takes_over_stays() -> None:
     streams = Streams(16)
     hello = Hello("e" * 32, b"sync", 0, run_of(4), summaries=True)
     with streams.connected(hello, CONNECTION) as stream:
-        stream.took([], 100, 0)
+        stream.add_frames([], 100, 0)
     assert not stream.remote
     stream.seen -= 100
     assert stream.state(stream.seen + 100) is State.DIED
-    streams.heard(hello, msgspec.structs.replace(summary([STEP] * 30), events=10**9), _Process())
+    streams.add_shared_summary(hello, msgspec.structs.replace(summary([STEP] * 30), events=10**9), _Process())
     assert stream.state(stream.seen) is State.CONNECTED and stream.steps.last == 39
-    streams.heard(hello, StepSummary(0, 0, 0, [], b"", ended=True), None)
+    streams.add_shared_summary(hello, StepSummary(0, 0, 0, [], b"", ended=True), None)
     assert stream.state(stream.seen) is State.ENDED
     other = Hello("d" * 32, b"sync", 0, run_of(5), summaries=True)
-    streams.heard(other, msgspec.structs.replace(summary([STEP] * 30), events=10**9), None)
+    streams.add_shared_summary(other, msgspec.structs.replace(summary([STEP] * 30), events=10**9), None)
     heard = streams.all[other.stream]
     assert heard.events == 10**9 and heard.event_rate.per_second(heard.seen) == 0
 
 
 def test_streams_that_are_heard_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of which nothing was heard for longest, when there are too many: new ones are shown."""
-    monkeypatch.setattr("stepscope.collector.live.streams.MAX_HEARD", 16)
+    monkeypatch.setattr("stepscope.collector.live.streams.MAX_REMOTE", 16)
     streams = Streams(2)
     for number in range(100):
         hello = Hello(f"{number:032x}", b"sync", 0, run_of(number), summaries=True)
-        streams.heard(hello, summary([STEP] * 10), None)
+        streams.add_shared_summary(hello, summary([STEP] * 10), None)
     assert f"{99:032x}" in streams.all and f"{0:032x}" not in streams.all and 10 < len(streams.all) <= 21
 
 
@@ -262,10 +266,10 @@ def test_steps_that_come_while_files_are_read_count_once() -> None:
     """They are added when the files were read, but for those that the files have."""
     stream = Stream("c" * 32, run_of(0))
     stream.restoring = True
-    stream.summarized(summary([STEP] * 30))
+    stream.add_summary(summary([STEP] * 30))
     assert stream.steps.count == 0
     read = Stream("c" * 32, run_of(0))
-    read.summarized(summary([STEP] * 20))
+    read.add_summary(summary([STEP] * 20))
     stream.steps = read.steps
     stream.finish_restoring()
     assert (stream.steps.count, stream.steps.last) == (30, 39)
@@ -275,12 +279,12 @@ def test_streams_of_other_collectors_are_shown() -> None:
     """A rank that is heard is there without files; when its frames come, these are counted."""
     streams = Streams(16)
     hello = Hello("f" * 32, b"sync", 0, run_of(4), summaries=True)
-    streams.heard(hello, summary([STEP] * 30), _Process())
+    streams.add_shared_summary(hello, summary([STEP] * 30), _Process())
     (rank,) = streams
     stream = rank.latest
     assert stream.remote and stream.steps.last == 39 and stream.state(stream.seen) is State.CONNECTED
     assert stream.state(stream.seen + 20) is State.SILENT and stream.state(stream.seen + 40) is State.DIED
-    streams.heard(hello, StepSummary(500, 2, 0, [], b"", ended=True), None)
+    streams.add_shared_summary(hello, StepSummary(500, 2, 0, [], b"", ended=True), None)
     assert (stream.events, stream.lost, stream.state(stream.seen)) == (500, 2, State.ENDED)
-    stream.took([], 0, 0)
+    stream.add_frames([], 0, 0)
     assert not stream.remote and stream.events == 0, "they are counted from its frames now"

@@ -10,7 +10,11 @@ import msgspec
 import pytest
 
 import stepscope as sc
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.orders.addressees import addressees
 from stepscope.collector.orders.order import WindowOrder
 from stepscope.collector.orders.orders import Orders
 from stepscope.collector.problems import ProblemError
@@ -20,10 +24,11 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.control.entry_points.control_file import decode_control_file
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.journal.records import ClockSync, RunRecord
+from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.session import ranks
 from stepscope.runtime.session.job import rank_from_environment
-from stepscope.runtime.session.ranks import MAX_RANKS, ranks_from, ranks_text
-from tests.support.basics import ROOT
+from stepscope.runtime.session.ranks import MAX_RANKS, ranks_from, ranks_text, usual_size
+from tests.support.basics import ROOT, at_once
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected
 from tests.support.launch import run_to_end
@@ -69,6 +74,43 @@ async def test_an_order_for_too_many_ranks_is_a_bad_request() -> None:
     assert caught.value.status == 400
     with refused(ControlError, "ranks", "2000000-2999999", "1,048,576", "all"):
         decode_control_file(msgspec.json.encode({"start_step": 1, "steps": 1, "ranks": MANY}))
+
+
+async def test_any_ranks_of_a_large_job_can_be_ordered(tmp_path: Path) -> None:
+    """Such as each second of 10,000, of whom none is connected; a text of more ranks than that is refused, and so is a longer body."""
+    async with collecting(tmp_path) as running:
+        url = f"http://127.0.0.1:{running.port}/v1/windows"
+        for ranks, status in (
+            (",".join(map(str, range(0, 10_000, 2))), 404),
+            ("1," * 40_000 + "1", 400),
+            ("1," * 70_000, 413),
+        ):
+            body = msgspec.json.encode({"ranks": ranks, "steps": 1})
+            answered = await asyncio.to_thread(ask, url, {"Content-Type": "application/json"}, method="POST", body=body)
+            assert answered.status == status, answered.body
+
+
+class Willing:
+    """A process that takes commands, of which none comes."""
+
+    control = 1
+
+    async def order(self, command: Command, seconds: float) -> Answer:
+        raise NotImplementedError
+
+
+def test_one_rank_does_not_say_how_large_a_job_is() -> None:
+    """What most say counts: a window of all is for those, and no million of ranks is missed."""
+    streams = Streams(64)
+    for rank, size in enumerate((3, 3, 1 << 20)):
+        run = msgspec.structs.replace(RUN, rank=rank, job="job", world_size=size)
+        streams.add(stream := Stream(f"{rank:032x}", run))
+        stream.connection = Willing()
+    found = addressees(streams, WindowOrder(steps=1), None)
+    assert len(found.targets) == 3 and not found.lacking
+    job = at_once(Live(streams, Downloads(Path("/nowhere")), exposed=False).snapshot()).job
+    assert (job.world_size, job.absent) == (3, [])
+    assert usual_size([None, 2, 4, 4, 2]) == 4 and usual_size([None]) == 0
 
 
 async def test_a_rank_that_claims_an_endless_world_costs_no_memory(

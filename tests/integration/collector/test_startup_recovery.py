@@ -85,7 +85,7 @@ async def test_an_odd_stream_that_is_connected_goes_on(tmp_path: Path, what: str
         assert not stream.restoring and not streams.unread
         before = stream.events
         more = events_frame(empty_block(7), source="recorder")
-        stream.took([more], path.stat().st_size, len(ODD[what]) + 1)
+        stream.add_frames([more], path.stat().st_size, len(ODD[what]) + 1)
         assert stream.events == before + 7
 
 

@@ -84,6 +84,41 @@ async def test_what_will_not_pass_is_not(status: int, tmp_path: Path) -> None:
         assert {got.path for got in server.received} == {"/v1/traces"}
 
 
+async def test_a_token_that_has_expired_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a function, or by the environment's variable; once for each request, and without losing one."""
+    tokens = iter(["Bearer old", "Bearer new"])
+    for headers in (lambda: {"Authorization": next(tokens)}, None):
+        async with receiver() as server:
+            server.replies = [Reply(401)]
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer old")
+            exporter = OtlpExporter(server.url, headers=headers, options=PLAIN)
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer new")
+            sent = await send(exporter, tmp_path)
+            assert sent.exported == EVENTS and not sent.errors and everything(server)
+            used = [got.headers["authorization"] for got in server.received]
+            assert used[:2] == ["Bearer old", "Bearer new"] and set(used[1:]) == {"Bearer new"}
+
+
+async def test_headers_that_do_not_help_are_asked_for_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The receiver goes on refusing, or the function fails: the request is lost, and a secret is not shown."""
+    asked = 0
+
+    def headers() -> dict[str, str]:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            raise RuntimeError("secret-of-the-function")
+        return {"Authorization": f"Bearer secret-{asked}"}
+
+    async with receiver() as server:
+        server.always = Reply(401, body=b"no: Bearer secret-1 secret-2")
+        sent = await send(OtlpExporter(server.url, headers=headers, options=PLAIN), tmp_path)
+        assert sent.dropped == {"rejected": EVENTS} and "401" in sent.errors[0]
+        assert [got.headers["authorization"] for got in server.received[:2]] == ["Bearer secret-1", "Bearer secret-2"]
+    assert "cannot be read again: RuntimeError" in caplog.text
+    assert "secret" not in caplog.text + "".join(sent.errors)
+
+
 @pytest.mark.parametrize("fault", ["drop", "drop in body", "half an answer", "close after", "hang"])
 async def test_broken_connections_are_made_anew(fault: str, tmp_path: Path) -> None:
     """Wherever it breaks, every span is there in the end; a store tells those that came twice by their ids."""

@@ -17,7 +17,7 @@ from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.web.metrics import exposition
-from tests.support.basics import missing, require
+from tests.support.basics import at_once, missing, require
 from tests.support.collecting import ask, collecting, trained, until
 from tests.unit.collector.test_collector_live import run_of
 
@@ -83,7 +83,7 @@ def test_any_name_is_a_label() -> None:
     names = ['a"b', "a\\b", "a\nb", "é{}", ""]
     for number, name in enumerate(names):
         streams.add(Stream(f"{number:032x}", run_of(1, name)))
-    text = exposition(Live(streams, Downloads(Path("/nowhere")), exposed=False).snapshot(), 7).decode()
+    text = exposition(at_once(Live(streams, Downloads(Path("/nowhere")), exposed=False).snapshot()), 7).decode()
     families = {family.name: family for family in parse(text)}
     assert len(families["stepscope_rank_up"].samples) == len(names)
     assert families["stepscope_refused_requests"].samples[0].value == 7

@@ -284,7 +284,7 @@ def a_thousand(directory: Path) -> Collector:
         run = run_of(number)
         stream = Stream(f"{number:032x}", type(run)(name="job", anchor=run.anchor, rank=number, host=host))
         stream.steps.add_events(steps([SECOND // 100] * 64), 0, START, START + 100 * SECOND)
-        stream.took([record_frame(FrameType.WINDOW_CLOSED, window)], 0, 1)
+        stream.add_frames([record_frame(FrameType.WINDOW_CLOSED, window)], 0, 1)
         collector.streams.add(stream)
     return collector
 
@@ -359,3 +359,16 @@ def test_a_zoom_of_the_chart_stays(tmp_path: Path) -> None:
         assert (now["min"], now["max"]) == (zoomed["min"], zoomed["max"])
         page.locator("#plot .u-over").dblclick()
         until(lambda: page.evaluate(scale)["max"] > zoomed["last"])
+        page.locator("#plot").focus()
+        page.keyboard.press("+")
+        inner = page.evaluate(scale)
+        assert zoomed["last"] - 60 < inner["min"] < inner["max"] < inner["last"]
+        assert page.locator("#chart-live").inner_text().startswith("The chart shows ")
+        page.keyboard.press("Home")
+        left = page.evaluate(scale)
+        assert left["min"] < inner["min"] and abs(left["max"] - left["min"] - (inner["max"] - inner["min"])) < 0.01
+        page.keyboard.press("ArrowRight")
+        assert left["min"] < page.evaluate(scale)["min"]
+        page.keyboard.press("-")
+        page.keyboard.press("-")
+        until(lambda: page.evaluate(scale)["max"] > inner["last"])

@@ -63,7 +63,7 @@ def two_ranks(directory: Path, findings: list[LiveFinding]) -> Collector:
         for signal in SIGNALS:
             facts[signal] = np.nan  # it could not be read
         stream = Stream(f"{rank:032x}", run_of(rank))
-        stream.summarized(summary_of(facts, events=0, lost=0))
+        stream.add_summary(summary_of(facts, events=0, lost=0))
         collector.streams.add(stream)
     return collector
 

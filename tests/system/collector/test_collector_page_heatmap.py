@@ -39,7 +39,7 @@ def life(rank: int) -> Stream:
     waits = (facts["step"] != SLOW) | (rank != 3)
     facts["phases"][:, int(Phase.COMMUNICATION)] = waits * STEP_NS // 2
     stream = Stream(f"{rank:032x}", run_of(rank))
-    stream.summarized(summary_of(facts, events=0, lost=0))
+    stream.add_summary(summary_of(facts, events=0, lost=0))
     return stream
 
 

@@ -24,7 +24,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
-from tests.support.basics import poll, require
+from tests.support.basics import at_once, poll, require
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected
 from tests.support.streams import CONNECTION, SYNC, frames, frames_header, hello
@@ -52,10 +52,10 @@ class Watched:
 
     def look(self) -> dict[tuple[str, str], float]:
         """All sums now, by (job or what counts, name)."""
-        snapshot = self.live.snapshot(age=0)
+        snapshot = at_once(self.live.snapshot(age=0))
         found = {("counter", name): value for name, value in counters(exposition(snapshot, 0).decode()).items()}
         for job in (None, *(entry.id for entry in snapshot.jobs or [])):
-            view = self.live.snapshot(job).job
+            view = at_once(self.live.snapshot(job)).job
             found |= {(f"job {job}", name): getattr(view, name) for name in SUMS}
         found |= {(rank.id, "starts"): rank.count for rank in self.streams}
         for key, value in found.items():
@@ -78,7 +78,7 @@ def feed(streams: Streams, number: int, rank: int, count: int) -> Stream:
     run = run_of(rank, f"job{rank % 2}")
     with streams.connected(Hello(f"{number:032x}", SYNC, 0, run), CONNECTION) as stream:
         new = life[stream.next : stream.next + count]
-        stream.took(new, 0, stream.next + len(new))
+        stream.add_frames(new, 0, stream.next + len(new))
         if stream.next > 3:
             stream.windows.evict(Evicted(segment=0, frames=3, nbytes=900, events=40))
     return stream
@@ -117,7 +117,7 @@ async def test_forgotten_streams_go_on_counting(tmp_path: Path) -> None:
     assert found["counter", "stepscope_discarded_events_total"] == 100 * 40
     assert found["job job1", "events"] == found["job job0", "events"] == 50 * stream.events
     assert {rank.id: rank.count for rank in streams} == {rank.id: 25 for rank in streams}
-    detail = watched.live.rank("job1-3")
+    detail = await watched.live.rank("job1-3")
     assert detail is not None and detail.streams[0].start == 25
 
 
@@ -129,7 +129,7 @@ async def test_the_metrics_of_a_collector_do_not_fall(tmp_path: Path) -> None:
 
         async def look() -> None:
             nonlocal known
-            running.collector.live.snapshot(age=0)  # else the same is told for a while
+            await running.collector.live.snapshot(age=0)  # else the same is told for a while
             found = counters((await asyncio.to_thread(ask, f"{url}/metrics")).body.decode())
             assert all(found[name] >= value for name, value in known.items()), (known, found)
             known = found

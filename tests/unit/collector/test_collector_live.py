@@ -31,6 +31,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, EndRecord, RunRecord, WindowRecord, encode_record
+from tests.support.basics import at_once
 from tests.support.journals import events_payloads
 from tests.support.streams import CONNECTION
 
@@ -91,7 +92,7 @@ def told(stream: Stream) -> dict[str, Any]:
     streams = Streams(8)
     streams.add(stream)
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
-    (view,) = live.snapshot().ranks
+    (view,) = at_once(live.snapshot()).ranks
     found: dict[str, Any] = msgspec.to_builtins(view)
     return {name: value for name, value in found.items() if name not in ("events_per_s", "bytes_per_s", "silent_s")}
 
@@ -101,7 +102,7 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
     frames = a_life()
     sync_word = fmt.new_sync_word()
     whole = Stream("a" * 32, run_of())
-    whole.took(frames, 0, len(frames))
+    whole.add_frames(frames, 0, len(frames))
     for cut in range(len(frames) + 1):
         store, streams = Store(CollectorSettings(directory=tmp_path / str(cut))), Streams(8)
         data = [
@@ -119,11 +120,11 @@ async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
             for number in range(cut, len(frames)):
                 with path.open("ab") as file:
                     file.write(data[number])
-                stream.took([frames[number]], len(data[number]), number + 1)
+                stream.add_frames([frames[number]], len(data[number]), number + 1)
                 await asyncio.sleep(0)
             await task
             # An exporter that did not hear the confirmation sends again what is there.
-            stream.took(frames[-2:], 0, len(frames))
+            stream.add_frames(frames[-2:], 0, len(frames))
         assert {**told(stream), "restoring": False} == told(whole), cut
         assert stream.bytes == path.stat().st_size
         assert dict(stream.dropped) == {"recorder/overflow": 20}
@@ -140,7 +141,7 @@ def test_times_that_make_no_sense_cost_nothing_but_themselves(rows: list[tuple[i
     times.add_events(steps([5, 6]), 0, START, START + 100 * SECOND)
     assert (times.newest(2)["ms"] * 1e6).round().tolist() == [5, 6]
     for history in (times.recent, times.all):
-        index, means = history.means(history.width_ns)
+        index, means = history.sums().means(history.width_ns)
         assert len(index) == len(means) <= BUCKETS
 
 
@@ -153,9 +154,9 @@ def test_a_history_keeps_the_mean_of_all(samples: list[tuple[int, int]]) -> None
     width = history.width_ns
     times = [at for at, _ in samples]
     assert width == 250_000_000 or max(times) - min(times) > width * (BUCKETS // 2 - 2) or max(times) > times[0]
-    index, means = history.means(width * 1024)
+    index, means = history.sums().means(width * 1024)
     assert len(index) <= 2
-    _, all_means = history.means(width)
+    _, all_means = history.sums().means(width)
     assert min(d for _, d in samples) <= means.min() <= means.max() <= max(d for _, d in samples)
     assert len(all_means) <= min(len(samples), BUCKETS)
 
@@ -244,7 +245,7 @@ def test_round_trips_that_make_no_sense(samples: list[ClockSync]) -> None:
 def test_evicted_segments_are_counted() -> None:
     """Once each, however often it is heard of; windows of which one had a part say so."""
     stream = Stream("a" * 32, run_of())
-    stream.took(a_life(), 0, len(a_life()))
+    stream.add_frames(a_life(), 0, len(a_life()))
     assert [window.partly_evicted for window in stream.windows] == [False]
     for segment in [*range(2000), 0, 7]:
         stream.windows.evict(
@@ -257,7 +258,7 @@ def test_evicted_segments_are_counted() -> None:
     other = Stream("b" * 32, run_of())
     other.windows.evict(Evicted(segment=0, frames=9, nbytes=900, events=2, first_window=0, last_window=1 << 62))
     other.windows.evict(Evicted(segment=1, frames=9, nbytes=900, events=2, first_window=-1, last_window=0))
-    other.took(a_life(), 0, len(a_life()))
+    other.add_frames(a_life(), 0, len(a_life()))
     assert [window.partly_evicted for window in other.windows] == [False]
 
 
@@ -265,7 +266,7 @@ def test_evicted_segments_are_counted() -> None:
 def test_any_frames_are_taken(frames: list[tuple[int, int, bytes]]) -> None:
     """What is in a frame with a right checksum may be anything."""
     stream = Stream("a" * 32, run_of())
-    stream.took(frames, 100, len(frames))
+    stream.add_frames(frames, 100, len(frames))
     assert stream.next == len(frames)
     assert told(stream)["id"] == "job-0"
 

@@ -114,7 +114,7 @@ async def test_several_that_bring_much_have_one_slice_together() -> None:
     made = [Stream(f"{number:032x}", run_of(number)) for number in range(4)]
     frames: Any = many()
     for stream in made:
-        streams.noting.took(stream, NewFrames(frames, memoryview(b"x"), MANY, 0, 0, 0))
+        streams.decode_queue.add(stream, NewFrames(frames, memoryview(b"x"), MANY, 0, 0, 0))
     progress: list[list[int]] = []
 
     async def watch() -> None:
@@ -122,7 +122,7 @@ async def test_several_that_bring_much_have_one_slice_together() -> None:
             progress.append([stream.events for stream in made])
             await asyncio.sleep(0)
 
-    await asyncio.gather(watch(), *(streams.noting.caught_up(stream) for stream in made))
+    await asyncio.gather(watch(), *(streams.decode_queue.drained(stream) for stream in made))
     moved = [
         sum(now > then for now, then in zip(later, earlier, strict=True))
         for earlier, later in zip(progress, progress[1:], strict=False)
@@ -169,8 +169,8 @@ def test_steps_are_placed_by_the_collectors_clock() -> None:
     stream = Stream(STREAM, run_of(), born_ns=START)
     ahead = 50 * SECOND
     trip = record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START + ahead, 0))
-    stream.took([trip, events_frame(steps([SECOND]))], 0, 2)
-    index, _ = stream.steps.recent.means(SECOND)
+    stream.add_frames([trip, events_frame(steps([SECOND]))], 0, 2)
+    index, _ = stream.steps.recent.sums().means(SECOND)
     assert index.tolist() == [(START + SECOND + ahead) // SECOND]
 
 
@@ -215,8 +215,8 @@ def test_records_that_are_too_large_are_passed_over(what: str) -> None:
     usual, large, shown = LARGE[what]
     for frame, there in ((usual, True), (large, False)):
         stream = Stream(STREAM, run_of())
-        stream.took([frame, events_frame(empty_block(0), source="recorder")], 0, 2)
-        stream.note()
+        stream.add_frames([frame, events_frame(empty_block(0), source="recorder")], 0, 2)
+        stream.decode()
         assert stream.undecodable == (not there), len(frame[2])
         if frame[0] == fmt.FrameType.WINDOW_CLOSED:
             assert [one.index for one in stream.windows] == [7]
@@ -227,8 +227,8 @@ def test_a_window_of_very_many_steps_is_told_whole() -> None:
     """Its steps are no reason to leave its accounts out."""
     stream = Stream(STREAM, run_of())
     frame = window(steps=bytes(24 * 100_000), ledger=large_ledger(3))
-    stream.took([frame], len(frame[2]), 1)
-    stream.note()
+    stream.add_frames([frame], len(frame[2]), 1)
+    stream.decode()
     (only,) = stream.windows
     assert (only.steps, only.dropped, stream.undecodable) == (100_000, 3, 0)
     assert not msgspec.to_builtins(only)["diagnostics"]
