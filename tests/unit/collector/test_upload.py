@@ -113,7 +113,7 @@ def test_only_what_has_changed_is_looked_at(collected: Path, url: str, monkeypat
     listed = os.scandir
 
     def noted(path: Any = ".") -> Any:
-        looked.append(os.fspath(path))
+        looked.append(str(path))
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", noted)
