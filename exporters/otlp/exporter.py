@@ -73,10 +73,7 @@ class OtlpExporter:
         options: OtlpOptions | None = None,
     ) -> None:
         self._options = checked.settings("options", options, OtlpOptions)
-        if headers is not None and not isinstance(headers, Mapping) and not callable(headers):
-            raise TypeError(
-                f"headers must be a mapping of names to values, or a function that returns one, got {type(headers).__name__}"
-            )
+        _check_headers(headers)
         self._targets = make_targets(endpoint, headers, self._options)
         self.name = f"otlp:{self._targets['traces']}"
         require_extra()
@@ -224,6 +221,13 @@ class OtlpExporter:
             # Also if this call is cancelled: a session that is not closed keeps its connection.
             with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await sender.aclose()
+
+
+def _check_headers(headers: object) -> None:
+    if not (headers is None or isinstance(headers, Mapping) or callable(headers)):
+        raise TypeError(
+            f"headers must be a mapping of names to values, or a function that returns one, got {type(headers).__name__}"
+        )
 
 
 def require_extra() -> None:

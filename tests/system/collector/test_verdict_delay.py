@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.collecting import LAUNCHERS, WAIT, CollectorProcess, collecting
+from tests.support.collecting import WAIT, CollectorProcess, collecting
+from tests.support.commands import LAUNCHERS
 from tests.support.launch import start
 
 RANKS = 3
@@ -84,8 +85,8 @@ def ranks_with(fault: str, url: str, port: int) -> Generator[list[subprocess.Pop
 
 def found_by(collector: CollectorProcess) -> dict[str, list[int]]:
     """What the verdict has: ranks by the rule that names them."""
-    (job,) = collector.get("/v1/job")["verdicts"] or [{"findings": []}]
-    return {finding["id"]: finding["ranks"] for finding in job["findings"]}
+    verdicts = collector.get("/v1/job")["verdicts"]
+    return {finding["id"]: finding["ranks"] for verdict in verdicts for finding in verdict["findings"]}
 
 
 @pytest.mark.parametrize(
