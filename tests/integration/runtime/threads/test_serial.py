@@ -42,7 +42,7 @@ def test_a_call_waits_for_its_turn() -> None:
     serial, hang, made = CallSerializer(), Hang(), list[int]()
     first = beside(lambda: serial.run(hang))
     assert hang.reached.wait(LONG)
-    second = beside(lambda: serial.run(lambda: made.append(threading.get_ident()), patience=LONG))
+    second = beside(lambda: serial.run(lambda: made.append(threading.get_ident()), timeout_s=LONG))
     assert not made
     hang.over.set()
     first.join(LONG)
@@ -59,9 +59,9 @@ def test_a_call_whose_patience_ends_is_made_later() -> None:
 
     first = beside(lambda: serial.run(hang))
     assert hang.reached.wait(LONG)
-    assert not serial.run(lambda: made.append(threading.get_ident()), patience=0.01)
-    assert not serial.run(fail, patience=0)
-    assert not serial.run(lambda: made.append(0), patience=0)
+    assert not serial.run(lambda: made.append(threading.get_ident()), timeout_s=0.01)
+    assert not serial.run(fail, timeout_s=0)
+    assert not serial.run(lambda: made.append(0), timeout_s=0)
     hang.over.set()
     first.join(LONG)
     assert made == [first.ident, 0] and [str(error) for error in serial.raised.errors] == ["why"]
@@ -81,7 +81,7 @@ def test_calls_from_many_threads_never_interleave() -> None:
 
     def work(patience: float) -> None:
         for _ in range(500):
-            serial.run(call, patience=patience)
+            serial.run(call, timeout_s=patience)
 
     threads = [beside(lambda patience=patience: work(patience)) for patience in (0.0, 0.0001, 1.0, 0.0)]  # type: ignore[misc]
     for thread in threads:
