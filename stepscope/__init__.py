@@ -108,9 +108,9 @@ _set_decorator(lambda span, function: _import_module("stepscope.runtime.annotati
 _arm()
 _TorchImport(lambda: _import_module("stepscope.backends.torch.compile").watch(), _COMPILER).watch()
 if _os.environ.get("STEPSCOPE_JOIN") == "1":
-    from stepscope.runtime.lifecycle.join import join_from_environment as _join_if_told
+    from stepscope.runtime.lifecycle.join import join_from_environment as _join_from_environment
 
-    _join_if_told()
+    _join_from_environment()
 
 __all__ = [
     "ChromeTraceExporter",

@@ -121,9 +121,9 @@ PyObject *control_py_joins(PyObject *self, PyObject *unused) { return PyLong_Fro
 void control_refuse(void) { count_one(&g_control.refused[(unsigned)getpid() % REFUSED]); }
 
 /* On the main thread, between two byte codes: who has called ring_new() may hold locks, or not hold the GIL. */
-static int say_denied(void *error) {
+static int warn_denied(void *error) {
     PyObject *module = PyImport_ImportModule("stepscope.runtime.lifecycle.join");
-    PyObject *reported = module ? PyObject_CallMethod(module, "say_denied", "i", (int)(intptr_t)error) : NULL;
+    PyObject *reported = module ? PyObject_CallMethod(module, "warn_denied", "i", (int)(intptr_t)error) : NULL;
     if (!reported) PyErr_WriteUnraisable(module);
     Py_XDECREF(reported);
     Py_XDECREF(module);
@@ -133,7 +133,7 @@ static int say_denied(void *error) {
 void control_deny(int error) {
     static atomic_bool reported;
     atomic_store(&g_control.denied[(unsigned)getpid() % REFUSED], (unsigned char)error);
-    if (!atomic_exchange(&reported, true)) Py_AddPendingCall(say_denied, (void *)(intptr_t)error);
+    if (!atomic_exchange(&reported, true)) Py_AddPendingCall(warn_denied, (void *)(intptr_t)error);
 }
 
 PyObject *control_py_denied(PyObject *self, PyObject *pid) {
