@@ -231,7 +231,8 @@ class ParquetExporter:
                     raise self._failure
                 self._write_windows()
                 self._write()
-                self._writer.add_key_value_metadata({"stepscope": dumps({**about_run(run), "windows": self._windows})})
+                about = {**about_run(run), "run_id": run.id, "windows": self._windows}
+                self._writer.add_key_value_metadata({"stepscope": dumps(about)})
                 self._writer.close()
                 file.close()
                 os.replace(part(self._path), self._path)

@@ -165,8 +165,11 @@ def period_of(slow: NDArray[np.int64], excess: NDArray[np.float64], count: int) 
         hits = np.bincount(slow % period, minlength=period)
         covered = np.bincount(slow % period, weights=excess, minlength=period) / excess.sum()
         phase = int(covered.argmax())
-        foretold = len(range(int(slow[slow % period == phase].min()), count, period))
-        if hits[phase] >= FEWEST_PERIODS and hits[phase] >= PERIODS_SLOW * foretold and covered[phase] > most + 0.01:
+        first = int(slow[slow % period == phase].min())
+        expected = len(range(first, count, period))
+        # Three that came late, after normal steps at this distance, may be chance.
+        fewest = FEWEST_PERIODS if first < period else FEWEST_PERIODS + 1
+        if hits[phase] >= max(fewest, PERIODS_SLOW * expected) and covered[phase] > most + 0.01:
             best, most = period, float(covered[phase])
     return best if most >= PERIODIC else 0
 

@@ -131,6 +131,12 @@ def _rank_of(trace: KinetoFile) -> int | None:
     return int(found[1]) if found else None
 
 
+def _world_size_of(trace: KinetoFile) -> int | None:
+    info = trace.head.get("distributedInfo")
+    number = cast("dict[str, Any]", info).get("world_size") if isinstance(info, dict) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
+
+
 def _capacity_of(trace: KinetoFile) -> dict[str, int]:
     """Bytes of memory of each device, as the trace names them."""
     found: dict[str, int] = {}
@@ -155,6 +161,7 @@ class TraceRank(Rank):
         self._tracks = [SavedTracks() for _ in traces]
         self._troubles: dict[int, tuple[str, int]] = {}
         self.rank = _rank_of(first)
+        self.world_size = _world_size_of(first)
         self.name = first.path.name if self.rank is None else SOURCE
         self.host = str(first.head.get("host_name", ""))
         self.pid = 0

@@ -133,7 +133,7 @@ class Follower:
         return True
 
     def _is_over(self, now: float) -> bool:
-        return self._seconds is not None and next(iter(self._put.values())) < now - self._seconds
+        return bool(self._seconds) and next(iter(self._put.values())) < now - self._seconds
 
 
 class NatsProcess:

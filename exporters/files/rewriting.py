@@ -133,7 +133,7 @@ def _is_of(path: Path, run_id: str) -> bool:
 
 
 def _is_parquet_of(path: Path, run_id: str) -> bool:
-    """Whether a Parquet file has the run's id in its footer, or is cut, so that it has no footer yet."""
+    """Whether a Parquet file has the run's id in its footer. One that is cut has no footer, and could be of any run."""
     with path.open("rb") as file:
         begin = file.read(len(_PARQUET))
         file.seek(max(path.stat().st_size - _HEAD_BYTES, 0))

@@ -61,6 +61,8 @@ class DrainLoop:
         self._faults = InternalErrors("the runtime's loop")
         self._tasks: set[asyncio.Task[None]] = set()
         self._unrouted: list[DrainedBlock] = []
+        self._drained_ns = 0
+        """When the last drain began."""
         self._passed = LoopCondition()
         """Notified when a queue is empty, when a profiler is added or removed, and with each wake-up."""
         self._inbox_waits = False
@@ -379,11 +381,12 @@ class DrainLoop:
             journals = [worker for pipeline in pipelines for worker in pipeline.workers if worker.is_journal]
             # Events that no journal has stay in the rings.
             routed = [one.routed_to for one in self._pipelines if any(worker.is_journal for worker in one.workers)]
-            self._recorder.late_release.advance(until, min(routed, default=until), journals)
+            self._recorder.late_release.advance(self._drained_ns, min(routed, default=self._drained_ns), journals)
             return False
 
     def _drain_rings(self) -> int:
         until, drained = self._recorder.drain()
+        self._drained_ns = until
         blocks = [DrainedBlock.of(events, args) for events, args in drained]
         self._unrouted += blocks
         count = sum(block.event_count for block in blocks)
@@ -411,9 +414,9 @@ class DrainLoop:
         Returns:
             Profilers that have not passed on earlier events yet.
         """
-        blocks, self._unrouted = self._unrouted, []
         # Marks come first: a block may hold events of steps whose marks are in a later one.
-        marks = join_blocks([of_kind(block.events, Kind.STEP) for block in blocks if block.counts.steps])
+        marks = join_blocks([of_kind(block.events, Kind.STEP) for block in self._unrouted if block.counts.steps])
+        blocks, self._unrouted = self._unrouted, []
         behind = [pipeline for pipeline in self._pipelines if not self._queues[pipeline].empty]
         for pipeline in self._pipelines:
             self._queues[pipeline].push(marks, blocks, until, open_spans if pipeline in closing else None)

@@ -88,6 +88,7 @@ def summary_of(kept: Stored) -> RankSummary:
         SimpleNamespace(
             host=kept.host,
             rank=kept.rank,
+            world_size=None,
             name=kept.name,
             dropped={},
             missing={},

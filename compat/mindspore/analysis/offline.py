@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import shutil
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -304,7 +305,8 @@ def _with_ascend_name(place: Path, recorded: _Recorded, index: int, window: Wind
         return ascend_directory(place)
     content, target = recorded.content, recorded.target
     began_ns = content.began_ns if window is None else window.wall_start_ns
-    name = window_name(content.host or this_host(), content.pid, began_ns, "ascend")
+    host = re.sub(r"[^\w.-]", "_", content.host or this_host()).lstrip(".")  # the journal's own text
+    name = window_name(host, content.pid, began_ns, "ascend")
     about = {PRODUCTS_OF: place.name, "window": index}
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))  # of windows of the same ms
     made = next(at for at in map(recorded.directory.joinpath, names) if not at.exists() or _info(at).window == index)

@@ -86,7 +86,7 @@ def _turns(recordings: Sequence[RankCollectives]) -> tuple[list[dict[int, int]],
 
 def _missing(ranks: list[int], size: int) -> str:
     return (
-        f"the waiting of ranks is not known: the job has {size}, and there is no recording of {_named('rank', ranks)}"
+        f"the waiting of ranks is not known: the job has {size}, and no recording of {_named('rank', ranks)} was read"
     )
 
 

@@ -266,8 +266,9 @@ static PyTypeObject BoundMethodType = {
 static void bound_methods_init(SpanObject *s) {
     s->enter.call = call_enter;
     s->exit.call = call_exit;
-    Py_SET_REFCNT(&s->enter, 0);
-    Py_SET_REFCNT(&s->exit, 0);
+    /* Not Py_SET_REFCNT: since Python 3.12 that leaves what looks immortal, as memory that was not set may. */
+    ((PyObject *)&s->enter)->ob_refcnt = 0;
+    ((PyObject *)&s->exit)->ob_refcnt = 0;
 }
 
 typedef struct {
@@ -276,8 +277,10 @@ typedef struct {
     size_t offset; /* of the bound method in a span */
 } MethodObject;
 
+/* A span that may be part of a cycle gets methods that the garbage collector knows. */
 static PyObject *method_get(MethodObject *method, PyObject *object, PyObject *type) {
-    if (!object || !Py_IS_TYPE(object, &SpanType)) return Py_NewRef(method->unbound);
+    if (!object || !Py_IS_TYPE(object, &SpanType) || ((SpanObject *)object)->tracked)
+        return Py_TYPE(method->unbound)->tp_descr_get(method->unbound, object, type);
     PyObject *bound = (PyObject *)((char *)object + method->offset);
     if (Py_REFCNT(bound)) return Py_NewRef(bound);
     Py_INCREF(object);
