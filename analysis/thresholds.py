@@ -61,6 +61,8 @@ PERIODS_SLOW = 0.8
 """Share of the steps at a period's distance that must be slow."""
 FEWEST_PERIODS = 3
 """Slow steps at a period's distance."""
+FEWEST_LATE_STEPS = 30
+"""Steps since the first of them, if it came after normal steps at this distance."""
 
 GROWTH_PER_100_STEPS = 0.03
 """Share of the process's memory by which it grows in 100 steps, to be a finding."""

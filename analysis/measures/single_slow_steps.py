@@ -14,6 +14,7 @@ from stepscope.analysis.measures.sampled_stacks import only_in
 from stepscope.analysis.tables.rank_summary import Call, durations
 from stepscope.analysis.thresholds import (
     COVERED,
+    FEWEST_LATE_STEPS,
     FEWEST_PERIODS,
     MOST_SLOW_STEPS,
     PERIODIC,
@@ -167,9 +168,9 @@ def period_of(slow: NDArray[np.int64], excess: NDArray[np.float64], count: int) 
         phase = int(covered.argmax())
         first = int(slow[slow % period == phase].min())
         expected = len(range(first, count, period))
-        # Three that came late, after normal steps at this distance, may be chance.
-        fewest = FEWEST_PERIODS if first < period else FEWEST_PERIODS + 1
-        if hits[phase] >= max(fewest, PERIODS_SLOW * expected) and covered[phase] > most + 0.01:
+        if first >= period and count - first < FEWEST_LATE_STEPS:
+            continue  # a few at the end, after normal steps at this distance, may be chance
+        if hits[phase] >= max(FEWEST_PERIODS, PERIODS_SLOW * expected) and covered[phase] > most + 0.01:
             best, most = period, float(covered[phase])
     return best if most >= PERIODIC else 0
 

@@ -308,7 +308,7 @@ def test_a_stream_that_lies_about_its_positions_costs_nobody_else(
     sources = [str(tmp_path / "one"), str(tmp_path / "two")]
     assert main(["merge", *sources, "--job", "job", "--out", str(out)]) == 3
     assert "ProfilerStep#7" in out.read_text()
-    (line, _) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not merged")]
+    (line, _) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not read")]
     assert STREAM in line and "claims a position that no file has" in line
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import numpy as np
 import pytest
 
 from stepscope.analysis import thresholds
+from stepscope.analysis.measures.single_slow_steps import period_of
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
 from tests.support.basics import ROOT
 
@@ -20,7 +22,7 @@ THRESHOLDS: Mapping[str, str] = {
     "slow-item": "FINDING FEWEST_SLOW_ITEMS SLOW_ITEM MAJORITY MAJORITY",
     "slow-rank": "RANK_WAIT RANK_LAST RANK_LONGER",
     "uneven-work": "UNEVEN_WORK RANK_LAST",
-    "periodic-stall": "SLOW_STEP SLOW_STEPS_COST PERIODS_SLOW PERIODIC",
+    "periodic-stall": "SLOW_STEP SLOW_STEPS_COST PERIODS_SLOW FEWEST_LATE_STEPS PERIODIC",
     "slow-steps": "SLOW_STEP SLOW_STEPS_COST COVERED",
     "memory-grows": "GROWTH_PER_100_STEPS GROWTH_BYTES LATE_GROWTH RECORDED_BYTES",
     "garbage-collection": "FINDING",
@@ -68,3 +70,12 @@ def _shown(name: str, value: float) -> str:
     if isinstance(value, float):
         return f"{value:.0%}" if value < 1 else f"{value:g} times"
     return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value:,}"
+
+
+@pytest.mark.parametrize(
+    ("slow", "period"), [(range(0, 100, 20), 20), (range(40, 100, 20), 20), (range(95, 100, 2), 0), ([10, 50, 51], 0)]
+)
+def test_slow_steps_have_a_period(slow: Iterable[int], period: int) -> None:
+    """Since the first of them, if that is not just before the end."""
+    positions = np.array(list(slow), np.int64)
+    assert period_of(positions, np.ones(len(positions)), 100) == period
