@@ -76,8 +76,8 @@ def refused(path: str, why: str) -> Answer:
 def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     """Does what `explain` does with ranks that were read already: one summary for each rank of the recording."""
     # A rank that is not there may be the one that the others waited for.
-    found = len({rank.rank for rank in recording.ranks})
-    whole = found >= max((rank.world_size or 1 for rank in recording.ranks), default=1)
+    present = len({rank.rank for rank in recording.ranks})
+    whole = present >= max((rank.world_size or 1 for rank in recording.ranks), default=1)
     fastest = fastest_of([summary.collectives for summary in summaries]) if whole else {}
     ranks = tuple(_rank_answer(summary, fastest) for summary in summaries)
     missing = sum((Counter(rank.missing) for rank in recording.ranks), Counter[str]())

@@ -133,7 +133,9 @@ class Follower:
         return True
 
     def _is_over(self, now: float) -> bool:
-        return bool(self._seconds) and next(iter(self._put.values())) < now - self._seconds
+        if not self._seconds:  # 0: nothing expires
+            return False
+        return next(iter(self._put.values())) < now - self._seconds
 
 
 class NatsProcess:

@@ -66,7 +66,7 @@ class MonitorJob(Job):
         about = output.info(facts.parent)
         if "complete" not in about:
             return {}
-        name = re.fullmatch(r"rank\d+_start(\d+)_stop(\d+)", facts.parent.parent.name)
+        name = re.fullmatch(r"rank\d+_start(\d+)_stop(\d+)(_.+)?", facts.parent.parent.name)
         assert name is not None
         first, last = int(name[1]), int(name[2])
         calls = (last - first + 1) // self.sink
