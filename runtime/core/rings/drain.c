@@ -102,7 +102,8 @@ bool drain_ring(Ring *r, Out *out) {
     }
     /* Dropped at the very end, with nothing written after them yet. */
     if (whole && !later && r->goal_produced > expected && (whole = out->count < out->room)) {
-        put_gap(out, h->track, r->last_ts < out->until ? r->last_ts : out->until, out->now, r->goal_produced - expected, r->index + 1, r->goal_produced);
+        put_gap(out, h->track, r->last_ts < out->until ? r->last_ts : out->until, out->now, r->goal_produced - expected,
+                r->index + 1, r->goal_produced);
         missing += r->goal_produced - expected;
         expected = r->goal_produced;
     }

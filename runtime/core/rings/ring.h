@@ -79,7 +79,8 @@ typedef struct {
     size_t args_len, args_room;
     PyObject *events_object, *args_object;
 } Out;
-bool out_begin(Out *out, size_t slots, int64_t until); /* after the goals of rings are set; false and an exception without memory */
+bool out_begin(Out *out, size_t slots,
+               int64_t until); /* after the goals of rings are set; false and an exception without memory */
 bool drain_arguments(PyObject *args, size_t *limit, int64_t *until); /* of the function `drain` */
 PyObject *out_end(Out *out, bool more); /* (events, arguments, more) */
 bool drain_ring(Ring *ring, Out *out); /* false when there was no room for all that began by `until` */

@@ -109,7 +109,12 @@ def test_a_ticket_is_for_one_download(tmp_path: Path) -> None:
         assert ask(f"{collector.url}/v1/job?job=&ticket={ticket}").status == 401
         nowhere = ask(f"{collector.url}/v1/tickets", method="POST", body=b'{"path": "http://[::1"}', headers=ALLOWED)
         assert nowhere.status == 200, "it opens nothing, as no request has such a path"
-        for wrong, status in ((b"{", 400), (b'{"path": 1}', 400), (b'{"path": "/", "x": 1}', 400), (b" " * 200_000, 413)):
+        for wrong, status in (
+            (b"{", 400),
+            (b'{"path": 1}', 400),
+            (b'{"path": "/", "x": 1}', 400),
+            (b" " * 200_000, 413),
+        ):
             assert ask(f"{collector.url}/v1/tickets", method="POST", body=wrong, headers=ALLOWED).status == status
 
 
