@@ -89,7 +89,7 @@ class History:
             self._totals[max(at, 0)] += duration
 
     def sums(self) -> Sums:
-        """What it has now."""
+        """Copies the buckets that are in use."""
         used: NDArray[np.int64] = np.flatnonzero(self._counts)
         return Sums(self.width_ns, used + self.first, self._counts[used], self._totals[used])
 

@@ -314,8 +314,8 @@ def _skip_earlier(reader: FrameReader, read_bytes: int, counts: _Counts) -> bool
 
 
 def _counted(tail: _Tail, path: Path) -> tuple[_Counts, list[Evicted], int]:
-    """What is in the segments before those that were read, what was evicted that is counted nowhere, and the number of the first
-    segment."""
+    """Counts the segments before those that were read, by their footers. Also returns evicted segments that are counted nowhere, and
+    the number of the first segment."""
     counts, rows, open = _Counts(), list[memoryview](), list[WindowSoFar]()
     following: int | None = None
     first = tail.segments[0]

@@ -96,7 +96,7 @@ class Willing:
     control = 1
 
     async def order(self, command: Command, seconds: float) -> Answer:
-        raise NotImplementedError
+        raise AssertionError(f"no command was sent, got {command}")
 
 
 def test_one_rank_does_not_say_how_large_a_job_is() -> None:

@@ -58,7 +58,7 @@ def test_a_file_goes_on_wherever_it_was_cut(data: st.DataObject) -> None:
 
 
 def test_a_file_that_was_deleted_takes_nothing(tmp_path: Path) -> None:
-    """What is written to it would be gone when it is closed; one that was moved is there."""
+    """Bytes written to it would be gone when it is closed; a file that was moved is there."""
     file = StreamFile(tmp_path, SYNC, RUN)
     take(file, 0, 3)
     moved = file.path.rename(tmp_path / "moved")

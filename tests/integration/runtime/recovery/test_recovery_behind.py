@@ -112,7 +112,7 @@ for _ in range(20):
 
 
 def test_a_session_whose_disk_is_full(tmp_path: Path) -> None:
-    """What the rings hold in private memory is counted as well."""
+    """Events of rings in private memory are counted as well."""
     crash = Crash(tmp_path)
     crash.session = tmp_path / "disk" / "session"
     with small_disk(tmp_path / "disk", 4 << 20):
@@ -135,7 +135,7 @@ with open(os.path.dirname(sys.argv[2]) + "/filler", "wb", buffering=0) as file:
 
 
 def test_a_joined_process_whose_owner_is_killed_while_the_journal_is_behind(crash: Crash) -> None:
-    """What was drained stays in its rings until the journal has it."""
+    """Drained events stay in their rings until the journal has them."""
     loop = """
 pid = os.fork()
 if pid == 0:
