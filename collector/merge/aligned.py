@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from stepscope.collector.runs.evicted import beyond
 from stepscope.runtime.events.record import Block, EventBatch, Kind
 from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.journal.index import ROWS
-from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.reader import JournalItem, JournalReader
 
 _FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))
 _WHOLE_BITS = 53
@@ -48,12 +49,30 @@ class AlignedEvents:
     def __iter__(self) -> Iterator[EventBatch]:
         rows = np.array([its[0][0].row for its in self._stretches.values()], ROWS)
         every = len(rows) == len(self.member.recording.marks)
-        for item in self._reader.items() if every else self._reader.batches(rows):
+        parts = [stretch for its in self._stretches.values() for stretch, _ in its]
+        if any(not part.whole for part in parts):
+            items: Iterator[JournalItem] = self._reader.batches(rows, self._other_frames(parts))
+        else:
+            items = self._reader.items() if every else self._reader.batches(rows)
+        for item in items:
             if isinstance(item, EventBatch):
                 for stretch, index in self._stretches.get(item.window, ()):
                     batch = self._aligned(item, stretch, index)
                     if len(batch):
                         yield batch
+
+    def _other_frames(self, parts: Sequence[Stretch]) -> list[tuple[int, int]]:
+        """Frames without any event of the steps of some windows; none of a window that has several parts here."""
+        index = self._reader.index()
+        if index is None:
+            return []
+        counts = Counter(part.source for part in parts)
+        found: list[tuple[int, int]] = []
+        for part in parts:
+            if counts[part.source] == 1 and not part.whole:
+                numbers = [step.number for step in part.steps]
+                found += index.without(part.source, (min(numbers), max(numbers)), (part.start_ns, part.end_ns))
+        return found
 
     def _aligned(self, batch: EventBatch, stretch: Stretch, index: int) -> EventBatch:
         events = batch.events if stretch.whole else _within(batch.events, stretch)

@@ -40,6 +40,9 @@ class Survey(NamedTuple):
     """Begin of the last event that is not `QUIET`."""
     program_last_ns: int
     """The same, without step marks."""
+    first_step: int
+    """Lowest number of a step; larger than `last_step` if no event belongs to one."""
+    last_step: int
 
 
 def survey(events: Block) -> Survey:

@@ -52,8 +52,14 @@ MAX_ROWS_BYTES = 256 << 10
 MAX_SYNCS = 256
 """Comparisons of clocks in one index."""
 
+STRETCH_BYTES = 64 << 10
+"""Frames of a window that follow each other are one stretch in the index until they have so many bytes."""
+
 ROW = struct.Struct("<12q?7x")
 """A closed window, the fields of `WindowRow`."""
+
+STRETCH = struct.Struct("<7q")
+"""The fields of `Stretch`."""
 
 _PART_BYTES = 128 << 10
 
@@ -90,6 +96,35 @@ Rows = NDArray[np.void]
 """An array of `ROWS`."""
 
 
+class Stretch(msgspec.Struct):
+    """Frames of one window that follow each other, and the steps and times of their events."""
+
+    window: int
+    begin: int
+    """Position where they begin."""
+    end: int
+    first_ns: int
+    last_ns: int
+    """When the first event begins, and the last one ends."""
+    first_step: int
+    last_step: int
+    """Numbers of steps; `last_step` is less if no event belongs to one."""
+
+    def extend(self, following: Stretch) -> bool:
+        """Adds the next frames. Returns false, and adds nothing, if they do not follow, or this is long enough."""
+        if self.end != following.begin or self.end - self.begin >= STRETCH_BYTES:
+            return False
+        self.end = following.end
+        self.first_ns, self.last_ns = min(self.first_ns, following.first_ns), max(self.last_ns, following.last_ns)
+        self.first_step = min(self.first_step, following.first_step)
+        self.last_step = max(self.last_step, following.last_step)
+        return True
+
+
+STRETCHES = np.dtype([(name, "<i8") for name in Stretch.__struct_fields__])
+"""The same as `STRETCH` and `Stretch`, for numpy."""
+
+
 class _Open:
     """An open window: its frames so far."""
 
@@ -100,6 +135,10 @@ class _Open:
         self.events: Counter[str] = Counter()
         self.outline: dict[str, list[Block]] = {}
         """Step marks, gaps and spans of steps since the last index, by source."""
+        self.stretches: list[Stretch] = []
+        """Frames since the last index."""
+        self.in_index = False
+        """Whether an index has stretches of it."""
 
     @staticmethod
     def of(record: WindowSoFar) -> _Open:
@@ -125,6 +164,8 @@ class IndexBuilder:
         """Open windows, by number."""
         self.rows = bytearray()
         """Windows that were closed since the last index."""
+        self.stretches = bytearray()
+        """Stretches of these windows."""
         self.syncs: list[ClockSync] = []
         """Comparisons with other clocks since the last index."""
         self.before = 0
@@ -153,9 +194,13 @@ class IndexBuilder:
             window.last_ns = max(window.last_ns, header.last_ns)
         window.events[header.source] += header.count
 
-    def add_batch(self, batch: EventBatch, counts: Survey, begin: int) -> None:
-        """Adds a batch that was written; its first frame has this position."""
+    def add_batch(self, batch: EventBatch, counts: Survey, begin: int, end: int) -> None:
+        """Adds a batch that was written; its frames have the positions `begin` to `end`."""
         window = self._of(batch.window, begin)
+        times = counts.first_ns, counts.end_ns, counts.first_step, counts.last_step
+        stretch = Stretch(batch.window, begin, end, *times)
+        if not (window.stretches and window.stretches[-1].extend(stretch)):
+            window.stretches.append(stretch)
         window.first_ns = min(window.first_ns, counts.first_ns)
         window.last_ns = max(window.last_ns, counts.end_ns)
         window.events[batch.source] += counts.events
@@ -170,6 +215,8 @@ class IndexBuilder:
     def close_window(self, window: Window, begin: int, end: int) -> None:
         """Adds the end of a window, whose frame has the positions `begin` to `end`."""
         opened = self.open.pop(window.index, None) or _Open(begin)
+        if opened.in_index or len(opened.stretches) > 1:  # else its row says as much
+            self.stretches += _packed(opened.stretches)
         output = window.ledger.outputs.get(JOURNAL)
         self.dropped |= output is not None and bool(output.dropped)
         steps = window.steps
@@ -239,11 +286,13 @@ class IndexBuilder:
             WindowSoFar(number, window.begin, window.first_ns, window.last_ns, dict(window.events))
             for number, window in self.open.items()
         ]
+        stretches = [window.stretches for window in self.open.values()]
         return IndexRecord(
             before=self.before,
             outlines=outlines,
             at_ns=now(),
             rows=memoryview(bytes(self.rows)),
+            stretches=memoryview(bytes(self.stretches) + b"".join(map(_packed, stretches))),
             open=windows,
             metadata=self.metadata,
             ledger=self.ledger,
@@ -256,9 +305,16 @@ class IndexBuilder:
         """The index was written at this position."""
         self.before = position
         self.rows.clear()
+        self.stretches.clear()
         self.syncs.clear()
         for window in self.open.values():
+            window.in_index |= bool(window.stretches)
             window.outline.clear()
+            window.stretches.clear()
+
+
+def _packed(stretches: Sequence[Stretch]) -> bytes:
+    return b"".join(STRETCH.pack(*msgspec.structs.astuple(stretch)) for stretch in stretches)
 
 
 class JournalIndex:
@@ -323,6 +379,24 @@ class JournalIndex:
         """One closed window; `None` if the journal has no such window."""
         found = [part[part["window"] == window] for part in self.parts]
         return next(rows_of(np.concatenate(found)[-1:]), None)
+
+    def without(self, window: int, steps: tuple[int, int], times: tuple[int, int]) -> list[tuple[int, int]]:
+        """Positions of frames of a window, from and to, that have no event of some steps, and none in an interval.
+
+        Args:
+            window: its number.
+            steps: numbers of the first and the last step.
+            times: begin and end of the interval, in ns.
+        """
+        found: list[tuple[int, int]] = []
+        for _, record in self.records:
+            stored = record.stretches[: len(record.stretches) // STRETCH.size * STRETCH.size]
+            rows = np.frombuffer(stored, STRETCHES)
+            of_steps = (rows["first_step"] <= steps[1]) & (rows["last_step"] >= steps[0])
+            in_time = (rows["first_ns"] <= times[1]) & (rows["last_ns"] >= times[0])
+            others = rows[(rows["window"] == window) & ~of_steps & ~in_time]
+            found += zip(others["begin"].tolist(), others["end"].tolist(), strict=True)
+        return found
 
 
 def rows_of(rows: Rows) -> Iterator[WindowRow]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -168,11 +168,12 @@ class JournalReader:
         record = record_at(self._frames, position, fmt.FrameType.WINDOW_CLOSED)
         return record.window() if isinstance(record, records.WindowRecord) else None
 
-    def batches(self, rows: Rows) -> Iterator[EventBatch]:
+    def batches(self, rows: Rows, without: Sequence[tuple[int, int]] = ()) -> Iterator[EventBatch]:
         """The events of some windows. Frames before, between and after these windows are not read.
 
         Args:
             rows: of these windows, from an index. If no frame begins where one of them says, all of the journal is read.
+            without: frames of these windows that are not read either, as positions from and to.
         """
         windows = {*rows["window"].tolist()}
         spans: list[tuple[int, int]] = []
@@ -182,6 +183,7 @@ class JournalReader:
             if spans and begin <= spans[-1][1]:
                 begin, end = spans[-1][0], max(spans.pop()[1], end)
             spans.append((begin, end))
+        spans = _outside(spans, sorted(without))
         found = [self._frames.frame_at(begin) for begin, _ in spans]
         numbers = [frame[1] for frame in found if frame is not None]
         if len(numbers) < len(spans):
@@ -289,6 +291,23 @@ class JournalReader:
         header, events, args = found
         events.flags.writeable = False
         return EventBatch(header.source, header.window, events, args)
+
+
+def _outside(spans: Sequence[tuple[int, int]], without: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of sorted, disjoint spans that lie outside of others, which are sorted, too."""
+    parts: list[tuple[int, int]] = []
+    at = 0
+    for begin, end in spans:
+        while at < len(without) and without[at][0] < end:
+            if without[at][0] > begin:
+                parts.append((begin, without[at][0]))
+            begin = max(begin, without[at][1])
+            if begin >= end:
+                break  # it may reach into the next span
+            at += 1
+        if begin < end:
+            parts.append((begin, end))
+    return parts
 
 
 def _other_window(item: JournalItem, window: int) -> bool:

@@ -191,6 +191,8 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When it was written (CLOCK_MONOTONIC): all frames before it were written earlier."""
     rows: memoryview = memoryview(b"")
     """Windows that were closed since the previous index, in their order: see `index.py`."""
+    stretches: memoryview = memoryview(b"")
+    """Frames of long windows since the previous index, with their steps and times: see `index.py`."""
     open: list[WindowSoFar] = []
     metadata: Int64 = 0
     """Position of the last frame with the run's metadata; 0 = none."""

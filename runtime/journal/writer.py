@@ -292,7 +292,7 @@ class JournalWriter:
             return False
         self._commit(self._fsync == "always")
         if self._index is not None:
-            self._index.add_batch(batch, counts, begin)
+            self._index.add_batch(batch, counts, begin, self._end)
         self._open_windows.add(batch.window)
         self.written += size
         self._segment_events[batch.window] = self._segment_events.get(batch.window, 0) + size

@@ -59,6 +59,7 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
     if (!get_events(block, &view)) return NULL;
     size_t count = (size_t)view.len / sizeof(Event);
     int64_t first = INT64_MAX, last = INT64_MIN, end = INT64_MIN, loud_last = INT64_MIN, own_last = INT64_MIN;
+    int32_t first_step = INT32_MAX, last_step = -1;
     unsigned long long kinds[KIND_GAP + 2] = {0}, of_operators = 0, arguments = 0, loud = 0, lost = 0;
     PyThreadState *released = count > MAX_EVENTS_WITH_GIL ? PyEval_SaveThread() : NULL;
     for (size_t i = 0; i < count; i++) {
@@ -68,6 +69,8 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
         if (e.ts < first) first = e.ts;
         if (e.ts > last) last = e.ts;
         if (until > end) end = until;
+        if (e.step >= 0 && e.step < first_step) first_step = e.step;
+        if (e.step > last_step) last_step = e.step;
         bool low = e.category == operators, is_loud = !quiet[e.category];
         if (is_loud && e.ts > loud_last) loud_last = e.ts;
         if (is_loud && e.kind != KIND_STEP && e.ts > own_last) own_last = e.ts;
@@ -80,9 +83,9 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
     reacquire_gil(released);
     PyBuffer_Release(&view);
     unsigned long long others = count - of_operators - kinds[KIND_SPAN] - kinds[KIND_STEP] - kinds[KIND_GAP];
-    return Py_BuildValue("nLLLKKKKKKKKLL", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
+    return Py_BuildValue("nLLLKKKKKKKKLLii", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
                          kinds[KIND_SPAN], kinds[KIND_STEP], kinds[KIND_GAP], others, of_operators, arguments, lost, loud,
-                         (long long)loud_last, (long long)own_last);
+                         (long long)loud_last, (long long)own_last, (int)first_step, (int)last_step);
 }
 
 /* (block, kind): its events of this kind, as bytes. */

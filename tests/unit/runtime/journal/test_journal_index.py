@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,57 @@ def test_a_window_is_read_alone(tmp_path_factory: pytest.TempPathFactory, acts: 
     assert read(path, 99)[0] == [[], []]
 
 
+@given(ACT_LISTS, st.tuples(st.integers(0, 40), st.integers(0, 40)))
+def test_steps_are_read_alone(
+    tmp_path_factory: pytest.TempPathFactory, acts: Sequence[Act], ends: tuple[int, int]
+) -> None:
+    """Frames that are left out have no event of the steps, and none in their time."""
+    steps = min(ends), max(ends)
+    times = 10 * steps[0], 10 * steps[1] + 10
+
+    def wanted(batches: Iterable[EventBatch]) -> list[Any]:
+        found = []
+        for batch in batches:
+            of_steps = (batch.events["step"] >= steps[0]) & (batch.events["step"] <= steps[1])
+            in_time = (batch.events["ts"] < times[1]) & (batch.events["ts"] + batch.events["dur"] > times[0])
+            kept = batch.events[of_steps | in_time]
+            found += [described(msgspec.structs.replace(batch, events=kept))] if len(kept) else []
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal_index, "STRETCH_BYTES", 1)
+        path = written(tmp_path_factory.mktemp("journal"), acts)
+    with JournalReader(path) as reader:
+        index = reader.index()
+        assert index is not None
+        for rows in index.parts:
+            for at in range(len(rows)):
+                row = rows[at : at + 1]
+                others = index.without(int(row["window"][0]), steps, times)
+                assert wanted(reader.batches(row, others)) == wanted(reader.batches(row))
+        assert not reader.damage.harm()
+
+
 ACTS = [(number // 4, number % 4 == 3) for number in range(40)]
 """Ten windows of three batches each."""
+
+
+def test_other_steps_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a window that lasts for the whole run, a few steps are found without reading the rest."""
+    monkeypatch.setattr(journal_index, "STRETCH_BYTES", 1)
+    path = written(tmp_path, [(0, False)] * 30)
+    with JournalReader(path) as reader:
+        index = reader.index()
+        assert index is not None and (row := index.find(0)) is not None
+        others = index.without(0, (12, 12), (120, 130))
+    assert sum(end - begin for begin, end in others) > (row.closed - row.begin) / 2
+    data = bytearray(path.read_bytes())
+    for begin, end in others:
+        data[begin:end] = bytes(end - begin)
+    path.write_bytes(data)
+    with JournalReader(path) as reader:
+        found = [batch.events for batch in reader.batches(index.parts[0], others)]
+        assert 12 in join_blocks(found)["step"] and not reader.damage
 
 
 def test_other_windows_are_not_looked_at(tmp_path: Path) -> None:
