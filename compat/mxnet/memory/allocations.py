@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.tables.allocations import AllocationLog
-from stepscope.backends.counters.nvml_library import LIBRARY, Nvml, NvmlError
+from stepscope.backends.counters.nvml import LIBRARY, Nvml, NvmlError
 from stepscope.compat.mxnet.memory.counters import used_on_devices
 from stepscope.compat.mxnet.objects.scopes import CATEGORY, NONE
 from stepscope.exporters.base import EventBatch, Run, Window

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.backends.base import Sink
 from stepscope.backends.counters.counting import CountingBackend, Reading
-from stepscope.backends.counters.nvml_library import LIBRARY, Nvml, NvmlError
+from stepscope.backends.counters.nvml import LIBRARY, Nvml, NvmlError
 from stepscope.backends.counters.process_memory import resident_bytes
 
 DEVICE_STORAGE = "Device Storage"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.tables.data_pipeline import DataPipeline, PipelineBuilder
-from stepscope.backends.mindspore.data_pipeline import events_of
-from stepscope.backends.mindspore.data_pipeline_files import read_batches
+from stepscope.backends.mindspore.data_pipeline import events_of, read_batches
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
 from tests.support.messages import refused

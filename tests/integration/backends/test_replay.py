@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.conformance import check_backend, check_block
-from stepscope.backends.simulated.playback import Playback, Recording
-from stepscope.backends.simulated.replay import ReplayBackend
+from stepscope.backends.simulated.replay import Playback, Recording, ReplayBackend
 from stepscope.build import trace
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import batch_of, every_kind, spans
