@@ -16,11 +16,8 @@ _exiting = False
 
 
 def make_scratch_file(prefix: str, suffix: str) -> Path:
-    """Makes an empty private file, to be removed by `remove_scratch`.
-
-    Raises:
-        OSError: if that is not possible, as at the end of the process.
-    """
+    """Makes an empty private file, to be removed by `remove_scratch`. Raises `OSError` if that is not possible, as at
+    the end of the process."""
     _refuse_at_exit()
     descriptor, name = tempfile.mkstemp(suffix, prefix, scratch_directory())
     os.close(descriptor)
@@ -30,11 +27,8 @@ def make_scratch_file(prefix: str, suffix: str) -> Path:
 
 
 def make_scratch_directory(prefix: str) -> Path:
-    """Makes an empty private directory, to be removed by `remove_scratch`.
-
-    Raises:
-        OSError: if that is not possible, as at the end of the process.
-    """
+    """Makes an empty private directory, to be removed by `remove_scratch`. Raises `OSError` if that is not possible, as
+    at the end of the process."""
     _refuse_at_exit()
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_directory()))
     _paths.add(path)

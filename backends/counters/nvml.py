@@ -75,11 +75,7 @@ class Nvml:
         """Devices of this machine."""
 
     def device(self, number: int) -> Device:
-        """A device.
-
-        Raises:
-            NvmlError: if there is none of that number, or it may not be asked.
-        """
+        """A device. Raises `NvmlError` if there is none of that number, or it may not be asked."""
         handle = ctypes.c_void_p()
         self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(number), ctypes.byref(handle))
         return Device(number, handle, self._call, self._text)

@@ -38,11 +38,7 @@ class OperatorRuns(msgspec.Struct, frozen=True):
 
 
 def read_runs(directory: Path) -> Iterator[OperatorRuns]:
-    """Operators and their runs.
-
-    Raises:
-        OSError: if a file cannot be read.
-    """
+    """Operators and their runs. Raises `OSError` if a file cannot be read."""
     for path in sorted(directory.glob("*cpu_op_execute_timestamp_*.txt")):
         with path.open(encoding="utf-8", errors="backslashreplace") as file:
             for line in file:
@@ -70,10 +66,7 @@ def _runs_of(line: str) -> OperatorRuns:
 
 def read_shapes(directory: Path) -> dict[str, list[str]]:
     """Shapes of inputs by the name of an operator without its scope, in the order in which operators were launched.
-
-    Raises:
-        OSError: if a file cannot be read.
-    """
+    Raises `OSError` if a file cannot be read."""
     shapes: dict[str, list[str]] = {}
     for path in sorted(directory.glob("*cpu_framework_*.txt")):
         with path.open(encoding="utf-8", errors="backslashreplace") as file:
@@ -87,10 +80,7 @@ def read_shapes(directory: Path) -> dict[str, list[str]]:
 
 def read_memory(directory: Path) -> Iterator[tuple[int, int, int, int]]:
     """(time in ns of MindSpore's clock, allocated, reserved, active) in bytes; lines that are no such are left out.
-
-    Raises:
-        OSError: if a file cannot be read.
-    """
+    Raises `OSError` if a file cannot be read."""
     for path in sorted(directory.glob("*cpu_ms_memory_record_*")):
         with path.open(encoding="utf-8", errors="backslashreplace") as file:
             for line in file:
@@ -203,11 +193,8 @@ def _shapes(operators: list[OperatorRuns], launched: dict[str, list[str]]) -> di
 
 
 def map_clock(stamp: int, anchors: tuple[ClockAnchor, ClockAnchor]) -> ClockMapping:
-    """How MindSpore's clock, which is the wall clock, maps to ours.
-
-    Raises:
-        ValueError: if a stamp is not of the time of the recording.
-    """
+    """How MindSpore's clock, which is the wall clock, maps to ours. Raises `ValueError` if a stamp is not of the time
+    of the recording."""
     first, last = anchors
     if not first.wall_ns - SLACK_NS <= stamp <= last.wall_ns + SLACK_NS:
         raise ValueError(f"a stamp of MindSpore, {stamp}, does not lie in the recording by the wall clock")

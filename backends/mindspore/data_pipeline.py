@@ -127,11 +127,8 @@ def read_processor_use(directory: Path) -> ProcessorUse | None:
 
 
 def read_batches(directory: Path) -> Iterator[BatchTimes]:
-    """The batches, in the order of the file; lines of another form are left out.
-
-    Raises:
-        OSError: if the file cannot be read.
-    """
+    """The batches, in the order of the file; lines of another form are left out. Raises `OSError` if the file cannot be
+    read."""
     path = _newest(directory, "device_queue_profiling_*.txt") or _newest(directory, "dataset_iterator_profiling_*.txt")
     batch: BatchTimes | None = None
     for line in [] if path is None else path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -1,8 +1,8 @@
-"""`StepscopeProfileKwargs` for Accelerate: `with accelerator.profile(...)` records with stepscope."""
+"""For Accelerate: `with accelerator.profile(...)` records with stepscope, and what a program logs is in the trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,19 +13,23 @@ from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.settings import DEVICES
 from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.accelerate_run import AccelerateRun
+from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.compat.torch.activities import choose
 from stepscope.compat.torch.results import View
 from stepscope.compat.torch.windows.finished_window import TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
+from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import schedule
 from stepscope.runtime.settings.arguments import got
 
 if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker  # type: ignore[import-untyped]
     from accelerate.utils import ProfileKwargs as _ProfileKwargs  # type: ignore[import-untyped]
 else:
     try:
+        from accelerate.tracking import GeneralTracker
         from accelerate.utils import ProfileKwargs as _ProfileKwargs
     except ModuleNotFoundError as error:
         raise_missing(error, "accelerate", "Accelerate", "accelerate")
@@ -155,3 +159,45 @@ def _activity(name: str) -> Any:
     if name not in activities:
         raise ValueError(f"unknown activity {name!r}: it must be one of {', '.join(activities)}")
     return activities[name]
+
+
+class StepscopeTracker(TracingCallback, GeneralTracker):  # type: ignore[misc]
+    """To be given as `Accelerator(log_with=[StepscopeTracker(handler)])`.
+
+    Numbers that are logged become counters of the trace, and the configuration of `init_trackers` its metadata, of
+    whatever stepscope records then. The other way, `handler.last.metrics()` are step times for `accelerator.log`.
+
+    Args:
+        handler: whose run gets the metadata; without it only numbers are recorded.
+    """
+
+    name = "stepscope"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(self, handler: StepscopeProfileKwargs | None = None) -> None:
+        super().__init__()
+        self.handler = handler
+        self.loop = Loop(LoopSettings(), "accelerate")
+        """Records nothing; it keeps errors."""
+
+    @property
+    def tracker(self) -> Profiler | None:
+        """The profiler of the handler's run, if there is one."""
+        run = None if self.handler is None else self.handler.last
+        return None if run is None else run.profiler
+
+    @stores_errors
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """Adds the configuration to the metadata of the handler's runs, the one that is open included."""
+        if self.handler is None:
+            return
+        metadata = self.handler.settings.get("metadata") or {}
+        self.handler.settings["metadata"] = {**metadata, "configuration": dict(values)}
+        if self.tracker is not None:
+            self.tracker.add_metadata("configuration", dict(values))
+
+    @stores_errors
+    def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Records numbers as counters, at this time; texts are left out."""
+        self.loop.counters({name: value for name, value in values.items() if isinstance(value, int | float)})

@@ -246,11 +246,7 @@ class Loop:
             log.warning("tracing of %s goes on without: %s", self.category, text)
 
     def raise_errors(self) -> None:
-        """Raises the stored errors, if any.
-
-        Raises:
-            ExceptionGroup: of all of it.
-        """
+        """Raises the stored errors, if any. Raises `ExceptionGroup` of all of it."""
         if self.raised.retained:
             count = human_count(self.raised.count, "error")
             raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.raised.errors)

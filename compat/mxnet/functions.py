@@ -13,12 +13,11 @@ import msgspec
 from stepscope.compat.mxnet.errors import MXNetStateError, MXNetValueError, one_of
 from stepscope.compat.mxnet.objects.durations import FRAMES, Frame
 from stepscope.compat.mxnet.objects.names import domain_name, legal
-from stepscope.compat.mxnet.recording.capabilities import Capability, capabilities_of
-from stepscope.compat.mxnet.recording.recording import Recording
-from stepscope.compat.mxnet.recording.settings import settings_of
+from stepscope.compat.mxnet.recording import Recording
 from stepscope.compat.mxnet.remote import for_server, remote_control
-from stepscope.compat.mxnet.statistics.series import FramePass
-from stepscope.compat.mxnet.statistics.tables import FORMATS, SORT_KEYS, render
+from stepscope.compat.mxnet.settings import Capability, capabilities_of, settings_of
+from stepscope.compat.mxnet.statistics import FramePass
+from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
 from stepscope.runtime.display.warning import warn
 from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler

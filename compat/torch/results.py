@@ -16,8 +16,7 @@ from stepscope.compat.torch.events.averages import averages
 from stepscope.compat.torch.events.function_events import FunctionEvents
 from stepscope.compat.torch.events.profiler_util import build_tree
 from stepscope.compat.torch.events.window_spans import WindowSpans
-from stepscope.compat.torch.windows.chrome_export import export_window
-from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags
+from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags, export_window
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults, export_memory_timeline
 from stepscope.exporters.files.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError

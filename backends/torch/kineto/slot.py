@@ -153,11 +153,8 @@ class TorchSlot:
         """Whether we could not take the slot because of an operator that still runs."""
 
     def watch(self) -> None:
-        """Notices the program's profilers from now on; to be undone by `unwatch`.
-
-        Raises:
-            BackendError: if this version of torch lacks what that takes.
-        """
+        """Notices the program's profilers from now on; to be undone by `unwatch`. Raises `BackendError` if this version
+        of torch lacks what that takes."""
         torch: Any = import_module("torch")
         flags: Any = import_module("torch.autograd.profiler")
         region = flags.record_function

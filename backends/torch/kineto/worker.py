@@ -297,10 +297,7 @@ class ChromeFilesBackend:
 
     def add(self, path: Path) -> None:
         """Takes a file; it may be deleted afterwards. Any thread; before `open` and after `aclose` it is left out.
-
-        Raises:
-            OSError: if it cannot be opened.
-        """
+        Raises `OSError` if it cannot be opened."""
         worker = self._worker
         if worker is None or not self._open:
             return

@@ -1,4 +1,4 @@
-"""Communication in each step: its duration, the waiting for other ranks, and its bandwidth."""
+"""Communication in each step: its duration, the waiting for other ranks, and its bandwidth; and the parallel layout."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.tables.collectives import UNKNOWN, CollectiveRun, CollectiveTable, Key, wait_of
-from stepscope.compat.mindspore.output_files import write_csv, write_json
+from stepscope.backends.parallel_layout import DECLARED, of_torch
+from stepscope.compat.mindspore.output_layout import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, is_communication, microseconds
-from stepscope.compat.mindspore.products.step_times import Intervals, length, union
+from stepscope.compat.mindspore.products.steps import Intervals, length, merged
 from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
@@ -79,7 +81,7 @@ class Communication(Product):
             whole[group] += runs
         for group, runs in whole.items():
             if runs:
-                covered = length(union(_intervals(run for run, _ in runs)))
+                covered = length(merged(_intervals(run for run, _ in runs)))
                 groups[group][TOTAL] = self._info(runs, covered)
         return groups
 
@@ -191,3 +193,32 @@ def _group(name: str) -> str:
 def _intervals(runs: Iterable[CollectiveRun]) -> Intervals:
     begins, ends = np.array([(run.ts, run.ts + run.dur) for run in runs], np.int64).T
     return begins, ends
+
+
+class ParallelLayoutFile(Product):
+    """Writes `parallel_strategy_<rank>.json` if the job has several ranks. Sizes and groups are there as far as the program declared
+    them or a framework knew them: several ranks alone do not say that they are data-parallel.
+    """
+
+    name = "parallel layout"
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._path = directory / f"parallel_strategy_{rank}.json"
+        self._rank = rank
+        self._run: Run | None = None
+
+    async def open(self, run: Run) -> None:
+        self._run = run
+
+    async def finish(self, window: Window) -> tuple[Path, ...]:
+        run = self._run
+        if run is None or run.world_size is None or run.world_size < 2:
+            return ()
+        facts = {
+            "rank_id": self._rank,
+            "rank_size": run.world_size,
+            "job": run.job,
+            "host": run.host,
+            "layout": window.metadata.get(DECLARED) or of_torch(window.metadata),
+        }
+        return (write_json(self._path, plain(facts)),)

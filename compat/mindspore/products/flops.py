@@ -10,7 +10,7 @@ from typing import Any
 
 from stepscope.analysis.findings import OperatorFlops
 from stepscope.analysis.tables.flops import FlopsTable, utilization_of
-from stepscope.compat.mindspore.output_files import write_json, write_text
+from stepscope.compat.mindspore.output_layout import write_json, write_text
 from stepscope.compat.mindspore.products.base import Product
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.windows.window import Window

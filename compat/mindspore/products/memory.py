@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.analysis.findings import DeviceMemory
 from stepscope.analysis.tables.allocations import EARLIER, MemoryTable, capacity_of
-from stepscope.compat.mindspore.output_files import write_csv, write_json
+from stepscope.compat.mindspore.output_layout import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, memory_readings, microseconds
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch

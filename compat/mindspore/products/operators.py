@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.backends.mindspore.blocks import SHAPES
-from stepscope.compat.mindspore.output_files import write_csv
+from stepscope.compat.mindspore.output_layout import write_csv
 from stepscope.compat.mindspore.products.base import OPERATORS, Product, in_categories, spans
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks

@@ -23,11 +23,11 @@ from stepscope.build import trace
 from stepscope.compat.mindspore.analysis.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
 from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.options.options import ProfilerOptions
-from stepscope.compat.mindspore.options.trace_handler import TraceHandler
+from stepscope.compat.mindspore.options.schedule import TraceHandler
 from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory, windows_in, write_facts
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operators import OperatorTable
-from stepscope.compat.mindspore.recording.cost_estimate import CostEstimate, RecordingCost
+from stepscope.compat.mindspore.recording.recording import CostEstimate, RecordingCost
 from stepscope.compat.mindspore.sources import backends as sources
 from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.sources.device import DeviceTarget
@@ -121,11 +121,8 @@ class CapturedWindow:
         )
 
     def operators(self, steps: tuple[int, ...] | None) -> OperatorTable:
-        """Its operators. Blocks while they are read, unless the window was analysed.
-
-        Raises:
-            FileNotFoundError: if the raw data are needed and were deleted.
-        """
+        """Its operators. Blocks while they are read, unless the window was analysed. Raises `FileNotFoundError` if the
+        raw data are needed and were deleted."""
         if steps is None and self._operators is not None:
             return self._operators
         journal = self.raw
