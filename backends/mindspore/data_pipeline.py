@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from stepscope.backends.pipeline_events import CATEGORY, HANDED_ON, MOST_OPERATORS, PIPELINE, WAITED, label
-from stepscope.backends.scratch import make_scratch_directory, remove_scratch
+from stepscope.backends.scratch import make_scratch, remove_scratch
 from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import strings, tracks
@@ -269,7 +269,7 @@ class MindDataBackend:
         assert self._sink is not None
         if self._manager is None:
             return
-        directory = make_scratch_directory("stepscope-minddata-")
+        directory = make_scratch("stepscope-minddata-")
         try:
             self._manager.save(str(directory))
             block, heap = events_of(directory, begin, end)

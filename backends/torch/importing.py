@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -36,13 +37,11 @@ class TorchImport:
 
     Args:
         module: torch, or a part of it, whose import is waited for.
-        then: called on the importing thread, inside the import statement. What it raises stays out of the program,
-            and is kept in `problem`.
+        then: called on the importing thread, inside the import statement. What it raises stays out of the program.
     """
 
     def __init__(self, then: Callable[[], None], module: str = "torch") -> None:
         self._module = module
-        self.problem: Exception | None = None
         self._then = then
 
     def watch(self) -> None:
@@ -82,7 +81,5 @@ class TorchImport:
         return spec
 
     def _call(self) -> None:
-        try:
+        with suppress(Exception):
             self._then()
-        except Exception as error:
-            self.problem = error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
-from stepscope.backends.torch.settings import DEVICES
+from stepscope.backends.torch.settings import DEVICES, SWITCHES
 from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.accelerate_run import AccelerateRun
 from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors
@@ -121,27 +121,13 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
     def _torch_flags(self) -> TorchFlags:
         """The columns that torch's own tables shall have."""
         device = next((device for device in DEVICES if device in self._chosen()[1]), None)
-        return TorchFlags(
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
-            with_stack=self.with_stack,
-            with_flops=self.with_flops,
-            with_modules=self.with_modules,
-            use_device=None if device is None else device.lower(),
-        )
+        return TorchFlags(**self._flags(), use_device=None if device is None else device.lower())
+
+    def _flags(self) -> dict[str, bool]:
+        return {flag: getattr(self, flag) for flag in SWITCHES.values()}
 
     def _backends(self, results: LatestResults | None) -> Sequence[Backend]:
-        return (
-            TorchBackend(
-                keeper=results,
-                record_shapes=self.record_shapes,
-                profile_memory=self.profile_memory,
-                with_stack=self.with_stack,
-                with_flops=self.with_flops,
-                with_modules=self.with_modules,
-                activities=self._chosen()[0],
-            ),
-        )
+        return (TorchBackend(keeper=results, activities=self._chosen()[0], **self._flags()),)
 
 
 def _remade(fields: dict[str, Any]) -> StepscopeProfileKwargs:

@@ -183,15 +183,8 @@ class Loop:
             except Exception as error:
                 if name not in self._not_numbers:
                     self._not_numbers.add(name)
-                    what = (
-                        f"value is of type {_kind(value)}"
-                        if isinstance(name, str)
-                        else f"name is of type {_kind(name)}"
-                    )
-                    shown = shorten(repr(name), _SHOWN_NAME)
-                    self.store_error(
-                        TypeError(f"the logged value {shown} is no counter: its {what}: {error_text(error)}")
-                    )
+                    shown = f"{shorten(repr(name), _SHOWN_NAME)} of type {type(value).__name__}"
+                    self.store_error(TypeError(f"the logged value {shown} is no counter: {error_text(error)}"))
 
     @property
     def depth(self) -> int:
@@ -272,15 +265,6 @@ def _single_number(value: Any) -> float:
     item: Any = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
     number: Any = item() if callable(item) else value
     return float(number)
-
-
-def _kind(value: object) -> str:
-    """The name of a value's type, and its shape if it has one."""
-    name = type(value).__name__
-    try:
-        return f"{name} and shape {tuple(cast(Any, value).shape)}"
-    except Exception:  # most values have no shape, and some have something else of this name
-        return name
 
 
 class TracingCallback:

@@ -66,6 +66,9 @@ _NAME = re.compile(r"rank(\d+)_start\d+_stop\d+(?:_(.+))?")
 
 _DEVICE = re.compile(r"_(?:cpu|gpu)_ms(-\d+)?$")
 
+_LAST_NS = 253_402_300_799_000_000_000
+"""The end of the year 9999."""
+
 PRODUCTS_OF = "products_of"
 """Key of `profiler_info_<rank>.json` in a directory with products only: the name of the directory that was recorded."""
 
@@ -105,7 +108,8 @@ def new_directory(output_path: str | os.PathLike[str], worker: str | None, devic
 
 
 def window_name(worker: str, pid: int, wall_ns: int, device: str) -> str:
-    """`<worker>_<pid>_<UTC, to the ms>_<device>_ms`."""
+    """`<worker>_<pid>_<UTC, to the ms>_<device>_ms`; a time that no calendar has, as of a damaged file, is the nearest that there is."""
+    wall_ns = min(max(wall_ns, 0), _LAST_NS)
     at = datetime.datetime.fromtimestamp(wall_ns // 1_000_000_000, datetime.UTC)
     return f"{worker}_{pid}_{at:%Y%m%d%H%M%S}{wall_ns // 1_000_000 % 1000:03}_{device.lower()}_ms"
 

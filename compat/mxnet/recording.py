@@ -131,6 +131,13 @@ class Recording:
                 for _ in range(pauses):
                     self.pause()
 
+    def set_state(self, state: str) -> None:
+        """`run` or `stop`."""
+        if state == "run":
+            self.run()
+        else:
+            self.stop()
+
     def run(self) -> None:
         """Begins to record, or goes on after `stop` in the same file."""
         with self._lock:

@@ -165,11 +165,7 @@ class profile(Results):
             activities=wanted,
             experimental_config=experimental_config,
             keeper=self._results,
-            record_shapes=record_shapes,
-            profile_memory=profile_memory,
-            with_stack=with_stack,
-            with_flops=with_flops,
-            with_modules=with_modules,
+            **flags,
         )
         self._hooks: WindowHooks | None = None
         self._journal: JournalExporter | None = None

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepscope.backends.torch.groups import groups
+from stepscope.backends.parallel_layout import groups
 from stepscope.compat.torch.activities import has_torch
 from stepscope.compat.torch.events.averages import averages
 from stepscope.compat.torch.events.function_events import FunctionEvents

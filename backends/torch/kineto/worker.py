@@ -11,15 +11,16 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
 import numpy as np
 
-from stepscope.backends.scratch import make_scratch_file, remove_scratch
+from stepscope.backends.scratch import make_scratch, remove_scratch
 from stepscope.backends.torch.kineto.blocks import KinetoConverter, KinetoTracks, nest
 from stepscope.backends.torch.kineto.file import KinetoFile
-from stepscope.backends.torch.kineto.result import SharedResult
+from stepscope.backends.torch.kineto.symbols import save_without_gil
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.events.intervals import ends
@@ -27,8 +28,70 @@ from stepscope.runtime.events.nesting import cut_frames
 from stepscope.runtime.events.record import Block, join_blocks
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.native_threads import SimpleQueue
+from stepscope.runtime.threads.native_threads import RLock, SimpleQueue
+
+
+class SharedResult:
+    """A result of kineto with several users, each on a thread of its own. The last `release` frees it."""
+
+    def __init__(self, result: Any, users: int = 1) -> None:
+        """Args: torch's `_ProfilerResult`; how often `release` will be called."""
+        self._result: Any = result
+        self._users = users
+        self._counting = locks.reentrant()
+        # Not one of `locks`, as it is held while a file is written. Reentrant: a handler may export what is being exported.
+        self._saving = RLock()
+        self._copy: Path | None = None
+
+    @property
+    def raw(self) -> Any:
+        """torch's own object; `None` once it was freed."""
+        return self._result
+
+    def add_user(self) -> None:
+        """One more will call `release`."""
+        with self._counting:
+            self._users += 1
+
+    def save(self, path: str) -> bool:
+        """Writes kineto's trace, any number of times.
+
+        Returns:
+            False if all Python threads had to stand still meanwhile.
+
+        Raises:
+            Exception: what torch raises if it cannot.
+        """
+        with self._saving:
+            if self._copy is not None:
+                shutil.copyfile(self._copy, path)
+                return True
+            alone = save_without_gil(self._result, path)
+            if not alone:
+                self._result.save(path)
+            if self._users > 1:
+                whole = make_scratch("stepscope-kineto-", ".json")
+                shutil.copyfile(path, whole)
+                self._copy = whole  # last: it is whole, whatever interrupted this
+            return alone
+
+    def flops(self) -> dict[int, int]:
+        """torch's estimates of floating-point operations, by the events' correlation ids."""
+        return {event.correlation_id(): flops for event in self._result.events() if (flops := event.flops())}
+
+    def release(self) -> None:
+        """One user less."""
+        with self._counting:
+            self._users -= 1
+            if self._users:
+                return
+        self._result = None
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            remove_scratch(copy)
+
 
 BLOCK = 1 << 15
 """Events delivered at a time, about."""
@@ -139,7 +202,7 @@ class KinetoWorker:
         if self._keeper is not None:
             trace.result.add_user()  # before it is saved, so that the keeper can save it again
         try:
-            path = make_scratch_file("stepscope-kineto-", ".json")
+            path = make_scratch("stepscope-kineto-", ".json")
             if not self._save(trace, path):
                 self.problems["exporting a trace stopped all Python threads for that time"] += 1
             flops = trace.result.flops() if trace.flops else {}

@@ -15,10 +15,8 @@ from stepscope.backends.parallel_layout import DECLARED, of_torch
 from stepscope.compat.mindspore.output_layout import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, is_communication, microseconds
 from stepscope.compat.mindspore.products.steps import Intervals, length, merged
-from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 
 POINT_TO_POINT = ("send", "recv", "receive")
@@ -48,12 +46,9 @@ class Communication(Product):
     name = "communication"
 
     def __init__(self, directory: Path, rank: int, fastest: Mapping[Key, int]) -> None:
-        self._directory, self._rank, self._fastest = directory, rank, fastest
-        self._anchor = ClockAnchor(0, 0, 0)
+        super().__init__(directory)
+        self._rank, self._fastest = rank, fastest
         self._table = CollectiveTable(is_communication)
-
-    async def open(self, run: Run) -> None:
-        self._anchor = run.anchor
 
     async def add(self, batch: EventBatch) -> None:
         self._table.update(batch)
@@ -65,11 +60,11 @@ class Communication(Product):
         if not steps:
             return ()
         found = {f"step{step}": self._of_step(names) for step, names in sorted(steps.items())}
-        files = [write_json(self._directory / "communication.json", found)]
-        files.append(write_csv(self._directory / f"hccl_raw_{self._rank}.csv", HCCL, _hccl_rows(steps)))
+        files = [write_json(self.directory / "communication.json", found)]
+        files.append(write_csv(self.directory / f"hccl_raw_{self._rank}.csv", HCCL, _hccl_rows(steps)))
         matrix = {f"step{step}": _links(names) for step, names in sorted(steps.items())}
         if any(groups["p2p"] or groups["collective"] for groups in matrix.values()):
-            files.append(write_json(self._directory / "communication_matrix.json", matrix))
+            files.append(write_json(self.directory / "communication_matrix.json", matrix))
         return tuple(files)
 
     def _of_step(self, names: Mapping[str, _Runs]) -> dict[str, Any]:
@@ -87,7 +82,7 @@ class Communication(Product):
 
     def _info(self, runs: _Runs, elapsed: int) -> dict[str, Any]:
         times: dict[str, Any] = {
-            "Start Timestamp(us)": microseconds(self._anchor.wall(min(run.ts for run, _ in runs))),
+            "Start Timestamp(us)": microseconds(self.run.anchor.wall(min(run.ts for run, _ in runs))),
             "Elapse Time(ms)": elapsed / 1e6,
             "Occurrences": len(runs),
         }
@@ -203,16 +198,12 @@ class ParallelLayoutFile(Product):
     name = "parallel layout"
 
     def __init__(self, directory: Path, rank: int) -> None:
-        self._path = directory / f"parallel_strategy_{rank}.json"
+        super().__init__(directory)
         self._rank = rank
-        self._run: Run | None = None
-
-    async def open(self, run: Run) -> None:
-        self._run = run
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
-        run = self._run
-        if run is None or run.world_size is None or run.world_size < 2:
+        run = self.run
+        if run.world_size is None or run.world_size < 2:
             return ()
         facts = {
             "rank_id": self._rank,
@@ -221,4 +212,4 @@ class ParallelLayoutFile(Product):
             "host": run.host,
             "layout": window.metadata.get(DECLARED) or of_torch(window.metadata),
         }
-        return (write_json(self._path, plain(facts)),)
+        return (write_json(self.directory / f"parallel_strategy_{self._rank}.json", plain(facts)),)

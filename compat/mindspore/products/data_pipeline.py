@@ -23,9 +23,7 @@ from stepscope.backends.pipeline_events import CATEGORY
 from stepscope.compat.mindspore.output_layout import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, readings, spans
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.observers import processor_demand
 from stepscope.runtime.windows.step_facts import Phase, class_of
 from stepscope.runtime.windows.step_statistics import first_steps
@@ -46,12 +44,9 @@ class ProcessorUse(Product):
     name = "processor use"
 
     def __init__(self, directory: Path, device: int) -> None:
-        self._path = directory / f"minddata_cpu_utilization_{device}.json"
+        super().__init__(directory)
+        self._device = device
         self._readings: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-        self._anchor = ClockAnchor(0, 0, 0)
-
-    async def open(self, run: Run) -> None:
-        self._anchor = run.anchor
 
     async def add(self, batch: EventBatch) -> None:
         for name, found in readings(batch.events, HostBackend.category, CATEGORY):
@@ -97,9 +92,9 @@ class ProcessorUse(Product):
                 total_sys_memory_mbytes=available + used,
                 used_sys_memory_mbytes=used,
             ),
-            "time_stamp": [self._anchor.wall(ts) // 1_000_000 for ts in at.tolist()],
+            "time_stamp": [self.run.anchor.wall(ts) // 1_000_000 for ts in at.tolist()],
         }
-        return (write_json(self._path, found),)
+        return (write_json(self.directory / f"minddata_cpu_utilization_{self._device}.json", found),)
 
 
 def _use(whole: NDArray[np.float64], system: NDArray[np.float64]) -> dict[str, list[int]]:
@@ -134,7 +129,8 @@ class DataPipelineFiles(Product):
     name = "data pipeline"
 
     def __init__(self, directory: Path, device: int) -> None:
-        self._directory, self._device = directory, device
+        super().__init__(directory)
+        self._device = device
         self._builder = PipelineBuilder()
         self._times: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         self._readings: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
@@ -168,10 +164,10 @@ class DataPipelineFiles(Product):
         machine_use = use_by_counters(means, self._readings, judged[0].start_ns if judged else 0)
         for number, pipeline in enumerate(self._builder.pipelines(), 1):
             name = f"{self._device}" if number == 1 else f"{self._device}-{number}"
-            raw = self._directory / f"minddata_pipeline_raw_{name}.csv"
+            raw = self.directory / f"minddata_pipeline_raw_{name}.csv"
             files.append(write_csv(raw, RAW, (_raw(pipeline, operator) for operator in pipeline.operators)))
             summary = summary_of(pipeline, machine_use)
-            table = self._directory / f"minddata_pipeline_summary_{name}"
+            table = self.directory / f"minddata_pipeline_summary_{name}"
             files.append(write_json(table.with_suffix(".json"), summary))
             first, *others = ([key, *value] for key, value in summary.items())
             files.append(write_csv(table.with_suffix(".csv"), first, others))
@@ -180,7 +176,7 @@ class DataPipelineFiles(Product):
                 (name, stage, count, f"{total / count / 1000:.2f}", "")
                 for (name, stage), (count, total) in sorted(self._times.items())
             )
-            files.append(write_csv(self._directory / "dataset.csv", PREPARATION, rows))
+            files.append(write_csv(self.directory / "dataset.csv", PREPARATION, rows))
         return tuple(files)
 
 

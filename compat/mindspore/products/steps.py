@@ -14,9 +14,7 @@ from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.compat.mindspore.output_layout import write_csv, write_json
 from stepscope.compat.mindspore.products.base import OPERATORS, Product, in_categories, is_communication, spans
 from stepscope.runtime.events import strings, tracks
-from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block, EventBatch, Kind
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.step_facts import Facts, Phase, StepFactsBuilder, class_of, covered_before, union
 from stepscope.runtime.windows.step_parts import durations, is_uncovered, parts_of
 from stepscope.runtime.windows.window import Window
@@ -56,8 +54,8 @@ class StepTimes(Product):
     name = "step times"
 
     def __init__(self, directory: Path, rank: int) -> None:
-        self._directory, self._rank = directory, rank
-        self._anchor = ClockAnchor(0, 0, 0)
+        super().__init__(directory)
+        self._rank = rank
         self._covered: dict[tuple[int, str], Intervals] = {}
         self._communication = SpanChoice(is_communication)
         self._phases = {
@@ -65,9 +63,6 @@ class StepTimes(Product):
             FORWARD: SpanChoice(_is_of(Phase.FORWARD)),
             BACKWARD: SpanChoice(_is_of(Phase.BACKWARD)),
         }
-
-    async def open(self, run: Run) -> None:
-        self._anchor = run.anchor
 
     async def add(self, batch: EventBatch) -> None:
         events = spans(batch.events)
@@ -98,13 +93,13 @@ class StepTimes(Product):
         ]
         if not rows:
             return ()
-        files = [write_csv(self._directory / "step_trace_time.csv", HEAD, rows)]
+        files = [write_csv(self.directory / "step_trace_time.csv", HEAD, rows)]
         backward = any(what == BACKWARD for _, what in self._covered)
         points = list(self._points(window, backward=backward))
         if points:
             # Doubles do not hold ticks of Unix time.
             average = ["-", *(sum(column) // len(points) for column in list(zip(*points, strict=True))[1:])]
-            path = self._directory / f"step_trace_raw_{self._rank}_detail_time.csv"
+            path = self.directory / f"step_trace_raw_{self._rank}_detail_time.csv"
             files.append(write_csv(path, POINTS if backward else FORWARD_POINTS, [*points, average]))
         return tuple(files)
 
@@ -121,12 +116,12 @@ class StepTimes(Product):
             if not len(begins) or (backward and not len(bp[1])):
                 continue
             start, end, first = (
-                self._anchor.wall(int(ns)) // TICK_NS for ns in (step.start_ns, step.end_ns, begins[0])
+                self.run.anchor.wall(int(ns)) // TICK_NS for ns in (step.start_ns, step.end_ns, begins[0])
             )
             if not backward:
                 yield [step.number, start, end, end - start, first, first - start, end - first]
                 continue
-            last = self._anchor.wall(int(bp[1][-1])) // TICK_NS
+            last = self.run.anchor.wall(int(bp[1][-1])) // TICK_NS
             yield [step.number, start, end, end - start, first, last, first - start, last - first, end - last]
 
     def _row(self, number: int, start: int, end: int, kind: str) -> tuple[Any, ...]:
@@ -186,7 +181,7 @@ class StepPhases(Product):
     name = "step phases"
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        super().__init__(directory)
         self._facts = StepFactsBuilder(late=True)
         self._stepping = 0
         self._waiting: list[Block] = []
@@ -267,8 +262,8 @@ class StepPhases(Product):
             PERCENT: percent,
         }
         return (
-            write_csv(self._directory / "step_phases.csv", ["step", *(f"{name}(us)" for name in averages)], rows),
-            write_json(self._directory / "step_phases.json", found),
+            write_csv(self.directory / "step_phases.csv", ["step", *(f"{name}(us)" for name in averages)], rows),
+            write_json(self.directory / "step_phases.json", found),
         )
 
     def _named_times(self, facts: Facts) -> dict[str, list[int]]:

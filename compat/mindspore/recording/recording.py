@@ -16,7 +16,7 @@ from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.options.schedule import TraceHandler
 from stepscope.compat.mindspore.output_layout import default_or_other
 from stepscope.compat.mindspore.recording.capture import Capture, CapturedWindow, CapturePlan
-from stepscope.compat.mindspore.sources.capabilities import limits
+from stepscope.compat.mindspore.sources.backends import limits
 from stepscope.compat.mindspore.sources.device import detect_target
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import STEPS, directory_from_environment

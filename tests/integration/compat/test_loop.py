@@ -53,20 +53,6 @@ def test_a_run_goes_on_counting(tmp_path: Path) -> None:
     assert steps(memory) == [(3, 4)]
 
 
-class Odd:
-    """A value that is no number, and whose shape is none."""
-
-    def __init__(self, shape: object) -> None:
-        self._shape = shape
-
-    @property
-    def shape(self) -> object:
-        """An int, or an error that is raised."""
-        if isinstance(self._shape, Exception):
-            raise self._shape
-        return self._shape
-
-
 def test_logged_values(tmp_path: Path) -> None:
     """Arrays of one number are counters; what can be none costs itself, and the error says why."""
     memory = sc.exporters.MemoryExporter()
@@ -75,8 +61,7 @@ def test_logged_values(tmp_path: Path) -> None:
     values: dict[Any, Any] = {
         1: 0.5,
         "large": 10**400,
-        "raises": Odd(RuntimeError("no shape")),
-        "int": Odd(5),
+        "odd": object(),
         "several": np.zeros(3),
         "complex": 1j,
         "n" * 500: None,
@@ -90,16 +75,15 @@ def test_logged_values(tmp_path: Path) -> None:
     loop.close()
     counters = memory.names(kind=Kind.COUNTER)
     assert [name for name in counters if name in ("row", "matrix", "flag")] == ["row", "matrix", "flag"] * 2
-    head = "the logged value"
     errors = [str(error) for error in loop.raised.errors]
-    assert len(errors) == 7
-    assert errors[0].startswith(f"{head} 1 is no counter: its name is of type int: TypeError: ")
-    assert errors[1].startswith(f"{head} 'large' is no counter: its value is of type int: OverflowError: ")
-    assert errors[2].startswith(f"{head} 'raises' is no counter: its value is of type Odd: TypeError: ")
-    assert errors[3].startswith(f"{head} 'int' is no counter: its value is of type Odd: TypeError: ")
-    assert errors[4].startswith(f"{head} 'several' is no counter: its value is of type ndarray and shape (3,): ")
-    assert errors[5].startswith(f"{head} 'complex' is no counter: its value is of type complex: TypeError: ")
-    assert len(errors[6]) < 250
+    assert [error.partition(" is no counter: ")[0] for error in errors[:-1]] == [
+        "the logged value 1 of type float",
+        "the logged value 'large' of type int",
+        "the logged value 'odd' of type object",
+        "the logged value 'several' of type ndarray",
+        "the logged value 'complex' of type complex",
+    ]
+    assert len(errors[5]) < 250
 
 
 @pytest.mark.checklist("F7")

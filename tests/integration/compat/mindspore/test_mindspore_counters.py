@@ -110,7 +110,7 @@ def test_devices(tmp_path: Path) -> None:
     program = """
 import sys; sys.path.append(sys.argv[1])
 import stepscope as sc
-from stepscope.compat.mindspore.sources.capabilities import limits
+from stepscope.compat.mindspore.sources.backends import limits
 from stepscope.compat.mindspore.sources.backends import choose
 from stepscope.compat.mindspore.options.options import read_options
 from stepscope.compat.mindspore.sources.device import DeviceTarget

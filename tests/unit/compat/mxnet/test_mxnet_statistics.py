@@ -107,7 +107,7 @@ def test_parts_of_a_span_are_one_pass() -> None:
 
 def test_more_names_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted, and those that are known go on."""
-    monkeypatch.setattr(statistics, "MAX_NAMES", 2)
+    monkeypatch.setattr("stepscope.compat.mxnet.statistics.MAX_NAMES", 2)
     made = Statistics()
     for _ in range(2):
         made.add(
