@@ -17,10 +17,7 @@ _exiting = False
 
 def make_scratch(prefix: str, suffix: str | None = None) -> Path:
     """Makes a private directory, or an empty private file if there is a suffix, to be removed by `remove_scratch`.
-
-    Raises:
-        OSError: if that is not possible, as at the end of the process.
-    """
+    Raises `OSError` if that is not possible, as at the end of the process."""
     if _exiting:
         raise OSError("the process ends: no temporary file is made any more")
     if suffix is None:

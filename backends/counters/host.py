@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from stepscope.backends.base import Sink
 from stepscope.backends.counters.counting import CountingBackend, Reading, chosen
@@ -45,14 +45,6 @@ class HostReadings:
         self._ports = list((root / "sys/class/infiniband").glob("*/ports/*/counters"))
         self._disks: dict[bytes, bool] = {}
         self._cards: dict[str, bool] = {}
-        self.parts: Final[Mapping[str, Callable[[], Iterator[Reading]]]] = {
-            "cpu": self.cpu,
-            "memory": self.memory,
-            "disk": self.disk,
-            "network": self.network,
-            "scheduling": self.scheduling,
-        }
-        """By name."""
 
     def cpu(self) -> Iterator[Reading]:
         """Shares in %: of all processors, of one processor for the process, and of what the cgroup may use; and how often the
@@ -232,7 +224,7 @@ class HostBackend(CountingBackend):
     def _read(self) -> Iterator[Reading]:
         for part in self._parts:
             try:
-                yield from self._readings.parts[part]()
+                yield from getattr(self._readings, part)()
             except (OSError, ValueError, KeyError, IndexError) as error:
                 self._note(_text(part, error))
 
@@ -245,7 +237,7 @@ class HostBackend(CountingBackend):
 
     def _problem_of(self, part: str) -> str:
         try:
-            found = list(self._readings.parts[part]())
+            found = list(getattr(self._readings, part)())
         except (OSError, ValueError, KeyError, IndexError) as error:
             return _text(part, error)
         return "" if found else f"{part}: nothing is told"

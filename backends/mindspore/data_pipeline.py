@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ from stepscope.runtime.events.record import Block, Kind, empty_block, join_block
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads import locks
+
+T = TypeVar("T")
 
 
 class OutputQueue(msgspec.Struct, frozen=True):
@@ -100,30 +102,17 @@ class BatchTimes(msgspec.Struct):
     """The time that the iterator waited for the pipeline."""
     handed_on_ms: int = 0
     """The time of handing the batch on, to a device or to Python."""
-    queued: int = -1
-    """Batches in the queue that it came from; -1 where that is not known."""
 
 
-def read_pipeline(directory: Path) -> Pipeline | None:
-    """The operators; `None` where no pipeline was recorded.
+def _read(directory: Path, pattern: str, kind: type[T]) -> T | None:
+    """What the newest file of a pattern holds; `None` without one.
 
     Raises:
         OSError: if the file cannot be read.
         ValueError: if it is of another form.
     """
-    path = _newest(directory, "pipeline_profiling_*.json")
-    return None if path is None else msgspec.json.decode(path.read_bytes(), type=Pipeline)
-
-
-def read_processor_use(directory: Path) -> ProcessorUse | None:
-    """The use of processors; `None` without the file.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is of another form.
-    """
-    path = _newest(directory, "minddata_cpu_utilization_*.json")
-    return None if path is None else msgspec.json.decode(path.read_bytes(), type=ProcessorUse)
+    path = _newest(directory, pattern)
+    return None if path is None else msgspec.json.decode(path.read_bytes(), type=kind)
 
 
 def read_batches(directory: Path) -> Iterator[BatchTimes]:
@@ -140,11 +129,9 @@ def read_batches(directory: Path) -> Iterator[BatchTimes]:
             yield batch
             batch = None
         batch = batch or BatchTimes(at, number)
-        if kind == 1:
-            batch.queued = value
-        elif what == 0:
+        if kind == 0 and what == 0:
             batch.waited_ms = value
-        elif what == 1:
+        elif kind == 0 and what == 1:
             batch.handed_on_ms = value
     if batch is not None:
         yield batch
@@ -299,7 +286,7 @@ def events_of(directory: Path, begin: int, end: int) -> tuple[Block, bytes]:
         OSError: if a file cannot be read.
         ValueError: if a file is of another form.
     """
-    pipeline = read_pipeline(directory)
+    pipeline = _read(directory, "pipeline_profiling_*.json", Pipeline)
     if pipeline is None:
         return empty_block(), b""
     samples = [each for each in _samples(directory, pipeline) if begin <= each.ts < end]
@@ -323,7 +310,7 @@ def events_of(directory: Path, begin: int, end: int) -> tuple[Block, bytes]:
 
 
 def _samples(directory: Path, pipeline: Pipeline) -> Iterator[_Sample]:
-    use = read_processor_use(directory)
+    use = _read(directory, "minddata_cpu_utilization_*.json", ProcessorUse)
     batches = list(read_batches(directory))
     # A pipeline that has ended is sampled on, with lengths that mean nothing.
     last = max((batch.at_ms for batch in batches), default=0) + pipeline.sampling_interval

@@ -377,13 +377,8 @@ class SimulatedDevice:
             self._count(lost=lost)
 
     def _count(self, delivered: int = 0, lost: int = 0, refused: int = 0) -> None:
-        old = self._counts
-        self._counts = DeviceStatistics(
-            old.produced + delivered + lost + refused,
-            old.delivered + delivered,
-            old.lost + lost,
-            old.refused + refused,
-        )
+        counts = delivered + lost + refused, delivered, lost, refused
+        self._counts = DeviceStatistics(*map(sum, zip(msgspec.structs.astuple(self._counts), counts, strict=True)))
 
     def _state_watermark(self, sink: Sink, device_clock: DeviceClock, now: int) -> None:
         """Nothing that began before the oldest slot still on its way will come, but for the error of the clock."""

@@ -172,7 +172,7 @@ MACHINE = {
 def readings(root: Path, *parts: str) -> dict[str, float]:
     """What is read of a machine whose files these are."""
     found = HostReadings(root)
-    return {reading.name: reading.value for part in parts for reading in found.parts[part]()}
+    return {reading.name: reading.value for part in parts for reading in getattr(found, part)()}
 
 
 def test_what_the_system_tells(tmp_path: Path) -> None:
