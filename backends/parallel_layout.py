@@ -94,11 +94,7 @@ def kind_of(name: str) -> str:
 
 
 def of_torch(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The layout by torch's process groups; empty without any.
-
-    Args:
-        facts: as `GroupReadings.read` returns them.
-    """
+    """The layout by torch's process groups, as `GroupReadings.read` returns them; empty without any."""
     info: Mapping[str, Any] = facts.get("distributedInfo") or {}
     if not info:
         return {}

@@ -21,15 +21,7 @@ from stepscope.runtime.threads.native_threads import Event, Thread
 class SamplingBackend(ABC):
     """Calls `_sample` every so often while recording goes on; the thread sleeps while it does not.
 
-    Args:
-        name: of this source.
-        interval: seconds between two samples.
-        always: whether windows have samples that were not asked for with them.
-
-    Raises:
-        TypeError: if the interval is no number.
-        ValueError: if it is not above 0.
-    """
+    Args: the source's name; seconds between two samples, above 0; whether windows have samples that were not asked for with them."""
 
     thread_bound = False
     what: ClassVar[str]
@@ -138,16 +130,7 @@ class Reading(NamedTuple):
 class CountingBackend(SamplingBackend):
     """Records what `_read` finds. A level has the time at which it was read; a rate that at which what it was measured over
     began, for viewers draw a value from its time on. In a window that is shorter than the interval it is measured over what
-    there is of it.
-
-    Args:
-        name: of this source.
-        interval: seconds between two samples.
-        always: whether windows have samples that were not asked for with them.
-
-    Raises:
-        ValueError: if the interval is not above 0.
-    """
+    there is of it. Args: as of `SamplingBackend`."""
 
     category: ClassVar[str]
     """Of the counters."""

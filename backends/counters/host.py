@@ -29,11 +29,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class HostReadings:
-    """Reads the figures; each part raises `OSError` where the system does not tell it.
-
-    Args:
-        root: where `/proc` and `/sys` of the machine are.
-    """
+    """Reads the figures below `root`, where `/proc` and `/sys` are; each part raises `OSError` where the system does not tell it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

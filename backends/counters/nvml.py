@@ -48,14 +48,7 @@ class _Field(ctypes.Structure):
 
 
 class Nvml:
-    """The library, begun; `close` ends it.
-
-    Args:
-        library: its name or file.
-
-    Raises:
-        NvmlError: if it cannot be loaded, or has no driver to talk to.
-    """
+    """The library of that name or file, begun; `close` ends it. Raises `NvmlError` if it cannot be loaded, or has no driver."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         try:

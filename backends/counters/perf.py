@@ -73,11 +73,7 @@ class PerfFile(msgspec.Struct, frozen=True):
 
 
 def open_event(event: str, thread: int) -> PerfFile:
-    """Begins to count an event of a thread, and of threads that it starts from now on; user code only.
-
-    Args:
-        event: a name of `EVENTS`.
-        thread: its number as the system has it; 0 for this one.
+    """Begins to count an event of `EVENTS` for a thread, 0 for this one, and for those that it starts from now on; user code only.
 
     Raises:
         PerfError: if it cannot be counted.

@@ -128,13 +128,7 @@ class MindSporeTracks:
 def convert(
     directory: Path, anchors: tuple[ClockAnchor, ClockAnchor], rows: MindSporeTracks, *, shapes: bool
 ) -> Converted:
-    """Reads the files of one recording.
-
-    Args:
-        directory: of the files.
-        anchors: the clocks when recording began and ended.
-        rows: where operators are drawn.
-        shapes: whether operators get the shapes of their inputs, where they are known.
+    """Reads the files of one recording, given the clocks when it began and ended.
 
     Raises:
         OSError: if a file cannot be read.

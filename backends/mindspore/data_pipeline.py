@@ -273,14 +273,8 @@ class MindDataBackend:
 
 
 def events_of(directory: Path, begin: int, end: int) -> tuple[Block, bytes]:
-    """Reads MindSpore's files into events: an instant with the operators, and counters.
-
-    Args:
-        directory: of the files.
-        begin, end: ns; samples before and after are left out.
-
-    Returns:
-        The block, empty without a pipeline, and the heap of its arguments.
+    """Reads MindSpore's files into events: an instant with the operators, and counters from `begin` to `end` (ns), with the heap of
+    their arguments. The block is empty without a pipeline.
 
     Raises:
         OSError: if a file cannot be read.

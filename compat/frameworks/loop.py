@@ -98,8 +98,7 @@ class Loop:
             step: number of its first step.
             epoch: of its first epoch, which counts if the schedule counts epochs.
             directory: where runs go unless the settings or the environment say; `None` for a new one.
-            rank: of this process, where the framework knows better than the environment.
-            world_size: likewise.
+            rank, world_size: where the framework knows better than the environment.
 
         Raises:
             OutputError: if the output cannot be written.
@@ -172,11 +171,8 @@ class Loop:
             self.exit(stage)
 
     def counters(self, values: Mapping[str, Any]) -> None:
-        """Records logged values as counters. One that cannot be a counter costs only itself, and is an error once per name.
-
-        Args:
-            values: by name: numbers, or arrays and tensors of any shape that hold one.
-        """
+        """Records logged values as counters, by name: numbers, or arrays and tensors of any shape that hold one. One that cannot be a counter costs
+        only itself, and is an error once per name."""
         for name, value in values.items():
             try:
                 counter(name, _single_number(value), category=self.category)
@@ -257,11 +253,7 @@ def _verdict(profiler: Profiler) -> list[str]:
 
 
 def _single_number(value: Any) -> float:
-    """A number, or the only one in an array or tensor.
-
-    Raises:
-        Exception: if it is no number, or holds several; what exactly depends on its type.
-    """
+    """A number, or the only one in an array or tensor. Raises what its type raises if it is none, or holds several."""
     item: Any = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
     number: Any = item() if callable(item) else value
     return float(number)

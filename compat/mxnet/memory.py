@@ -177,11 +177,8 @@ def _segments() -> Iterable[Mapping[str, Any]]:
 
 
 def requested_sizes(segments: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, int], int]:
-    """The bytes that were requested of each block that is allocated, by device, address and bytes of the block.
-
-    Args:
-        segments: as `torch.cuda.memory_snapshot()` returns them.
-    """
+    """The bytes that were requested of each block that is allocated, by device, address and bytes of the block, of what
+    `torch.cuda.memory_snapshot()` returns."""
     return {
         (f"gpu/{segment['device']}", block["address"], block["size"]): block["requested_size"]
         for segment in segments

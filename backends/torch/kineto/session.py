@@ -387,11 +387,8 @@ def _await_births() -> None:
 
 
 def exclude_own_threads() -> frozenset[int]:
-    """Has torch's tracer of Python functions, which has hooked into every thread, leave out those of the runtime.
-
-    Returns:
-        The numbers that the system has for them: the functions that they were in are recorded all the same.
-    """
+    """Has torch's tracer of Python functions, which has hooked into every thread, leave out those of the runtime. Returns their numbers in
+    the system: the functions that they were in are recorded all the same."""
     threads = own_threads()
     _core.unprofile_threads({thread.ident for thread in threads if thread.ident is not None})
     # torch gives what a thread was inside of, and that has done nothing since, to a thread 0: ours are of that kind.
