@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -35,10 +34,13 @@ def private(owner: Any, name: str) -> Any:
 class TorchImport:
     """A finder on `sys.meta_path` that finds nothing itself: it calls `then` once torch, or a part of it, has been imported whole.
 
-    It is called on the importing thread, inside the import statement. What it raises stays out of the program."""
+    It is called on the importing thread, inside the import statement. What it raises stays out of the program, and is kept in
+    `problem`.
+    """
 
     def __init__(self, then: Callable[[], None], module: str = "torch") -> None:
         self._module = module
+        self.problem: Exception | None = None
         self._then = then
 
     def watch(self) -> None:
@@ -78,5 +80,7 @@ class TorchImport:
         return spec
 
     def _call(self) -> None:
-        with suppress(Exception):
+        try:
             self._then()
+        except Exception as error:
+            self.problem = error

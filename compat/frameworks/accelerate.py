@@ -16,7 +16,6 @@ from stepscope.compat.frameworks.accelerate_run import AccelerateRun
 from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.compat.torch.activities import choose
-from stepscope.compat.torch.results import View
 from stepscope.compat.torch.windows.finished_window import TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
@@ -80,7 +79,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         callback = None if ready is None or isinstance(ready, Exporter) else ready
         results = LatestResults() if all(getattr(self, need) for need in NEEDS) else None
         backends = partial(self._backends, results)
-        self.last = AccelerateRun(self._settings(), backends, _called(callback), self._torch_flags(), results)
+        self.last = AccelerateRun(self._settings(), backends, callback, self._torch_flags(), results)
         return self.last
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +122,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         device = next((device for device in DEVICES if device in self._chosen()[1]), None)
         return TorchFlags(**self._flags(), use_device=None if device is None else device.lower())
 
-    def _flags(self) -> dict[str, bool]:
+    def _flags(self) -> dict[str, Any]:
         return {flag: getattr(self, flag) for flag in SWITCHES.values()}
 
     def _backends(self, results: LatestResults | None) -> Sequence[Backend]:
@@ -132,10 +131,6 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
 
 def _remade(fields: dict[str, Any]) -> StepscopeProfileKwargs:
     return StepscopeProfileKwargs(**fields)
-
-
-def _called(callback: Callable[..., Any] | None) -> Callable[[View], Any] | None:
-    return None if callback is None else partial(callback)
 
 
 def _activity(name: str) -> Any:

@@ -125,7 +125,7 @@ class profile(Results):
                 raise TypeError(f"post_processing_timeout_s must be a number, {got(post_processing_timeout_s)}")
             if not post_processing_timeout_s >= 0:
                 raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
-        flags = {
+        flags: dict[str, Any] = {
             "record_shapes": record_shapes,
             "profile_memory": profile_memory,
             "with_stack": with_stack,

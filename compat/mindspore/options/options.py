@@ -290,11 +290,10 @@ def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
 def _texts(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    items = cast(Iterable[Any], value) if isinstance(value, list | tuple) else (None,)
-    texts = tuple(item for item in items if isinstance(item, str))
-    if not isinstance(value, list | tuple) or len(texts) != len(cast(list[Any], value)):
+    items = tuple(cast(Iterable[Any], value)) if isinstance(value, list | tuple) else (None,)
+    if not all(isinstance(item, str) for item in items):
         raise TypeError("it must be a list of str")
-    return texts
+    return items
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {

@@ -63,15 +63,6 @@ def test_a_window_that_cannot_be_written_keeps_the_raw_data(tmp_path: Path, monk
     assert sorted(window.window for window in again.windows) == [0, 1] and again.complete
 
 
-def test_all_is_analysed_and_raw_data_go(tmp_path: Path) -> None:
-    """As before."""
-    profiler = two_windows(tmp_path, data_simplification=True)
-    analysis = profiler.analyse()
-    assert analysis is not None and analysis.complete and not analysis.rejected
-    assert not list(tmp_path.rglob("journal"))
-    assert profiler.analyse() == analysis
-
-
 @pytest.mark.checklist("D20")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_one_journal_that_cannot_be_read_costs_its_window(

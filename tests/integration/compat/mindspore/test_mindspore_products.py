@@ -377,16 +377,6 @@ def test_what_levels_and_activities_record(
     assert "AllReduce-op4" in names
 
 
-@pytest.mark.checklist("C2")
-@pytest.mark.parametrize("level", list(ProfilerLevel))
-def test_every_level_records(tmp_path: Path, level: ProfilerLevel) -> None:
-    """Whatever the level and the activities, the program's own spans and the steps are there."""
-    profiler = output.recorded(tmp_path, profiler_level=level, activities=[ProfilerActivity.CPU])
-    profiler.analyse()
-    assert output.steps_of(profiler.directories[0]) == [0, 1, 2]
-    assert output.info(profiler.directories[0])["options"]["profiler_level"] == level.value
-
-
 @pytest.mark.checklist("B20")
 def test_the_cost_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log has the likely cost of a recording when it starts, by the recordings of the profiler so far."""
