@@ -26,7 +26,6 @@ from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT
 from tests.support.frameworks import Runs, steps
 from tests.support.messages import refused, said
-from tests.support.raised import length
 
 
 def settings_of(tmp_path: Path, **given: Any) -> LoopSettings:
@@ -42,15 +41,6 @@ def run_steps(loop: Loop, stage: str, count: int, **given: Any) -> None:
         loop.exit("work")
         loop.step()
     loop.close()
-
-
-def test_a_run_goes_on_counting(tmp_path: Path) -> None:
-    """The first step's number decides with the schedule, as after a resumption."""
-    memory = sc.exporters.MemoryExporter()
-    loop = Loop(settings_of(tmp_path, exporters=[memory]), "x")
-    run_steps(loop, "fit", 2, step=3)
-    loop.raise_errors()
-    assert steps(memory) == [(3, 4)]
 
 
 def test_logged_values(tmp_path: Path) -> None:
@@ -146,28 +136,6 @@ def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(MAX_ERRORS)]
     said(caplog.records, "x", "ValueError: number 0")
     with refused(ExceptionGroup, "x", f"{MAX_ERRORS + 3} errors"):
-        hooks.raise_errors()
-
-
-def test_what_hooks_raise_again_is_kept_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is counted each time, said once, and does not grow."""
-    loop = Loop(settings_of(tmp_path), "x")
-    error = ValueError("once")
-
-    class Same(TracingCallback):
-        def __init__(self) -> None:
-            self.loop = loop
-
-        @stores_errors
-        def hook(self) -> None:
-            raise error
-
-    hooks = Same()
-    for _ in range(20):
-        hooks.hook()
-    assert hooks.errors == (error,) and length(error) < 4
-    assert len(said(caplog.records, "x", "ValueError: once")) == 1
-    with refused(ExceptionGroup, "x", "20 errors"):
         hooks.raise_errors()
 
 
