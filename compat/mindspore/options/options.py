@@ -290,10 +290,11 @@ def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
 def _texts(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    items = tuple(cast(Iterable[Any], value)) if isinstance(value, list | tuple) else (None,)
-    if not all(isinstance(item, str) for item in items):
-        raise TypeError("it must be a list of str")
-    return items
+    if isinstance(value, list | tuple):
+        items = tuple(cast(Iterable[Any], value))
+        if all(isinstance(item, str) for item in items):
+            return items
+    raise TypeError("it must be a list of str")
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
