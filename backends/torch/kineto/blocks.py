@@ -73,10 +73,13 @@ class KinetoTracks:
     def _process(self, pid: int) -> int:
         self._learn()
         if pid not in self._processes:
-            label = self._labels.get(pid, "CPU")
-            name = self._programs.get(pid) if label == "CPU" else label
-            self._processes[pid] = tracks.new(TrackKind.PROCESS, pid, 0, name or f"process {pid}")
+            self._processes[pid] = tracks.new(TrackKind.PROCESS, pid, 0, self._process_name(pid))
         return self._processes[pid]
+
+    def _process_name(self, pid: int | str) -> str:
+        label = self._labels.get(pid, "CPU")
+        name = self._programs.get(pid) if label == "CPU" else label
+        return name or f"process {pid}"
 
     def _learn(self) -> None:
         for track in tracks.living(self._next):
@@ -109,9 +112,7 @@ class SavedTracks(KinetoTracks):
         process, thread = (number if isinstance(number, int) and abs(number) < 1 << 63 else 0 for number in (pid, tid))
         device = self.is_device(pid)
         if pid not in self._parents:
-            label = self._labels.get(pid, "CPU")
-            name = self._programs.get(pid) if label == "CPU" else label
-            self._parents[pid] = tracks.read(TrackKind.PROCESS, process, 0, name or f"process {pid}")
+            self._parents[pid] = tracks.read(TrackKind.PROCESS, process, 0, self._process_name(pid))
         name = self._names.get((pid, tid)) or f"{'stream' if device else 'thread'} {tid}"
         kind = TrackKind.STREAM if device else TrackKind.THREAD
         return tracks.read(kind, process, thread, name, self._parents[pid])
