@@ -171,8 +171,8 @@ class Loop:
             self.exit(stage)
 
     def counters(self, values: Mapping[str, Any]) -> None:
-        """Records logged values as counters, by name: numbers, or arrays and tensors of any shape that hold one. One that cannot be a counter costs
-        only itself, and is an error once per name."""
+        """Records logged values as counters, by name: numbers, or arrays and tensors of any shape that hold one. One that cannot be a
+        counter costs only itself, and is an error once per name."""
         for name, value in values.items():
             try:
                 counter(name, _single_number(value), category=self.category)
@@ -235,7 +235,7 @@ class Loop:
             log.warning("tracing of %s goes on without: %s", self.category, text)
 
     def raise_errors(self) -> None:
-        """Raises the stored errors, if any. Raises `ExceptionGroup` of all of it."""
+        """Raises an `ExceptionGroup` of the stored errors, if there are any."""
         if self.raised.retained:
             count = human_count(self.raised.count, "error")
             raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.raised.errors)

@@ -204,7 +204,7 @@ def _read(name: str, value: Any, metrics: Mapping[int, AicoreMetrics]) -> Any:
 
 
 def boolean(value: Any) -> bool:
-    """A value that must be a bool; a number or a text is none. Raises `TypeError` if it is none."""
+    """A value that must be a bool. Raises `TypeError` for anything else, numbers and texts included."""
     if not isinstance(value, bool):
         raise TypeError(f"it must be a bool, got {type(value).__name__}")
     return value
