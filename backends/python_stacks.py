@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 
 import msgspec
 
-from stepscope.backends.counters.sampling import SamplingBackend
+from stepscope.backends.counters.counting import SamplingBackend
 from stepscope.runtime.display.code_places import of_the_program
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block

@@ -15,45 +15,29 @@ _paths: set[Path] = set()
 _exiting = False
 
 
-def make_scratch_file(prefix: str, suffix: str) -> Path:
-    """Makes an empty private file, to be removed by `remove_scratch`.
-
-    Raises:
-        OSError: if that is not possible, as at the end of the process.
-    """
-    _refuse_at_exit()
-    descriptor, name = tempfile.mkstemp(suffix, prefix, scratch_directory())
-    os.close(descriptor)
-    path = Path(name)
-    _paths.add(path)
-    return path
-
-
-def make_scratch_directory(prefix: str) -> Path:
-    """Makes an empty private directory, to be removed by `remove_scratch`.
-
-    Raises:
-        OSError: if that is not possible, as at the end of the process.
-    """
-    _refuse_at_exit()
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_directory()))
+def make_scratch(prefix: str, suffix: str | None = None) -> Path:
+    """Makes a private directory, or an empty private file if there is a suffix, to be removed by `remove_scratch`.
+    Raises `OSError` if that is not possible, as at the end of the process."""
+    if _exiting:
+        raise OSError("the process ends: no temporary file is made any more")
+    if suffix is None:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_directory()))
+    else:
+        descriptor, name = tempfile.mkstemp(suffix, prefix, scratch_directory())
+        os.close(descriptor)
+        path = Path(name)
     _paths.add(path)
     return path
 
 
 def remove_scratch(path: Path) -> None:
-    """Removes a file or directory that one of the functions above made, with the draft `<path>.tmp` that kineto writes first."""
+    """Removes what `make_scratch` made, with the draft `<path>.tmp` that kineto writes first."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
         for file in (path, Path(f"{path}.tmp")):
             file.unlink(missing_ok=True)
     _paths.discard(path)
-
-
-def _refuse_at_exit() -> None:
-    if _exiting:
-        raise OSError("the process ends: no temporary file is made any more")
 
 
 def _remove_all() -> None:

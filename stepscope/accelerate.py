@@ -3,9 +3,8 @@
 Needs `accelerate`; see docs/frameworks.md.
 """
 
-from stepscope.compat.frameworks.accelerate import StepscopeProfileKwargs
+from stepscope.compat.frameworks.accelerate import StepscopeProfileKwargs, StepscopeTracker
 from stepscope.compat.frameworks.accelerate_run import AccelerateRun
-from stepscope.compat.frameworks.accelerate_tracker import StepscopeTracker
 from stepscope.compat.torch.results import View as FinishedWindow
 
 __all__ = ["AccelerateRun", "FinishedWindow", "StepscopeProfileKwargs", "StepscopeTracker"]

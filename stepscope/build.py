@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from stepscope.backends.base import Backend, Streaming
 from stepscope.backends.parallel_layout import with_layout
 from stepscope.backends.torch import loader as torch_loader
-from stepscope.backends.torch import training_outputs
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.files.window_journals import WindowJournalsExporter
@@ -63,7 +62,7 @@ class _Analysis:
 
 analysed.by = _Analysis()
 
-_INSTALLED = (closing_at_exit, forced_writes, stack_sampler, task_runs, torch_loader, training_outputs)
+_INSTALLED = (closing_at_exit, forced_writes, stack_sampler, task_runs, torch_loader)
 """Imported for what they install: profilers that are open at the interpreter's exit are closed, and signals are known. A profiler that
 is made later may find no descriptors to import them."""
 

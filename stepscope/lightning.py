@@ -3,7 +3,6 @@
 Needs `lightning` or `pytorch_lightning`; see docs/frameworks.md.
 """
 
-from stepscope.compat.frameworks.lightning_callback import StepscopeCallback
-from stepscope.compat.frameworks.lightning_profiler import StepscopeProfiler
+from stepscope.compat.frameworks.lightning import StepscopeCallback, StepscopeProfiler
 
 __all__ = ["StepscopeCallback", "StepscopeProfiler"]

@@ -30,9 +30,10 @@ from stepscope.compat.mindspore.options.enums import (
     ProfilerActivity,
     ProfilerLevel,
 )
-from stepscope.compat.mindspore.options.schedule import Schedule, schedule
-from stepscope.compat.mindspore.options.trace_handler import (
+from stepscope.compat.mindspore.options.schedule import (
+    Schedule,
     TraceHandler,
+    schedule,
     tensor_board_trace_handler,
     tensorboard_trace_handler,
 )

@@ -28,10 +28,9 @@ from stepscope.compat.mxnet.objects.domain import Counter, Domain, Marker
 from stepscope.compat.mxnet.objects.durations import Event, Frame, Task
 from stepscope.compat.mxnet.objects.forwarding import Forward, NvtxForward
 from stepscope.compat.mxnet.objects.scopes import current_scope, custom_operator, scope, sub_operator
-from stepscope.compat.mxnet.recording.capabilities import Capability
-from stepscope.compat.mxnet.recording.settings import MXNetSettings
 from stepscope.compat.mxnet.remote import RemoteCollector, RemoteControl, RemoteProcesses
-from stepscope.compat.mxnet.statistics.series import FramePass
+from stepscope.compat.mxnet.settings import Capability, MXNetSettings
+from stepscope.compat.mxnet.statistics import FramePass
 
 _start_from_environment(_os.environ)
 

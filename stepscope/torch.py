@@ -14,8 +14,7 @@ from stepscope.compat.torch.activities import has_torch as _has_torch
 from stepscope.compat.torch.activities import supported_activities
 from stepscope.compat.torch.profile import profile
 from stepscope.compat.torch.record_function import record_function
-from stepscope.compat.torch.results import View
-from stepscope.compat.torch.tensorboard import tensorboard_trace_handler
+from stepscope.compat.torch.results import View, tensorboard_trace_handler
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import schedule
 

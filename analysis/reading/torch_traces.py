@@ -17,9 +17,8 @@ import numpy as np
 
 from stepscope.analysis.reading.recording import Rank
 from stepscope.analysis.tables.allocations import CAPACITY
-from stepscope.backends.torch.kineto.blocks import KinetoConverter, nest
+from stepscope.backends.torch.kineto.blocks import KinetoConverter, SavedTracks, nest
 from stepscope.backends.torch.kineto.file import KinetoEvent, KinetoFile
-from stepscope.backends.torch.kineto.tracks import SavedTracks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockMapping
 from stepscope.runtime.events.nesting import cut_frames

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from stepscope.backends.mindspore.blocks import MindSporeTracks, convert
-from stepscope.backends.scratch import make_scratch_directory, remove_scratch
+from stepscope.backends.scratch import make_scratch, remove_scratch
 from stepscope.runtime.errors import BackendError, ClosedError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.clock import ClockAnchor
@@ -179,7 +179,7 @@ class MindSporeBackend:
                 self._problems["a window has no operators: another profiler of this process records MindSpore"] += 1
                 return
             _owner = self
-        directory = make_scratch_directory("stepscope-mindspore-")
+        directory = make_scratch("stepscope-mindspore-")
         try:
             self._wait()
             self._profiler.init(str(directory))

@@ -1,24 +1,24 @@
-"""`MindDataBackend`: MindSpore's data pipelines, by MindSpore's own recorder."""
+"""`MindDataBackend`: MindSpore's data pipelines, by the files of MindSpore's own recorder.
+
+Formats as written by MindSpore 2.0 to 2.10: `pipeline_profiling_<n>.json` has the operators of the pipeline, each with the lengths of its
+output queue at each sample; `minddata_cpu_utilization_<n>.json` how much of a processor each operator used, and the times of
+the samples; `dataset_iterator_profiling_<n>.txt` a few lines for each batch: `0 <what> <batch> <ms> <time>`, where 0 is the time that the
+iterator waited for the pipeline and 1 the time of handing the batch on, and `1 <capacity> <batch> <length> <time>` for the queue that the
+iterator takes batches from. `device_queue_profiling_<n>.txt` has the same lines where batches go to a device. Times are ms of CLOCK_MONOTONIC.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
-from stepscope.backends.mindspore.data_pipeline_files import (
-    DataOperator,
-    Pipeline,
-    ProcessorUse,
-    read_batches,
-    read_pipeline,
-    read_processor_use,
-)
 from stepscope.backends.pipeline_events import CATEGORY, HANDED_ON, MOST_OPERATORS, PIPELINE, WAITED, label
-from stepscope.backends.scratch import make_scratch_directory, remove_scratch
+from stepscope.backends.scratch import make_scratch, remove_scratch
 from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import strings, tracks
@@ -26,6 +26,121 @@ from stepscope.runtime.events.record import Block, Kind, empty_block, join_block
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads import locks
+
+T = TypeVar("T")
+
+
+class OutputQueue(msgspec.Struct, frozen=True):
+    """The queue of an operator's results."""
+
+    length: int
+    """Of the queue, at most."""
+    size: tuple[int, ...]
+    """At each sample."""
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    output_queue: OutputQueue | None = None
+
+
+class DataOperator(msgspec.Struct, frozen=True):
+    """An operator of a pipeline."""
+
+    op_id: int
+    op_type: str
+    num_workers: int
+    children: tuple[int, ...] = ()
+    """Numbers of the operators that it takes its input from."""
+    metrics: _Metrics | None = None
+
+    @property
+    def queue(self) -> OutputQueue | None:
+        """Its output queue; `None` for operators that run inside of another."""
+        return None if self.metrics is None else self.metrics.output_queue
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """The contents of `pipeline_profiling_<n>.json`."""
+
+    op_info: tuple[DataOperator, ...]
+    sampling_interval: int
+    """ms."""
+
+
+class _Use(msgspec.Struct, frozen=True):
+    sys_utilization: tuple[float, ...]
+    user_utilization: tuple[float, ...]
+
+
+class _OperatorUse(msgspec.Struct, frozen=True):
+    op_id: int
+    metrics: _Use
+
+
+class ProcessorUse(msgspec.Struct, frozen=True):
+    """The contents of `minddata_cpu_utilization_<n>.json`, as far as they are used."""
+
+    op_info: tuple[_OperatorUse, ...]
+    time_stamp: tuple[int, ...]
+    """Times of the samples, ms."""
+
+    def of(self, operator: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Percent of one processor that an operator used at each sample, and the part of it in the system."""
+        for each in self.op_info:
+            if each.op_id == operator:
+                system = each.metrics.sys_utilization
+                return tuple(map(sum, zip(system, each.metrics.user_utilization, strict=False))), system
+        return (), ()
+
+
+class BatchTimes(msgspec.Struct):
+    """The lines of one batch."""
+
+    at_ms: int
+    number: int
+    waited_ms: int = 0
+    """The time that the iterator waited for the pipeline."""
+    handed_on_ms: int = 0
+    """The time of handing the batch on, to a device or to Python."""
+
+
+def _read(directory: Path, pattern: str, kind: type[T]) -> T | None:
+    """What the newest file of a pattern holds; `None` without one.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it is of another form.
+    """
+    path = _newest(directory, pattern)
+    return None if path is None else msgspec.json.decode(path.read_bytes(), type=kind)
+
+
+def read_batches(directory: Path) -> Iterator[BatchTimes]:
+    """The batches, in the order of the file; lines of another form are left out. Raises `OSError` if the file cannot be
+    read."""
+    path = _newest(directory, "device_queue_profiling_*.txt") or _newest(directory, "dataset_iterator_profiling_*.txt")
+    batch: BatchTimes | None = None
+    for line in [] if path is None else path.read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split()
+        if len(fields) != 5 or not all(field.lstrip("-").isdigit() for field in fields):
+            continue
+        kind, what, number, value, at = map(int, fields)
+        if batch is not None and batch.number != number:
+            yield batch
+            batch = None
+        batch = batch or BatchTimes(at, number)
+        if kind == 0 and what == 0:
+            batch.waited_ms = value
+        elif kind == 0 and what == 1:
+            batch.handed_on_ms = value
+    if batch is not None:
+        yield batch
+
+
+def _newest(directory: Path, pattern: str) -> Path | None:
+    """The file of a pattern that was written last."""
+    return max(directory.glob(pattern), key=lambda path: path.stat().st_mtime_ns, default=None)
+
 
 INTERVAL_MS = 100
 """Time between two samples, unless the program has set another one than `USUAL_INTERVAL_MS`."""
@@ -141,7 +256,7 @@ class MindDataBackend:
         assert self._sink is not None
         if self._manager is None:
             return
-        directory = make_scratch_directory("stepscope-minddata-")
+        directory = make_scratch("stepscope-minddata-")
         try:
             self._manager.save(str(directory))
             block, heap = events_of(directory, begin, end)
@@ -158,20 +273,14 @@ class MindDataBackend:
 
 
 def events_of(directory: Path, begin: int, end: int) -> tuple[Block, bytes]:
-    """Reads MindSpore's files into events: an instant with the operators, and counters.
-
-    Args:
-        directory: of the files.
-        begin, end: ns; samples before and after are left out.
-
-    Returns:
-        The block, empty without a pipeline, and the heap of its arguments.
+    """Reads MindSpore's files into events: an instant with the operators, and counters from `begin` to `end` (ns), with the heap of
+    their arguments. The block is empty without a pipeline.
 
     Raises:
         OSError: if a file cannot be read.
         ValueError: if a file is of another form.
     """
-    pipeline = read_pipeline(directory)
+    pipeline = _read(directory, "pipeline_profiling_*.json", Pipeline)
     if pipeline is None:
         return empty_block(), b""
     samples = [each for each in _samples(directory, pipeline) if begin <= each.ts < end]
@@ -195,7 +304,7 @@ def events_of(directory: Path, begin: int, end: int) -> tuple[Block, bytes]:
 
 
 def _samples(directory: Path, pipeline: Pipeline) -> Iterator[_Sample]:
-    use = read_processor_use(directory)
+    use = _read(directory, "minddata_cpu_utilization_*.json", ProcessorUse)
     batches = list(read_batches(directory))
     # A pipeline that has ended is sampled on, with lengths that mean nothing.
     last = max((batch.at_ms for batch in batches), default=0) + pipeline.sampling_interval

@@ -124,16 +124,9 @@ class Workload:
         return origin + round(number * self.period)
 
     def stretch(self, stream: int, origin: int, base: int, first: int, last: int, stop: int | None) -> Stretch:
-        """The kernels of slots [first, last) of a recording.
+        """The kernels of slots [first, last) of a recording, counted from its `origin` (ns), of a stream that had `base` slots in earlier ones.
 
-        Args:
-            stream: which stream, from 0.
-            origin: when the recording began, in ns.
-            base: slots that this stream had in earlier recordings.
-            first: first slot, counted from `origin`.
-            last: slot after the last one.
-            stop: kernels that begin at this time or later are left out, and their launches with them.
-        """
+        Kernels that begin at `stop` or later are left out, and their launches with them."""
         local = np.arange(first, last, dtype=np.int64)
         h = scramble((local + base).astype(np.uint64) * np.uint64(self.streams) + np.uint64(stream), self._seed)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from stepscope.backends.torch.groups import groups
+from stepscope.backends.parallel_layout import groups
 from stepscope.backends.torch.kineto.mode import KinetoMode
 from stepscope.backends.torch.kineto.session import session
 from stepscope.backends.torch.kineto.worker import Keeper

@@ -29,25 +29,15 @@ _imported = False
 
 
 def substitute(original: Callable[..., Any], code: Substitute) -> None:
-    """Has the compiler look through `code` where a program calls a function or class of ours.
-
-    Args:
-        original: what the program calls.
-        code: what can be compiled in its place, with the same parameters.
-    """
+    """Has the compiler look through `code`, with the same parameters, where a program calls a function or class of ours."""
     _substitutes[original] = code
     if _imported:
         _register_all()
 
 
 def substitute_region(original: type, code: Substitute, arguments: Callable[[Any], tuple[str, str | None]]) -> None:
-    """The same for a class of regions, whose objects may have been made before they come into compiled code.
-
-    Args:
-        original: the class.
-        code: what makes torch's own `record_function` from the same parameters.
-        arguments: the arguments of torch's own, by the object.
-    """
+    """The same for a class of regions, whose objects may have been made before they come into compiled code: `arguments` makes those of
+    torch's own `record_function` from an object."""
     _regions[original] = arguments
     substitute(original, code)
 

@@ -32,12 +32,10 @@ def private(owner: Any, name: str) -> Any:
 
 
 class TorchImport:
-    """A finder on `sys.meta_path` that finds nothing itself: it calls `then` once torch has been imported whole.
+    """A finder on `sys.meta_path` that finds nothing itself: it calls `then` once torch, or a part of it, has been imported whole.
 
-    Args:
-        module: torch, or a part of it, whose import is waited for.
-        then: called on the importing thread, inside the import statement. What it raises stays out of the program,
-            and is kept in `problem`.
+    It is called on the importing thread, inside the import statement. What it raises stays out of the program, and is kept in
+    `problem`.
     """
 
     def __init__(self, then: Callable[[], None], module: str = "torch") -> None:

@@ -6,18 +6,8 @@ from typing import NoReturn
 
 
 def raise_missing(error: ModuleNotFoundError, package: str, framework: str, install: str) -> NoReturn:
-    """Raises what the import of a front door ends with.
-
-    Args:
-        error: of the import of the framework.
-        package: the framework's, as it is imported.
-        framework: its name.
-        install: arguments of pip.
-
-    Raises:
-        ImportError: the framework is not installed.
-        ModuleNotFoundError: the same error, if something else is missing that the framework needs.
-    """
+    """Raises what the import of a front door ends with: an `ImportError` that says that the framework is not installed, and the arguments of pip; or
+    the same error, if something else is missing that the framework needs."""
     if (error.name or "").partition(".")[0] != package:
         raise error
     door = f"stepscope.{framework.lower()}"

@@ -1,8 +1,8 @@
-"""`StepscopeProfileKwargs` for Accelerate: `with accelerator.profile(...)` records with stepscope."""
+"""For Accelerate: `with accelerator.profile(...)` records with stepscope, and what a program logs is in the trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch.backend import TorchBackend
-from stepscope.backends.torch.settings import DEVICES
+from stepscope.backends.torch.settings import DEVICES, SWITCHES
 from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.accelerate_run import AccelerateRun
+from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors
 from stepscope.compat.frameworks.loop_settings import LoopArguments, LoopSettings
 from stepscope.compat.torch.activities import choose
-from stepscope.compat.torch.results import View
 from stepscope.compat.torch.windows.finished_window import TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
 from stepscope.exporters.base import Exporter
+from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import schedule
 from stepscope.runtime.settings.arguments import got
 
 if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker  # type: ignore[import-untyped]
     from accelerate.utils import ProfileKwargs as _ProfileKwargs  # type: ignore[import-untyped]
 else:
     try:
+        from accelerate.tracking import GeneralTracker
         from accelerate.utils import ProfileKwargs as _ProfileKwargs
     except ModuleNotFoundError as error:
         raise_missing(error, "accelerate", "Accelerate", "accelerate")
@@ -76,7 +79,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         callback = None if ready is None or isinstance(ready, Exporter) else ready
         results = LatestResults() if all(getattr(self, need) for need in NEEDS) else None
         backends = partial(self._backends, results)
-        self.last = AccelerateRun(self._settings(), backends, _called(callback), self._torch_flags(), results)
+        self.last = AccelerateRun(self._settings(), backends, callback, self._torch_flags(), results)
         return self.last
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,35 +120,17 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
     def _torch_flags(self) -> TorchFlags:
         """The columns that torch's own tables shall have."""
         device = next((device for device in DEVICES if device in self._chosen()[1]), None)
-        return TorchFlags(
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
-            with_stack=self.with_stack,
-            with_flops=self.with_flops,
-            with_modules=self.with_modules,
-            use_device=None if device is None else device.lower(),
-        )
+        return TorchFlags(**self._flags(), use_device=None if device is None else device.lower())
+
+    def _flags(self) -> dict[str, Any]:
+        return {flag: getattr(self, flag) for flag in SWITCHES.values()}
 
     def _backends(self, results: LatestResults | None) -> Sequence[Backend]:
-        return (
-            TorchBackend(
-                keeper=results,
-                record_shapes=self.record_shapes,
-                profile_memory=self.profile_memory,
-                with_stack=self.with_stack,
-                with_flops=self.with_flops,
-                with_modules=self.with_modules,
-                activities=self._chosen()[0],
-            ),
-        )
+        return (TorchBackend(keeper=results, activities=self._chosen()[0], **self._flags()),)
 
 
 def _remade(fields: dict[str, Any]) -> StepscopeProfileKwargs:
     return StepscopeProfileKwargs(**fields)
-
-
-def _called(callback: Callable[..., Any] | None) -> Callable[[View], Any] | None:
-    return None if callback is None else partial(callback)
 
 
 def _activity(name: str) -> Any:
@@ -155,3 +140,45 @@ def _activity(name: str) -> Any:
     if name not in activities:
         raise ValueError(f"unknown activity {name!r}: it must be one of {', '.join(activities)}")
     return activities[name]
+
+
+class StepscopeTracker(TracingCallback, GeneralTracker):  # type: ignore[misc]
+    """To be given as `Accelerator(log_with=[StepscopeTracker(handler)])`.
+
+    Numbers that are logged become counters of the trace, and the configuration of `init_trackers` its metadata, of
+    whatever stepscope records then. The other way, `handler.last.metrics()` are step times for `accelerator.log`.
+
+    Args:
+        handler: whose run gets the metadata; without it only numbers are recorded.
+    """
+
+    name = "stepscope"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(self, handler: StepscopeProfileKwargs | None = None) -> None:
+        super().__init__()
+        self.handler = handler
+        self.loop = Loop(LoopSettings(), "accelerate")
+        """Records nothing; it keeps errors."""
+
+    @property
+    def tracker(self) -> Profiler | None:
+        """The profiler of the handler's run, if there is one."""
+        run = None if self.handler is None else self.handler.last
+        return None if run is None else run.profiler
+
+    @stores_errors
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """Adds the configuration to the metadata of the handler's runs, the one that is open included."""
+        if self.handler is None:
+            return
+        metadata = self.handler.settings.get("metadata") or {}
+        self.handler.settings["metadata"] = {**metadata, "configuration": dict(values)}
+        if self.tracker is not None:
+            self.tracker.add_metadata("configuration", dict(values))
+
+    @stores_errors
+    def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Records numbers as counters, at this time; texts are left out."""
+        self.loop.counters({name: value for name, value in values.items() if isinstance(value, int | float)})

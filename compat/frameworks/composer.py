@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec.structs import replace
 
-from stepscope.backends.torch.kineto.trace_files import ChromeFilesBackend
+from stepscope.backends.torch.kineto.worker import ChromeFilesBackend
 from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.composer_schedule import BatchSchedule, our_action
 from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors, torch_operators

@@ -98,8 +98,7 @@ class Loop:
             step: number of its first step.
             epoch: of its first epoch, which counts if the schedule counts epochs.
             directory: where runs go unless the settings or the environment say; `None` for a new one.
-            rank: of this process, where the framework knows better than the environment.
-            world_size: likewise.
+            rank, world_size: where the framework knows better than the environment.
 
         Raises:
             OutputError: if the output cannot be written.
@@ -172,26 +171,16 @@ class Loop:
             self.exit(stage)
 
     def counters(self, values: Mapping[str, Any]) -> None:
-        """Records logged values as counters. One that cannot be a counter costs only itself, and is an error once per name.
-
-        Args:
-            values: by name: numbers, or arrays and tensors of any shape that hold one.
-        """
+        """Records logged values as counters, by name: numbers, or arrays and tensors of any shape that hold one. One that cannot be a
+        counter costs only itself, and is an error once per name."""
         for name, value in values.items():
             try:
                 counter(name, _single_number(value), category=self.category)
             except Exception as error:
                 if name not in self._not_numbers:
                     self._not_numbers.add(name)
-                    what = (
-                        f"value is of type {_kind(value)}"
-                        if isinstance(name, str)
-                        else f"name is of type {_kind(name)}"
-                    )
-                    shown = shorten(repr(name), _SHOWN_NAME)
-                    self.store_error(
-                        TypeError(f"the logged value {shown} is no counter: its {what}: {error_text(error)}")
-                    )
+                    shown = f"{shorten(repr(name), _SHOWN_NAME)} of type {type(value).__name__}"
+                    self.store_error(TypeError(f"the logged value {shown} is no counter: {error_text(error)}"))
 
     @property
     def depth(self) -> int:
@@ -246,11 +235,7 @@ class Loop:
             log.warning("tracing of %s goes on without: %s", self.category, text)
 
     def raise_errors(self) -> None:
-        """Raises the stored errors, if any.
-
-        Raises:
-            ExceptionGroup: of all of it.
-        """
+        """Raises an `ExceptionGroup` of the stored errors, if there are any."""
         if self.raised.retained:
             count = human_count(self.raised.count, "error")
             raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.raised.errors)
@@ -268,23 +253,10 @@ def _verdict(profiler: Profiler) -> list[str]:
 
 
 def _single_number(value: Any) -> float:
-    """A number, or the only one in an array or tensor.
-
-    Raises:
-        Exception: if it is no number, or holds several; what exactly depends on its type.
-    """
+    """A number, or the only one in an array or tensor. Raises what its type raises if it is none, or holds several."""
     item: Any = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
     number: Any = item() if callable(item) else value
     return float(number)
-
-
-def _kind(value: object) -> str:
-    """The name of a value's type, and its shape if it has one."""
-    name = type(value).__name__
-    try:
-        return f"{name} and shape {tuple(cast(Any, value).shape)}"
-    except Exception:  # most values have no shape, and some have something else of this name
-        return name
 
 
 class TracingCallback:

@@ -158,12 +158,11 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         backends: Sequence[Backend] = (),
         instances: bool = True,
     ) -> Profiler:
-        """Makes the profiler of one run.
+        """Makes the profiler of one run, of the environment's rank unless that is given.
 
         Args:
             output: directory of the run, all ranks; `None` for a new one.
-            rank: of this process; default: what the environment says.
-            world_size: likewise.
+            rank, world_size: of this process.
             backends: what records if the user has not said.
             instances: whether exporters that were given ready-made take part.
         """

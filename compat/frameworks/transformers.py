@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
+
 from stepscope.compat.frameworks import raise_missing
 from stepscope.compat.frameworks.loop import Loop, TracingCallback, stores_errors, torch_operators
 from stepscope.compat.frameworks.loop_settings import DEFAULT, LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
-from stepscope.runtime.schedule.schedule import Schedule, schedule
+from stepscope.runtime.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -173,7 +175,4 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
 
 def _schedule(cycle: Mapping[str, int]) -> Schedule | None:
     """A schedule of what is given; what is not is as by default."""
-    if not cycle:
-        return None
-    default = {"wait": DEFAULT.wait, "warmup": DEFAULT.warmup, "active": DEFAULT.active, "repeat": DEFAULT.repeat}
-    return schedule(**{**default, **cycle})
+    return msgspec.structs.replace(DEFAULT, **cycle) if cycle else None

@@ -1,8 +1,9 @@
-"""Names of output directories, and the files of a window that need no events."""
+"""Names of output directories, how their files are written, and the files of a window that need no events."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import datetime
 import itertools
 import json
@@ -11,15 +12,15 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepscope.backends.parallel_layout import DECLARED, layout_now, of_mindspore
 from stepscope.compat.mindspore.errors import ProfilerIOException
 from stepscope.compat.mindspore.options.options import DEFAULT_PATH, ProfilerOptions
-from stepscope.compat.mindspore.output_files import write_json
 from stepscope.compat.mindspore.sources.device import DeviceTarget
+from stepscope.exporters.files.output import whole_file
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.files.paths import absolute, writable_or_other
 from stepscope.runtime.journal.reader import JournalReader
@@ -27,6 +28,32 @@ from stepscope.runtime.journal.records import WindowOpened
 from stepscope.runtime.requests.armed_window import recorded_name
 from stepscope.runtime.session.job import job_from_environment, this_host
 from stepscope.runtime.windows.window import Window
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Writes a text; every name is legal in it.
+
+    Raises:
+        OSError: if it cannot be written; write_json and write_csv, too.
+    """
+    with whole_file(path) as place:
+        place.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Writes a value as JSON, over several lines."""
+    return write_text(path, json.dumps(value, indent=4, ensure_ascii=False) + "\n")
+
+
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Writes a table."""
+    with whole_file(path) as place, place.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(rows)
+    return path
+
 
 log = logging.getLogger("stepscope")
 
@@ -38,6 +65,9 @@ STEPS_PER_CALL = "steps_per_call"
 _NAME = re.compile(r"rank(\d+)_start\d+_stop\d+(?:_(.+))?")
 
 _DEVICE = re.compile(r"_(?:cpu|gpu)_ms(-\d+)?$")
+
+_LAST_NS = 253_402_300_799_000_000_000
+"""The end of the year 9999."""
 
 PRODUCTS_OF = "products_of"
 """Key of `profiler_info_<rank>.json` in a directory with products only: the name of the directory that was recorded."""
@@ -78,7 +108,8 @@ def new_directory(output_path: str | os.PathLike[str], worker: str | None, devic
 
 
 def window_name(worker: str, pid: int, wall_ns: int, device: str) -> str:
-    """`<worker>_<pid>_<UTC, to the ms>_<device>_ms`."""
+    """`<worker>_<pid>_<UTC, to the ms>_<device>_ms`; a time that no calendar has, as of a damaged file, is the nearest that there is."""
+    wall_ns = min(max(wall_ns, 0), _LAST_NS)
     at = datetime.datetime.fromtimestamp(wall_ns // 1_000_000_000, datetime.UTC)
     return f"{worker}_{pid}_{at:%Y%m%d%H%M%S}{wall_ns // 1_000_000 % 1000:03}_{device.lower()}_ms"
 
@@ -99,11 +130,8 @@ def ascend_directory(window: Path) -> Path:
 
 
 def make_numbered(base: Path, name: str) -> Path:
-    """Makes a directory that was not there before, for its owner only: its name ends with a number if it has to.
-
-    Raises:
-        OSError: if it cannot be made.
-    """
+    """Makes a directory that was not there before, for its owner only: its name ends with a number if it has to. Raises
+    `OSError` if it cannot be made."""
     path = base / name
     for number in itertools.count(2):
         with contextlib.suppress(FileExistsError):
@@ -117,11 +145,7 @@ def write_facts(
     directory: Path, target: DeviceTarget, about: Mapping[str, Any], metadata: Mapping[str, Any], *, strategy: bool
 ) -> None:
     """Writes `profiler_info_<rank>.json`, `profiler_metadata.json` if the program added any, and, if asked,
-    `parallel_strategy_<rank>.json`.
-
-    Raises:
-        OSError: if a file cannot be written.
-    """
+    `parallel_strategy_<rank>.json`. Raises `OSError` if a file cannot be written."""
     info = {
         **about,
         "device_target": target.device,

@@ -13,12 +13,11 @@ import msgspec
 from stepscope.compat.mxnet.errors import MXNetStateError, MXNetValueError, one_of
 from stepscope.compat.mxnet.objects.durations import FRAMES, Frame
 from stepscope.compat.mxnet.objects.names import domain_name, legal
-from stepscope.compat.mxnet.recording.capabilities import Capability, capabilities_of
-from stepscope.compat.mxnet.recording.recording import Recording
-from stepscope.compat.mxnet.recording.settings import settings_of
-from stepscope.compat.mxnet.remote import for_server, remote_control
-from stepscope.compat.mxnet.statistics.series import FramePass
-from stepscope.compat.mxnet.statistics.tables import FORMATS, SORT_KEYS, render
+from stepscope.compat.mxnet.recording import Recording
+from stepscope.compat.mxnet.remote import RemoteControl, for_server, remote_control
+from stepscope.compat.mxnet.settings import Capability, capabilities_of, settings_of
+from stepscope.compat.mxnet.statistics import FramePass
+from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
 from stepscope.runtime.display.warning import warn
 from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler
@@ -42,6 +41,10 @@ def set_kvstore_handle(handle: object) -> None:
     """
     global _remote
     _remote = handle
+
+
+def _controlled(profile_process: str, call: str) -> Recording | RemoteControl:
+    return remote_control(_remote, call) if for_server(profile_process) else _recording
 
 
 def set_config(**settings: Any) -> None:
@@ -80,12 +83,7 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
         OutputError: if the directory of the run cannot be made.
     """
     one_of("state", state, STATES, MXNetStateError)
-    if for_server(profile_process):
-        remote_control(_remote, "set_state()").set_state(state)
-    elif state == "run":
-        _recording.run()
-    else:
-        _recording.stop()
+    _controlled(profile_process, "set_state()").set_state(state)
 
 
 @suggesting
@@ -96,10 +94,7 @@ def pause(profile_process: str = "worker") -> None:
         MXNetValueError: for another process than `worker` and `server`.
         MXNetError: for the server, if nothing reaches it.
     """
-    if for_server(profile_process):
-        remote_control(_remote, "pause()").pause()
-    else:
-        _recording.pause()
+    _controlled(profile_process, "pause()").pause()
 
 
 @suggesting
@@ -108,10 +103,7 @@ def resume(profile_process: str = "worker") -> None:
 
     What was started in the pause, and not stopped, begins now.
     """
-    if for_server(profile_process):
-        remote_control(_remote, "resume()").resume()
-    else:
-        _recording.resume()
+    _controlled(profile_process, "resume()").resume()
 
 
 @suggesting
@@ -129,10 +121,7 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
         MXNetValueError: for another process than `worker` and `server`.
         OutputError: if the table of allocations cannot be written.
     """
-    if for_server(profile_process):
-        remote_control(_remote, "dump()").dump(bool(finished))
-    else:
-        _recording.dump(bool(finished))
+    _controlled(profile_process, "dump()").dump(bool(finished))
 
 
 @suggesting

@@ -125,7 +125,7 @@ class profile(Results):
                 raise TypeError(f"post_processing_timeout_s must be a number, {got(post_processing_timeout_s)}")
             if not post_processing_timeout_s >= 0:
                 raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
-        flags = {
+        flags: dict[str, Any] = {
             "record_shapes": record_shapes,
             "profile_memory": profile_memory,
             "with_stack": with_stack,
@@ -165,11 +165,7 @@ class profile(Results):
             activities=wanted,
             experimental_config=experimental_config,
             keeper=self._results,
-            record_shapes=record_shapes,
-            profile_memory=profile_memory,
-            with_stack=with_stack,
-            with_flops=with_flops,
-            with_modules=with_modules,
+            **flags,
         )
         self._hooks: WindowHooks | None = None
         self._journal: JournalExporter | None = None

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepscope.backends.torch.groups import groups
+from stepscope.backends.parallel_layout import groups
 from stepscope.compat.torch.activities import has_torch
 from stepscope.compat.torch.events.averages import averages
 from stepscope.compat.torch.events.function_events import FunctionEvents
 from stepscope.compat.torch.events.profiler_util import build_tree
 from stepscope.compat.torch.events.window_spans import WindowSpans
-from stepscope.compat.torch.windows.chrome_export import export_window
-from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags
+from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags, export_window
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults, export_memory_timeline
 from stepscope.exporters.files.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.events import clock
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.settings.validation import suggesting
 from stepscope.runtime.windows.window import Window
 
 
@@ -261,3 +264,38 @@ class View(Results):
 
     def facts(self, finished: FinishedWindow) -> Mapping[str, Any]:
         return {**self._owner.facts(finished), **self._metadata.snapshot()}
+
+
+@suggesting
+def tensorboard_trace_handler(
+    dir_name: str | os.PathLike[str],
+    worker_name: str | None = None,
+    use_gzip: bool = False,
+    use_python_export: bool = False,
+) -> Callable[[Any], None]:
+    """An `on_trace_ready` that writes `<worker>.<nanoseconds>.pt.trace.json` for each window of a profile, ours or torch's own.
+
+    Args:
+        dir_name: the run's directory, made where it is missing; give it to TensorBoard as `--logdir`.
+        worker_name: must differ between processes of one run; by default `<host>_<pid>`.
+        use_gzip: whether to compress.
+        use_python_export: taken, as torch has it; there is one way of writing here.
+
+    Raises:
+        ValueError: if the worker's name cannot be part of a file's name.
+    """
+    if worker_name is not None and not re.fullmatch(r"[^/\\\0]+", worker_name):
+        raise ValueError(f"worker_name must be a part of a file's name, got {worker_name!r}")
+    suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
+    stamp = 0
+
+    def export(prof: Any) -> None:
+        nonlocal stamp
+        worker = worker_name or f"{socket.gethostname()}_{os.getpid()}"
+        # The plugin sorts by this number: two windows of one clock reading must not share it.
+        stamp = max(time.time_ns(), stamp + 1)
+        directory = Path(dir_name)
+        directory.mkdir(parents=True, exist_ok=True)
+        prof.export_chrome_trace(str(directory / f"{worker}.{stamp}{suffix}"))
+
+    return export

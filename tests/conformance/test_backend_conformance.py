@@ -14,8 +14,7 @@ import pytest
 from stepscope.backends import ReplayBackend, TorchBackend
 from stepscope.backends.base import Backend
 from stepscope.backends.conformance import CHECKS, Case, check_backend, check_block, check_restart, check_window
-from stepscope.backends.simulated.script import Counter, Deliver, Instant, Raise, Span
-from stepscope.backends.simulated.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import Counter, Deliver, Instant, Raise, ScriptedBackend, Span
 from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.exporters.specimens import every_kind
 from stepscope.runtime.events import clock, strings

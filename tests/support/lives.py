@@ -19,7 +19,7 @@ import msgspec
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.backends.simulated.script import Deliver, Lose, Span
+from stepscope.backends.simulated.scripted import Deliver, Lose, Span
 from stepscope.exporters.memory import Method
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.ledger import SourceLedger

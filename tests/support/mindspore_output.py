@@ -6,7 +6,8 @@ import csv
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,21 @@ def recorded(path: Path, *, steps: int = 3, **options: Any) -> Profiler:
     loop(steps, lambda _: None, lambda _: profiler.step())
     profiler.stop()
     return profiler
+
+
+def analysed(path: Path, **options: Any) -> Path:
+    """The directory of a window of `recorded` steps, with its products."""
+    profiler = recorded(path, **options)
+    profiler.analyse()
+    (directory,) = profiler.directories
+    return directory
+
+
+@contextmanager
+def recording(output_path: Path, **options: Any) -> Generator[Profiler]:
+    """A profiler that records what is done in the body, and makes the products at its end."""
+    profiler = Profiler(output_path=output_path, start_profile=False, **options)
+    profiler.start()
+    yield profiler
+    profiler.stop()
+    profiler.analyse()

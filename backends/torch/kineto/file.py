@@ -62,11 +62,7 @@ _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def arguments(event: KinetoEvent) -> dict[str, Any]:
-    """The arguments of an event.
-
-    Raises:
-        msgspec.DecodeError: if they are no JSON object.
-    """
+    """The arguments of an event. Raises `msgspec.DecodeError` if they are no JSON object."""
     return _decode_arguments(event.args) if event.args is not _NO_ARGS else {}
 
 

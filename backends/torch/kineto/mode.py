@@ -24,7 +24,7 @@ class KinetoMode:
         """Args: what to record; where events go; who else gets each stretch of the recording as torch has it."""
         self._settings = settings
         self._worker = KinetoWorker(sink, keeper)
-        self._gaps = Gaps(sink)
+        self.gaps = Gaps(sink)
         self._since = 0
         self._warm = self._recording = self._closed = self._throws_away = False
         slot.watch()
@@ -34,12 +34,13 @@ class KinetoMode:
         self._cost_ns = 0
         self._detail = FULL
         self._chosen: dict[str, bool] = {}
-        self._wants = settings
+        self.wants = settings
+        """The settings of torch's profiler now."""
 
     @property
     def recording(self) -> bool:
         """True if kineto records now."""
-        return self._recording and not self._gaps.open
+        return self._recording and not self.gaps.open
 
     def set_detail(self, detail: Detail) -> None:
         """For windows that are prepared from now on: with operators or without."""
@@ -58,7 +59,7 @@ class KinetoMode:
         if recorded and (not after.records or before is ProfilerAction.RECORD_AND_SAVE):
             self._stop(at)
         if not self._recording:  # what is recorded already stays as it is
-            self._wants = self._settings.chosen(self._chosen)
+            self.wants = self._settings.chosen(self._chosen)
         if after is ProfilerAction.WARMUP and not self._warm:
             self._warm = self._allowed() and self._done(session.warm_up_for(self))
         elif after.records and not self._recording:
@@ -82,7 +83,7 @@ class KinetoMode:
             self._throws_away = True
             self._recording = False
             session.stop_for(self, clock.now())
-            self._gaps.end(clock.now())
+            self.gaps.end(clock.now())
         if self._closed:
             self._watching.close()
 
@@ -91,8 +92,8 @@ class KinetoMode:
         is ended from here; what it recorded cannot be had."""
         if self._recording:
             self._recording = False
-            self._gaps.end(self._since)
-            self._gaps.add(self._since, clock.now(), "the thread that recorded it has ended")
+            self.gaps.end(self._since)
+            self.gaps.add(self._since, clock.now(), "the thread that recorded it has ended")
             self._done(session.forget(self))
         if self._closed:
             self._watching.close()
@@ -100,7 +101,7 @@ class KinetoMode:
     async def aclose(self) -> None:
         self._closed = True
         if self._recording:
-            self._gaps.add(self._since, clock.now(), "recording was not ended on the thread that began it")
+            self.gaps.add(self._since, clock.now(), "recording was not ended on the thread that began it")
         else:
             self._watching.close()
         await self._worker.aclose()
@@ -111,15 +112,10 @@ class KinetoMode:
             mode="kineto",
             clock=f"CLOCK_REALTIME as kineto has it, mapped by two readings per window within {self._worker.clock_error_ns} ns",
             training_thread_ns=self._cost_ns,
-            notes=(*self._gaps.notes(), *notes_of(problems)),
+            notes=(*self.gaps.notes(), *notes_of(problems)),
         )
 
     # what the session calls
-
-    @property
-    def wants(self) -> TorchSettings:
-        """The settings of torch's profiler now."""
-        return self._wants
 
     def add(self, trace: FinishedTrace) -> None:
         """Gets a stretch of the recording; those of one mode do not overlap."""
@@ -127,18 +123,6 @@ class KinetoMode:
             trace.result.release()
         else:
             self._worker.put(trace)
-
-    def lose(self, start: int, end: int, why: str) -> None:
-        """A stretch of the recording is lost, or a part of it."""
-        self._gaps.add(start, end, why)
-
-    def lack(self, at: int, why: str) -> None:
-        """From this time on nothing is recorded."""
-        self._gaps.begin(at, why)
-
-    def resume(self, at: int) -> None:
-        """From this time on it is recorded again."""
-        self._gaps.end(at)
 
     def _start(self, at: int) -> None:
         allowed = self._warm or self._allowed()
@@ -148,12 +132,12 @@ class KinetoMode:
         self._recording, self._since = True, at
         problem = session.record_for(self)
         if problem:
-            self._gaps.begin(at, problem)
+            self.gaps.begin(at, problem)
 
     def _stop(self, at: int) -> None:
         self._recording = False
         session.stop_for(self, at)
-        self._gaps.end(at)
+        self.gaps.end(at)
         self._worker.put(at)
 
     def _allowed(self) -> bool:

@@ -9,9 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.torch.importing import private
-from stepscope.backends.torch.kineto.result import SharedResult
 from stepscope.backends.torch.kineto.slot import OPERATOR_RUNS, PROGRAM, slot
-from stepscope.backends.torch.kineto.worker import FinishedTrace
+from stepscope.backends.torch.kineto.worker import FinishedTrace, SharedResult
 from stepscope.backends.torch.settings import DEVICES, TorchSettings, device_is_there
 from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
@@ -169,8 +168,7 @@ class KinetoSession:
                     self._had_all_threads = self.all_threads
                     now = clock.now()
                     self._deliver(now)
-                    for mode in self._modes:
-                        mode.lack(now, PROGRAM)
+                    self._lack(now, PROGRAM)
                 self.free()
             if kineto:
                 if self._recording:
@@ -266,9 +264,7 @@ class KinetoSession:
         """Records for all modes, or as soon as the slot is free. Returns why torch does not, empty if it does."""
         why = self._occupied()
         if why:
-            now = clock.now()
-            for mode in self._modes:
-                mode.lack(now, why)
+            self._lack(clock.now(), why)
             return ""
         wants = self._union()
         if self._profile is not None and not self._wants.covers(wants):
@@ -277,7 +273,7 @@ class KinetoSession:
         if not problem:
             now = clock.now()
             for mode in self._modes:
-                mode.resume(now)
+                mode.gaps.end(now)
         return problem
 
     def _start(self) -> str:
@@ -307,11 +303,13 @@ class KinetoSession:
         return ""
 
     def _begin_again(self) -> None:
-        problem = self._begin()
-        if problem:
-            now = clock.now()
-            for mode in self._modes:
-                mode.lack(now, problem)
+        if problem := self._begin():
+            self._lack(clock.now(), problem)
+
+    def _lack(self, at: int, why: str) -> None:
+        """From this time on nobody's recording goes on."""
+        for mode in self._modes:
+            mode.gaps.begin(at, why)
 
     def _deliver(self, at: int) -> None:
         """Ends the recording, and gives everybody what it holds."""
@@ -323,10 +321,10 @@ class KinetoSession:
         shared = SharedResult(result, len(self._modes))
         for mode in self._modes:
             if result is None:
-                mode.lose(since, at, problem)
+                mode.gaps.add(since, at, problem)
             else:
                 if robbed and device:
-                    mode.lose(since, at, f"{ROBBED}, which has what the device did")
+                    mode.gaps.add(since, at, f"{ROBBED}, which has what the device did")
                 flops = mode.wants.with_flops
                 mode.add(FinishedTrace(shared, at, anchors, flops, since, self._excluded))
 
@@ -389,11 +387,8 @@ def _await_births() -> None:
 
 
 def exclude_own_threads() -> frozenset[int]:
-    """Has torch's tracer of Python functions, which has hooked into every thread, leave out those of the runtime.
-
-    Returns:
-        The numbers that the system has for them: the functions that they were in are recorded all the same.
-    """
+    """Has torch's tracer of Python functions, which has hooked into every thread, leave out those of the runtime. Returns their numbers in
+    the system: the functions that they were in are recorded all the same."""
     threads = own_threads()
     _core.unprofile_threads({thread.ident for thread in threads if thread.ident is not None})
     # torch gives what a thread was inside of, and that has done nothing since, to a thread 0: ours are of that kind.

@@ -22,6 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from stepscope.backends.torch.importing import private
@@ -69,28 +71,14 @@ class Occupant(Protocol):
         ...
 
 
-class EmptyResult:
+def _empty_result() -> Any:
     """The result of a torch profiler that recorded nothing: the methods of torch's own result that profilers call."""
+    begin_ns = time.time_ns()
 
-    def __init__(self) -> None:
-        self._start_ns = time.time_ns()
+    def save(path: str) -> None:
+        Path(path).write_text('{"traceEvents": []}\n', encoding="utf-8")
 
-    def trace_start_ns(self) -> int:
-        """When it began, Unix time in ns."""
-        return self._start_ns
-
-    def events(self) -> list[Any]:
-        """No events."""
-        return []
-
-    def experimental_event_tree(self) -> list[Any]:
-        """No events."""
-        return []
-
-    def save(self, path: str) -> None:
-        """Writes a trace without events."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write('{"traceEvents": []}\n')
+    return SimpleNamespace(trace_start_ns=lambda: begin_ns, events=list, experimental_event_tree=list, save=save)
 
 
 class _Calls(threading.local):
@@ -153,11 +141,8 @@ class TorchSlot:
         """Whether we could not take the slot because of an operator that still runs."""
 
     def watch(self) -> None:
-        """Notices the program's profilers from now on; to be undone by `unwatch`.
-
-        Raises:
-            BackendError: if this version of torch lacks what that takes.
-        """
+        """Notices the program's profilers from now on; to be undone by `unwatch`. Raises `BackendError` if this version
+        of torch lacks what that takes."""
         torch: Any = import_module("torch")
         flags: Any = import_module("torch.autograd.profiler")
         region = flags.record_function
@@ -385,7 +370,7 @@ class TorchSlot:
             flags._set_is_profiler_enabled(enabled)
             return None
         if self._stands_in(what):
-            return [] if original.__name__.endswith("legacy") else EmptyResult()
+            return [] if original.__name__.endswith("legacy") else _empty_result()
         activities = args[1] if len(args) > 1 else kwargs.get("activities", ())
         kineto = what == "prepare" or (what == "enable" and bool(activities))
         flag = flags._is_profiler_enabled

@@ -47,13 +47,8 @@ class _String(ctypes.Structure):
 
 
 def enable_numbers() -> str:
-    """Lets the ITT collector read autograd's sequence numbers, which tie backward operators to forward ones.
-
-    Runs a small backward pass on the calling thread, once per process.
-
-    Returns:
-        An empty string, or why the numbers cannot be had.
-    """
+    """Lets the ITT collector read autograd's sequence numbers, which tie backward operators to forward ones. Returns why they cannot be
+    had; empty if they can. Runs a small backward pass on the calling thread, once per process."""
     global _numbers
     with _lock:
         if _numbers is None:

@@ -3,29 +3,95 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import os
+import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
 import numpy as np
 
-from stepscope.backends.scratch import make_scratch_file, remove_scratch
-from stepscope.backends.torch.kineto.blocks import KinetoConverter, nest
+from stepscope.backends.scratch import make_scratch, remove_scratch
+from stepscope.backends.torch.kineto.blocks import KinetoConverter, KinetoTracks, nest
 from stepscope.backends.torch.kineto.file import KinetoFile
-from stepscope.backends.torch.kineto.result import SharedResult
-from stepscope.backends.torch.kineto.tracks import KinetoTracks
+from stepscope.backends.torch.kineto.symbols import save_without_gil
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.nesting import cut_frames
 from stepscope.runtime.events.record import Block, join_blocks
-from stepscope.runtime.sources.sink import Sink
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.native_threads import SimpleQueue
+from stepscope.runtime.threads.native_threads import RLock, SimpleQueue
+
+
+class SharedResult:
+    """A result of kineto with several users, each on a thread of its own. The last `release` frees it."""
+
+    def __init__(self, result: Any, users: int = 1) -> None:
+        """Args: torch's `_ProfilerResult`; how often `release` will be called."""
+        self._result: Any = result
+        self._users = users
+        self._counting = locks.reentrant()
+        # Not one of `locks`, as it is held while a file is written. Reentrant: a handler may export what is being exported.
+        self._saving = RLock()
+        self._copy: Path | None = None
+
+    @property
+    def raw(self) -> Any:
+        """torch's own object; `None` once it was freed."""
+        return self._result
+
+    def add_user(self) -> None:
+        """One more will call `release`."""
+        with self._counting:
+            self._users += 1
+
+    def save(self, path: str) -> bool:
+        """Writes kineto's trace, any number of times.
+
+        Returns:
+            False if all Python threads had to stand still meanwhile.
+
+        Raises:
+            Exception: what torch raises if it cannot.
+        """
+        with self._saving:
+            if self._copy is not None:
+                shutil.copyfile(self._copy, path)
+                return True
+            alone = save_without_gil(self._result, path)
+            if not alone:
+                self._result.save(path)
+            if self._users > 1:
+                whole = make_scratch("stepscope-kineto-", ".json")
+                shutil.copyfile(path, whole)
+                self._copy = whole  # last: it is whole, whatever interrupted this
+            return alone
+
+    def flops(self) -> dict[int, int]:
+        """torch's estimates of floating-point operations, by the events' correlation ids."""
+        return {event.correlation_id(): flops for event in self._result.events() if (flops := event.flops())}
+
+    def release(self) -> None:
+        """One user less."""
+        with self._counting:
+            self._users -= 1
+            if self._users:
+                return
+        self._result = None
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            remove_scratch(copy)
+
 
 BLOCK = 1 << 15
 """Events delivered at a time, about."""
@@ -136,7 +202,7 @@ class KinetoWorker:
         if self._keeper is not None:
             trace.result.add_user()  # before it is saved, so that the keeper can save it again
         try:
-            path = make_scratch_file("stepscope-kineto-", ".json")
+            path = make_scratch("stepscope-kineto-", ".json")
             if not self._save(trace, path):
                 self.problems["exporting a trace stopped all Python threads for that time"] += 1
             flops = trace.result.flops() if trace.flops else {}
@@ -268,3 +334,73 @@ def _events_in(path: Path) -> int:
             count += text.count(mark)
             rest = text[-(len(mark) - 1) :]
     return count
+
+
+class ChromeFilesBackend:
+    """Takes the files that torch's profiler writes, and delivers what is in them.
+
+    A file belongs to the window that is open when `add` is called: reading it is done on a thread, and the window
+    waits for that. Times of a file are Unix time, so they are as exact as the wall clock is steady.
+    """
+
+    thread_bound = False
+
+    def __init__(self, name: str = "chrome_files") -> None:
+        self.name = name
+        self._worker: KinetoWorker | None = None
+        self._open = False
+        self._anchor = ClockAnchor(0, 0, 0)
+        self._since = 0
+        """When the latest file came, or when it was opened."""
+        self._files = 0
+
+    def open(self, sink: Sink) -> None:
+        self._worker, self._anchor, self._open = KinetoWorker(sink), ClockAnchor.read(), True
+        self._since = self._anchor.monotonic_ns
+
+    def add(self, path: Path) -> None:
+        """Takes a file; it may be deleted afterwards. Any thread; before `open` and after `aclose` it is left out.
+        Raises `OSError` if it cannot be opened."""
+        worker = self._worker
+        if worker is None or not self._open:
+            return
+        file, now = _File(path), ClockAnchor.read()
+        since, self._since = self._since, now.monotonic_ns
+        self._files += 1
+        worker.put(
+            FinishedTrace(file, now.monotonic_ns, (self._anchor, now), False, since, frozenset(), Path(path).name)
+        )
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        if self._worker is not None:
+            self._worker.put(at)
+
+    async def aclose(self) -> None:
+        self._open = False
+        if self._worker is not None:
+            await self._worker.aclose()
+
+    def report(self) -> BackendReport:
+        notes = () if self._files else ("no file came",)
+        error_ns = 0
+        if self._worker is not None:
+            notes, error_ns = (*notes, *notes_of(self._worker.problems)), self._worker.clock_error_ns
+        clock = f"Unix time of the files, mapped to CLOCK_MONOTONIC within {error_ns} ns"
+        return BackendReport(mode="files", clock=clock, notes=notes)
+
+
+class _File(SharedResult):
+    """A file, in the place of a result of torch's profiler. Kept by its descriptor: the program may have deleted it since."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(None)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._open = gzip.open if str(path).endswith(".gz") else open
+
+    def save(self, path: str) -> bool:
+        with self._open(f"/proc/self/fd/{self._descriptor}", "rb") as file, open(path, "wb") as copy:
+            shutil.copyfileobj(file, copy)
+        return True
+
+    def release(self) -> None:
+        os.close(self._descriptor)

@@ -17,19 +17,14 @@ from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.output_layout import make_numbered
 from stepscope.compat.mindspore.products.base import Product, is_communication
-from stepscope.compat.mindspore.products.communication import Communication
-from stepscope.compat.mindspore.products.data_pipeline import DataPipelineFiles
+from stepscope.compat.mindspore.products.communication import Communication, ParallelLayoutFile
+from stepscope.compat.mindspore.products.data_pipeline import DataPipelineFiles, ProcessorUse
 from stepscope.compat.mindspore.products.flops import Flops
-from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
-from stepscope.compat.mindspore.products.host_info import HostInfo
+from stepscope.compat.mindspore.products.host import FoldedStacks, HostInfo
 from stepscope.compat.mindspore.products.memory import MemoryRecord, MemoryUsage, StepMemory
 from stepscope.compat.mindspore.products.operators import OperatorFiles, OperatorTable
-from stepscope.compat.mindspore.products.parallel_layout import ParallelLayoutFile
-from stepscope.compat.mindspore.products.processor_use import ProcessorUse
-from stepscope.compat.mindspore.products.report_page import ReportPage
-from stepscope.compat.mindspore.products.step_phases import StepPhases
-from stepscope.compat.mindspore.products.step_times import StepTimes
-from stepscope.compat.mindspore.products.timeline import TimelineSummary, TraceView
+from stepscope.compat.mindspore.products.steps import StepPhases, StepTimes
+from stepscope.compat.mindspore.products.timeline import ReportPage, TimelineSummary, TraceView
 from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
@@ -234,11 +229,7 @@ def operators_of(journal: Path, window: int, steps: tuple[int, ...] | None) -> O
 
 
 def collectives_of(journal: Path) -> CollectiveTable:
-    """The collectives of all windows of a journal.
-
-    Raises:
-        FormatError: if it cannot be read.
-    """
+    """The collectives of all windows of a journal. Raises `FormatError` if it cannot be read."""
     table = CollectiveTable(is_communication)
     with JournalReader(journal) as reader:
         for item in reader:

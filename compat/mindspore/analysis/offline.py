@@ -23,7 +23,7 @@ from stepscope.compat.mindspore.analysis.analysis import (
     collectives_of,
 )
 from stepscope.compat.mindspore.analysis.background import analysis_thread
-from stepscope.compat.mindspore.analysis.waiting import RankCollectives, RankComparison, compare_ranks
+from stepscope.compat.mindspore.analysis.waiting import RankCollectives, fastest_runs
 from stepscope.compat.mindspore.errors import (
     NothingToAnalyse,
     ProfilerDirNotFoundException,
@@ -111,14 +111,14 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
     for raw in sorted(_raw_directories(places), key=_modified, reverse=True):
         with _refusals(raw, rejected, failed):
             found.append(_recorded(raw, path, options))
-    compared = _compared(found)
-    for recorded, fastest in zip(found, compared.fastest, strict=True):
+    compared, unknown = _compared(found)
+    for recorded, fastest in zip(found, compared, strict=True):
         with _refusals(recorded.raw, rejected, failed):
             done += _analyse_run(recorded, options, pretty, steps, fastest)
     if not done:
         why = "; ".join(rejected + failed) or "no directory in it holds raw data of a recording"
         raise NothingToAnalyse(f"nothing to analyse below {path}: {why}")
-    return Analysis.of(done, steps, rejected, failed, [compared.unknown] if compared.unknown else [])
+    return Analysis.of(done, steps, rejected, failed, [unknown] if unknown else [])
 
 
 def _below(path: Path, unreadable: list[str], depth: int = DEPTH) -> Iterator[tuple[Path, frozenset[str]]]:
@@ -252,17 +252,17 @@ def _recorded(raw: Path, below: Path, options: ProfilerOptions) -> _Recorded:
     )
 
 
-def _compared(found: list[_Recorded]) -> RankComparison:
-    """The waiting of ranks for each other, for each of the recordings."""
+def _compared(found: list[_Recorded]) -> tuple[list[dict[Key, int]], str]:
+    """See `fastest_runs`."""
     tables: list[RankCollectives] = []
     for each in found:
         table = CollectiveTable()
         if each.options.communication:
             with suppress(FormatError, OSError):  # the analysis of that journal says why
                 table = collectives_of(each.journal)
-        tables.append(RankCollectives(rank=each.target.rank, began_ns=each.content.began_ns, table=table))
+        tables.append(RankCollectives(each.target.rank, each.content.began_ns, table))
     size = max((max(each.target.rank_size, each.content.world_size) for each in found), default=1)
-    return compare_ranks(tables, size)
+    return fastest_runs(tables, size)
 
 
 def _analyse_run(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-
-import msgspec
+from typing import NamedTuple
 
 from stepscope.analysis.tables.collectives import CollectiveTable, Key, fastest_of
 from stepscope.runtime.display.text_table import human_count
@@ -14,7 +13,7 @@ MOST_NAMED = 5
 """Ranks that a sentence names; it counts the others."""
 
 
-class RankCollectives(msgspec.Struct, frozen=True, kw_only=True):
+class RankCollectives(NamedTuple):
     """The collectives of one recording of a rank."""
 
     rank: int
@@ -23,77 +22,52 @@ class RankCollectives(msgspec.Struct, frozen=True, kw_only=True):
     table: CollectiveTable
 
 
-class RankComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of the ranks of a job."""
-
-    fastest: list[dict[Key, int]]
-    """For each recording: ns of each collective on the rank that was in it for the shortest time."""
-    unknown: str = ""
-    """Says for which ranks or steps the waiting is not known, and why; empty if it is known, or nothing waits."""
-
-
-def compare_ranks(recordings: Sequence[RankCollectives], rank_size: int) -> RankComparison:
+def fastest_runs(recordings: Sequence[RankCollectives], rank_size: int) -> tuple[list[dict[Key, int]], str]:
     """Compares the recordings of a job. Those of the same steps belong together: the first of each rank, the second, and so on.
 
     Args:
         recordings: any number of each rank.
         rank_size: of the job. Without one of these ranks nothing is known.
+
+    Returns:
+        For each recording the ns of each collective on the rank that was in it for the shortest time. And a sentence that says for which
+        ranks or steps that is not known, and why; empty if it is known, or nothing waits.
     """
     ranks = {each.rank for each in recordings}
     size = max(rank_size, len(ranks))
-    nothing: list[dict[Key, int]] = [{} for _ in recordings]
+    found: list[dict[Key, int]] = [{} for _ in recordings]
     if size == 1 or not any(each.table.runs for each in recordings):
-        return RankComparison(fastest=nothing)
+        return found, ""
     if len(ranks) < size:
-        return RankComparison(fastest=nothing, unknown=_missing(sorted(set(range(size)) - ranks), size))
-    turns, uneven = _turns(recordings)
-    tables: defaultdict[int, defaultdict[int, CollectiveTable]] = defaultdict(lambda: defaultdict(CollectiveTable))
-    for each, turn_of in zip(recordings, turns, strict=True):
-        for run in each.table.runs:
-            tables[turn_of[run.step]][each.rank].runs.append(run)
+        missing = _named("rank", sorted(set(range(size)) - ranks))
+        return found, f"the waiting of ranks is not known: the job has {size}, and no recording of {missing} was read"
+    counts: dict[int, Counter[int]] = {rank: Counter() for rank in ranks}
+    tables: defaultdict[tuple[int, int], dict[int, CollectiveTable]] = defaultdict(dict)
+    """By step and the number of the recording that has it, counted on each rank: the collectives of each rank."""
+    parts: list[set[tuple[int, int]]] = [set() for _ in recordings]
+    for index, (rank, _, table) in sorted(enumerate(recordings), key=lambda item: item[1].began_ns):
+        for run in table.runs:
+            part = run.step, counts[rank][run.step]
+            parts[index].add(part)
+            tables[part].setdefault(rank, CollectiveTable()).runs.append(run)
+        counts[rank].update(step for step, _ in parts[index])
+    uneven = {step for step, _ in tables if len({count[step] for count in counts.values()}) > 1}
     grouped = any(each.table.in_groups for each in recordings)
-    fastest: dict[int, dict[Key, int]] = {}
-    for turn, of_turn in tables.items():
-        known = len(of_turn) == size and not grouped
-        found = fastest_of([*of_turn.values()]) if known else {}
-        fastest[turn] = {key: ns for key, ns in found.items() if key[0] not in uneven}
-    return RankComparison(
-        fastest=[
-            {
-                key: ns
-                for turn in set(turn_of.values())
-                for key, ns in fastest[turn].items()
-                if turn_of.get(key[0]) == turn
-            }
-            for turn_of in turns
-        ],
-        unknown=_uneven(uneven),
-    )
-
-
-def _turns(recordings: Sequence[RankCollectives]) -> tuple[list[dict[int, int]], set[int]]:
-    """For each recording the steps in it, and how many recordings of its rank have that step before it; and the steps that some
-    ranks have in more recordings than others."""
-    turns: list[dict[int, int]] = [{} for _ in recordings]
-    seen: defaultdict[int, Counter[int]] = defaultdict(Counter)
-    for index, each in sorted(enumerate(recordings), key=lambda found: found[1].began_ns):
-        steps = {run.step for run in each.table.runs}
-        turns[index] = {step: seen[each.rank][step] for step in steps}
-        seen[each.rank].update(steps)
-    every = {step for counts in seen.values() for step in counts}
-    return turns, {step for step in every if len({counts[step] for counts in seen.values()}) > 1}
-
-
-def _missing(ranks: list[int], size: int) -> str:
+    fastest = {
+        part: fastest_of([*of_ranks.values()])
+        for part, of_ranks in tables.items()
+        if part[0] not in uneven and not grouped
+    }
+    for own, of_recording in zip(found, parts, strict=True):
+        for part in of_recording & fastest.keys():
+            own.update(fastest[part])
+    if not uneven:
+        return found, ""
+    steps = _named("step", sorted(uneven))
     return (
-        f"the waiting of ranks is not known: the job has {size}, and no recording of {_named('rank', ranks)} was read"
+        found,
+        f"the waiting of ranks is not known in {steps}: not all ranks recorded collectives in it equally often",
     )
-
-
-def _uneven(steps: set[int]) -> str:
-    if not steps:
-        return ""
-    return f"the waiting of ranks is not known in {_named('step', sorted(steps))}: not all ranks recorded collectives in it equally often"
 
 
 def _named(what: str, numbers: list[int]) -> str:

@@ -366,15 +366,13 @@ def _level(value: Any) -> ProfilerLevel | None:
 def _mode(value: Any) -> int:
     number = _integer(value)
     if number not in _MODES:
-        choices = "-1 (none), 0 (at once) and 1 (in the background)"
-        raise ValueError(f"it must be one of {choices}")
+        raise ValueError("it must be one of -1 (none), 0 (at once) and 1 (in the background)")
     return number
 
 
 def _framework(value: int) -> str | None:
     if value not in _FRAMEWORK:
-        choices = "-1 (none), 0 ('all') and 1 ('time')"
-        raise ValueError(f"it must be one of {choices}")
+        raise ValueError("it must be one of -1 (none), 0 ('all') and 1 ('time')")
     return _FRAMEWORK[value]
 
 

@@ -204,11 +204,7 @@ def _read(name: str, value: Any, metrics: Mapping[int, AicoreMetrics]) -> Any:
 
 
 def boolean(value: Any) -> bool:
-    """A value that must be a bool; a number or a text is none.
-
-    Raises:
-        TypeError: if it is none.
-    """
+    """A value that must be a bool. Raises `TypeError` for anything else, numbers and texts included."""
     if not isinstance(value, bool):
         raise TypeError(f"it must be a bool, got {type(value).__name__}")
     return value
@@ -294,11 +290,11 @@ def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
 def _texts(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    items = cast(Iterable[Any], value) if isinstance(value, list | tuple) else (None,)
-    texts = tuple(item for item in items if isinstance(item, str))
-    if not isinstance(value, list | tuple) or len(texts) != len(cast(list[Any], value)):
-        raise TypeError("it must be a list of str")
-    return texts
+    if isinstance(value, list | tuple):
+        items = tuple(cast(Iterable[Any], value))
+        if all(isinstance(item, str) for item in items):
+            return items
+    raise TypeError("it must be a list of str")
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {

@@ -31,9 +31,15 @@ class Product:
 
     name: str
     """Of the product, in the table of what became of each."""
+    run: Run
+    """There from `open` on."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
 
     async def open(self, run: Run) -> None:
         """Is called before any event."""
+        self.run = run
 
     async def add(self, batch: EventBatch) -> None:
         """Takes events of the window."""

@@ -1,4 +1,4 @@
-"""Communication in each step: its duration, the waiting for other ranks, and its bandwidth."""
+"""Communication in each step: its duration, the waiting for other ranks, and its bandwidth; and the parallel layout."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.tables.collectives import UNKNOWN, CollectiveRun, CollectiveTable, Key, wait_of
-from stepscope.compat.mindspore.output_files import write_csv, write_json
+from stepscope.backends.parallel_layout import DECLARED, of_torch
+from stepscope.compat.mindspore.output_layout import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, is_communication, microseconds
-from stepscope.compat.mindspore.products.step_times import Intervals, length, union
-from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.compat.mindspore.products.steps import Intervals, length, merged
+from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 
 POINT_TO_POINT = ("send", "recv", "receive")
@@ -46,12 +46,9 @@ class Communication(Product):
     name = "communication"
 
     def __init__(self, directory: Path, rank: int, fastest: Mapping[Key, int]) -> None:
-        self._directory, self._rank, self._fastest = directory, rank, fastest
-        self._anchor = ClockAnchor(0, 0, 0)
+        super().__init__(directory)
+        self._rank, self._fastest = rank, fastest
         self._table = CollectiveTable(is_communication)
-
-    async def open(self, run: Run) -> None:
-        self._anchor = run.anchor
 
     async def add(self, batch: EventBatch) -> None:
         self._table.update(batch)
@@ -63,11 +60,11 @@ class Communication(Product):
         if not steps:
             return ()
         found = {f"step{step}": self._of_step(names) for step, names in sorted(steps.items())}
-        files = [write_json(self._directory / "communication.json", found)]
-        files.append(write_csv(self._directory / f"hccl_raw_{self._rank}.csv", HCCL, _hccl_rows(steps)))
+        files = [write_json(self.directory / "communication.json", found)]
+        files.append(write_csv(self.directory / f"hccl_raw_{self._rank}.csv", HCCL, _hccl_rows(steps)))
         matrix = {f"step{step}": _links(names) for step, names in sorted(steps.items())}
         if any(groups["p2p"] or groups["collective"] for groups in matrix.values()):
-            files.append(write_json(self._directory / "communication_matrix.json", matrix))
+            files.append(write_json(self.directory / "communication_matrix.json", matrix))
         return tuple(files)
 
     def _of_step(self, names: Mapping[str, _Runs]) -> dict[str, Any]:
@@ -79,13 +76,13 @@ class Communication(Product):
             whole[group] += runs
         for group, runs in whole.items():
             if runs:
-                covered = length(union(_intervals(run for run, _ in runs)))
+                covered = length(merged(_intervals(run for run, _ in runs)))
                 groups[group][TOTAL] = self._info(runs, covered)
         return groups
 
     def _info(self, runs: _Runs, elapsed: int) -> dict[str, Any]:
         times: dict[str, Any] = {
-            "Start Timestamp(us)": microseconds(self._anchor.wall(min(run.ts for run, _ in runs))),
+            "Start Timestamp(us)": microseconds(self.run.anchor.wall(min(run.ts for run, _ in runs))),
             "Elapse Time(ms)": elapsed / 1e6,
             "Occurrences": len(runs),
         }
@@ -191,3 +188,28 @@ def _group(name: str) -> str:
 def _intervals(runs: Iterable[CollectiveRun]) -> Intervals:
     begins, ends = np.array([(run.ts, run.ts + run.dur) for run in runs], np.int64).T
     return begins, ends
+
+
+class ParallelLayoutFile(Product):
+    """Writes `parallel_strategy_<rank>.json` if the job has several ranks. Sizes and groups are there as far as the program declared
+    them or a framework knew them: several ranks alone do not say that they are data-parallel.
+    """
+
+    name = "parallel layout"
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        super().__init__(directory)
+        self._rank = rank
+
+    async def finish(self, window: Window) -> tuple[Path, ...]:
+        run = self.run
+        if run.world_size is None or run.world_size < 2:
+            return ()
+        facts = {
+            "rank_id": self._rank,
+            "rank_size": run.world_size,
+            "job": run.job,
+            "host": run.host,
+            "layout": window.metadata.get(DECLARED) or of_torch(window.metadata),
+        }
+        return (write_json(self.directory / f"parallel_strategy_{self._rank}.json", plain(facts)),)

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepscope.analysis.findings import OperatorFlops
 from stepscope.analysis.tables.flops import FlopsTable, utilization_of
-from stepscope.compat.mindspore.output_files import write_json, write_text
+from stepscope.compat.mindspore.output_layout import write_json, write_text
 from stepscope.compat.mindspore.products.base import Product
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.windows.window import Window
@@ -31,11 +31,12 @@ class Flops(Product):
     name = "flops"
 
     def __init__(self, directory: Path, rank: int, peak: float | None) -> None:
+        super().__init__(directory)
         self.table = FlopsTable()
         self.steps: list[tuple[int, int, int]] = []
         """Number, operations and ns of each step; there when the window was finished."""
         self.peak = peak
-        self._directory, self._rank = directory, rank
+        self._rank = rank
 
     async def add(self, batch: EventBatch) -> None:
         self.table.update(batch)
@@ -59,7 +60,7 @@ class Flops(Product):
             files.append(self._table(f"flops_utilization_step_{self._rank}.json", STEPS, shares))
         scopes = _scopes(rows)
         if scopes["data"]["links"]:
-            files.append(write_json(self._directory / f"flops_scope_{self._rank}.json", scopes))
+            files.append(write_json(self.directory / f"flops_scope_{self._rank}.json", scopes))
         return tuple(files)
 
     def _summary(self) -> Path:
@@ -70,10 +71,10 @@ class Flops(Product):
             "FLOPS": round(flops / ns, 3) if ns else 0.0,
             "FLOPS_Utilization": None if share is None else round(100 * share, 3),
         }
-        return write_json(self._directory / f"flops_summary_{self._rank}.json", found)
+        return write_json(self.directory / f"flops_summary_{self._rank}.json", found)
 
     def _table(self, name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:
-        return write_text(self._directory / name, "".join(f"{', '.join(row)}\n" for row in (head, *rows)))
+        return write_text(self.directory / name, "".join(f"{', '.join(row)}\n" for row in (head, *rows)))
 
     def _share(self, flops: int, ns: int) -> str:
         """In percent; empty where it is not known."""

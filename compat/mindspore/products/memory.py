@@ -11,11 +11,9 @@ import numpy as np
 
 from stepscope.analysis.findings import DeviceMemory
 from stepscope.analysis.tables.allocations import EARLIER, MemoryTable, capacity_of
-from stepscope.compat.mindspore.output_files import write_csv, write_json
+from stepscope.compat.mindspore.output_layout import write_csv, write_json
 from stepscope.compat.mindspore.products.base import Product, memory_readings, microseconds
-from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 
 RECORD = ("Component", "Timestamp(us)", "Total Allocated(MB)", "Total Reserved(MB)", "Total Active(MB)", "Device Type")
@@ -34,14 +32,11 @@ class MemoryRecord(Product):
     name = "memory"
 
     def __init__(self, directory: Path, device: str) -> None:
-        self._directory, self._device = directory, device
+        super().__init__(directory)
+        self._device = device
         self._values: dict[tuple[int, str], list[float]] = {}
-        self._anchor = ClockAnchor(0, 0, 0)
         self.peaks: dict[str, float] = {}
         """Highest allocation of each component, in bytes."""
-
-    async def open(self, run: Run) -> None:
-        self._anchor = run.anchor
 
     async def add(self, batch: EventBatch) -> None:
         for component, column, readings in memory_readings(batch.events):
@@ -56,10 +51,10 @@ class MemoryRecord(Product):
         for (_, component), row in self._values.items():
             self.peaks[component] = max(self.peaks.get(component, 0.0), row[0])
         rows = (
-            (component, microseconds(self._anchor.wall(at)), *map(_megabytes, row), self._device)
+            (component, microseconds(self.run.anchor.wall(at)), *map(_megabytes, row), self._device)
             for (at, component), row in sorted(self._values.items())
         )
-        return (write_csv(self._directory / "memory_record.csv", RECORD, rows),)
+        return (write_csv(self.directory / "memory_record.csv", RECORD, rows),)
 
 
 class StepMemory(Product):
@@ -71,7 +66,7 @@ class StepMemory(Product):
     name = "step memory"
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "memory_by_step.csv"
+        super().__init__(directory)
         self._readings: dict[str, list[tuple[int, float]]] = {}
 
     async def add(self, batch: EventBatch) -> None:
@@ -83,7 +78,7 @@ class StepMemory(Product):
         rows = [
             row for component, readings in self._readings.items() for row in _steps(component, sorted(readings), window)
         ]
-        return (write_csv(self._path, BY_STEP, sorted(rows)),) if rows else ()
+        return (write_csv(self.directory / "memory_by_step.csv", BY_STEP, sorted(rows)),) if rows else ()
 
 
 def _steps(component: str, readings: list[tuple[int, float]], window: Window) -> Iterator[tuple[Any, ...]]:
@@ -114,18 +109,15 @@ class MemoryUsage(Product):
     name = "memory usage"
 
     def __init__(self, directory: Path, rank: int, device: str, record: MemoryRecord) -> None:
-        self._directory, self._rank, self._device, self._record = directory, rank, device, record
+        super().__init__(directory)
+        self._rank, self._device, self._record = rank, device, record
         self._table = MemoryTable()
-        self._run: Run | None = None
-
-    async def open(self, run: Run) -> None:
-        self._run = run
 
     async def add(self, batch: EventBatch) -> None:
         self._table.update(batch)
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
-        metadata: Mapping[str, Any] = {} if self._run is None else self._run.metadata()
+        metadata = self.run.metadata()
         devices, peaks = self._table.devices(metadata), self._record.peaks
         if not devices and not peaks:
             return ()
@@ -138,7 +130,7 @@ class MemoryUsage(Product):
         )
 
     def _write(self, kind: str, found: Mapping[str, Any]) -> Path:
-        return write_json(self._directory / f"memory_usage_{kind}_{self._rank}.json", found)
+        return write_json(self.directory / f"memory_usage_{kind}_{self._rank}.json", found)
 
 
 def _summary(memory: DeviceMemory | None, capacity: int | None, peaks: Mapping[str, float]) -> dict[str, Any]:

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.backends.mindspore.blocks import SHAPES
-from stepscope.compat.mindspore.output_files import write_csv
+from stepscope.compat.mindspore.output_layout import write_csv
 from stepscope.compat.mindspore.products.base import OPERATORS, Product, in_categories, spans
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Flag
 from stepscope.runtime.events.tracks import TrackKind
-from stepscope.runtime.export.run import Run
 from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.windows.window import Window
 
@@ -171,12 +170,9 @@ class OperatorFiles(Product):
     name = "operator tables"
 
     def __init__(self, directory: Path, device: int) -> None:
+        super().__init__(directory)
         self.table = OperatorTable()
-        self._directory, self._device = directory, device
-        self._pid = 0
-
-    async def open(self, run: Run) -> None:
-        self._pid = run.pid
+        self._device = device
 
     async def add(self, batch: EventBatch) -> None:
         self.table.add(batch)
@@ -188,16 +184,16 @@ class OperatorFiles(Product):
         steps = max(len(window.steps), 1)
         whole = sum(row.total_ns for row in rows) or 1
         detail = write_csv(
-            self._directory / f"cpu_op_detail_info_{self._device}.csv",
+            self.directory / f"cpu_op_detail_info_{self._device}.csv",
             DETAIL,
             (
                 (row.side, row.type, row.short, row.name, row.count, _ms(row.total_ns), _ms(row.total_ns / row.count),
-                 f"{row.total_ns / whole:.6g}", row.subgraph, self._pid)
+                 f"{row.total_ns / whole:.6g}", row.subgraph, self.run.pid)
                 for row in _without_shapes(rows)
             ),
         )  # fmt: skip
         types = write_csv(
-            self._directory / f"cpu_op_type_info_{self._device}.csv",
+            self.directory / f"cpu_op_type_info_{self._device}.csv",
             TYPE,
             (
                 (kind, count, f"{count / steps:.6g}", _ms(total), _ms(total / count), f"{total / whole:.6g}")
@@ -206,7 +202,7 @@ class OperatorFiles(Product):
         )
         shaped = sorted({(row.name, row.shapes) for row in rows if row.shapes})
         shapes = (
-            (write_csv(self._directory / "operator_details.csv", ("Name", "Input Shapes"), shaped),) if shaped else ()
+            (write_csv(self.directory / "operator_details.csv", ("Name", "Input Shapes"), shaped),) if shaped else ()
         )
         return (detail, types, *shapes)
 

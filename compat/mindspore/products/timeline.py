@@ -1,4 +1,4 @@
-"""The timeline, and a few numbers about it."""
+"""The timeline, a few numbers about it, and the report for a browser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.compat.mindspore.output_files import write_json
+from stepscope.analysis.page.render import report_html
+from stepscope.compat.mindspore.output_layout import write_json, write_text
 from stepscope.compat.mindspore.products.base import OPERATORS, Product, in_categories, spans
 from stepscope.compat.mindspore.products.operators import OperatorTable
 from stepscope.exporters.chrome import ChromeTraceExporter
@@ -101,3 +102,16 @@ class TimelineSummary(Product):
             "max_scope_name_num": max(row.name.count("/") for row in rows),
         }
         return (write_json(self._path, summary),)
+
+
+class ReportPage(Product):
+    """Writes `report.html`: what `stepscope report` says of the window, with all its steps, which it reads from the journal once more."""
+
+    name = "report"
+
+    def __init__(self, directory: Path, journal: Path, peak_flops: float | None) -> None:
+        self._path = directory / "report.html"
+        self._journal, self._peak_flops = journal, peak_flops
+
+    async def finish(self, window: Window) -> tuple[Path, ...]:
+        return (write_text(self._path, report_html(self._journal, window.index, peak_flops=self._peak_flops)),)

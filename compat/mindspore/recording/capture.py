@@ -1,17 +1,16 @@
-"""A capture: one recording from start to stop, with its directories and windows."""
+"""A capture: one recording from start to stop, with its directories and windows, and what another one will cost."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import logging
-import os
 import resource
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,25 +21,32 @@ from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.build import trace
 from stepscope.compat.mindspore.analysis.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
 from stepscope.compat.mindspore.analysis.background import analysis_thread
-from stepscope.compat.mindspore.options.options import ProfilerOptions
-from stepscope.compat.mindspore.options.trace_handler import TraceHandler
-from stepscope.compat.mindspore.output_layout import RAW, named_device, new_directory, windows_in, write_facts
+from stepscope.compat.mindspore.output_layout import (
+    RAW,
+    default_or_other,
+    named_device,
+    new_directory,
+    windows_in,
+    write_facts,
+)
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operators import OperatorTable
-from stepscope.compat.mindspore.recording.cost_estimate import CostEstimate, RecordingCost
 from stepscope.compat.mindspore.sources import backends as sources
 from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
-from stepscope.compat.mindspore.sources.device import DeviceTarget
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import _core
-from stepscope.runtime.control.entry_points.environment import options_in_effect
-from stepscope.runtime.control.settings import Control
+from stepscope.runtime.control.entry_points.environment import STEPS, directory_from_environment, options_in_effect
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import ControlError, FormatError
 from stepscope.runtime.journal import segments
 from stepscope.runtime.options import Options, Signal
+from stepscope.runtime.overhead.budget import MIN_RECORDED_NS
+from stepscope.runtime.overhead.meter import event_costs
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.schedule.schedule import ScheduleFunction
 from stepscope.runtime.windows.window import Window
+
+if TYPE_CHECKING:
+    from stepscope.compat.mindspore.recording.recording import Recording
 
 log = logging.getLogger("stepscope")
 
@@ -51,27 +57,59 @@ CLOSE_SECONDS = 30.0
 """How long the end of a capture waits at most until the recorded events are on disk."""
 
 
-class CapturePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a capture."""
+EVENT_BYTES: Final = 8
+"""Bytes that an event takes in the raw data, about, arguments not included (docs/segment-format.md)."""
 
-    options: ProfilerOptions
-    target: DeviceTarget
-    limits: tuple[str, ...]
-    schedule: ScheduleFunction | None
-    handler: TraceHandler | None
-    """Makes the products of each window as it ends; `None`: they are made on request."""
-    callback: Callable[..., Any] | None
-    """The program's own `on_trace_ready`."""
-    metadata: Callable[[], Mapping[str, Any]]
-    cut_reason: Callable[[], str]
-    """Says why a window ends before its last step; empty if it does not."""
-    base: str | os.PathLike[str]
-    """Directory below which windows get theirs."""
-    control: Control | None
-    """By which ways windows can be asked for."""
-    estimate: CostEstimate
-    fixed: Collection[str]
-    """Arguments that STEPSCOPE_OPTIONS cannot change."""
+
+class RecordingCost(NamedTuple):
+    """The cost of one recording."""
+
+    steps: int
+    size: int
+    """Bytes of raw data."""
+    cost_ns: int
+    """Time of the program's threads and processor time in the background."""
+    recorded_ns: int
+    """How long it was."""
+
+
+class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean cost of the recordings so far."""
+
+    steps: int = 0
+    """Steps that it is based on; 0 if nothing was recorded yet."""
+    bytes_per_step: float = 0.0
+    """Of raw data, which are deleted when the products are complete (`data_simplification`)."""
+    ns_per_step: float = 0.0
+    """Of the program's threads and of the background's processor time together."""
+    fraction: float | None = None
+    """That time as a share of the time recorded; `None` where that is too short."""
+    ns_per_event: float = 0.0
+    """What a span takes of the thread that records it, measured on this machine."""
+
+    @classmethod
+    def by(cls, recordings: Sequence[RecordingCost]) -> CostEstimate:
+        """The estimate for another recording with the same options."""
+        steps, size, cost_ns, recorded_ns = map(sum, zip(RecordingCost(0, 0, 0, 0), *recordings, strict=True))
+        return cls(
+            steps=steps,
+            bytes_per_step=size / steps if steps else 0.0,
+            ns_per_step=cost_ns / steps if steps else 0.0,
+            fraction=cost_ns / recorded_ns if recorded_ns >= MIN_RECORDED_NS else None,
+            ns_per_event=event_costs().span,
+        )
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return (
+                f"nothing was recorded so far: about {self.ns_per_event:.0f} ns and {EVENT_BYTES} bytes for each event "
+                "without arguments"
+            )
+        share = "" if self.fraction is None else f", {self.fraction:.2%} of the time"
+        return (
+            f"by {human_count(self.steps, 'step')} recorded so far: about {self.bytes_per_step:,.0f} bytes of raw data and "
+            f"{self.ns_per_step / 1000:,.1f} us a step{share}"
+        )
 
 
 class CapturedWindow:
@@ -121,11 +159,8 @@ class CapturedWindow:
         )
 
     def operators(self, steps: tuple[int, ...] | None) -> OperatorTable:
-        """Its operators. Blocks while they are read, unless the window was analysed.
-
-        Raises:
-            FileNotFoundError: if the raw data are needed and were deleted.
-        """
+        """Its operators. Blocks while they are read, unless the window was analysed. Raises `FileNotFoundError` if the
+        raw data are needed and were deleted."""
         if steps is None and self._operators is not None:
             return self._operators
         journal = self.raw
@@ -143,49 +178,57 @@ class Capture:
         ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
     """
 
-    def __init__(self, plan: CapturePlan, owner: object, step: int) -> None:
-        self._plan, self._owner = plan, owner
-        handler = plan.handler
+    def __init__(self, recording: Recording, step: int) -> None:
+        self._recording, self._options = recording, recording.options
+        self._target = recording.target
+        self._limits = sources.limits(self._options.requested(), self._target)
+        """What was asked for and cannot be recorded, in words."""
+        self._estimate = recording.estimate
+        handler = recording.handler
         self._worker = None if handler is None else handler.worker_name
-        self._named_device = named_device(plan.options, plan.target.device)
-        self.directory = new_directory(plan.base, self._worker, self._named_device)
+        self._named_device = named_device(self._options, self._target.device)
+        named = None if handler is None else handler.dir_name
+        base = default_or_other(self._options.output_path) if named is None else named
+        self._base = base if recording.steps_are_fixed else directory_from_environment(base)
+        """Directory below which windows get theirs."""
+        self.directory = new_directory(self._base, self._worker, self._named_device)
         self.windows: list[CapturedWindow] = []
         self._failed: dict[int, str] = {}
         """Windows whose directory could not be written, and why."""
         self.ended = False
         self._stepped = False
-        self._page = resource.getpagesize() if plan.options.memory else 0
+        self._page = resource.getpagesize() if self._options.memory else 0
         self.cost: RecordingCost | None = None
         """Its cost; there when it has ended, if steps were recorded."""
-        waits = plan.options.data_process and "mindspore" in plan.target.frameworks
+        waits = self._options.data_process and "mindspore" in self._target.frameworks
         self._dataset_waits = DatasetWaits() if waits else None
         self._journal: Path | None = None
         self.profiler = self._make(step)
 
     def _make(self, step: int) -> Profiler:
-        plan = self._plan
-        loader: tuple[Signal, ...] = ("loader",) if plan.options.data_process else ()
-        memory: tuple[Signal, ...] = ("steps",) if plan.options.memory else ()
+        recording = self._recording
+        loader: tuple[Signal, ...] = ("loader",) if self._options.data_process else ()
+        memory: tuple[Signal, ...] = ("steps",) if self._options.memory else ()
         options = Options(close_timeout=CLOSE_SECONDS, signals=memory + loader)
-        facts: dict[str, Any] = {} if plan.options.peak_flops is None else {PEAK: plan.options.peak_flops}
-        facts |= {CAPACITY: capacities()} if plan.options.memory else {}
+        facts: dict[str, Any] = {} if self._options.peak_flops is None else {PEAK: self._options.peak_flops}
+        facts |= {CAPACITY: capacities()} if self._options.memory else {}
         try:
-            backends = sources.choose(plan.options, plan.target)
+            backends = sources.choose(self._options, self._target)
             self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
             made = trace(
-                schedule=plan.schedule,
+                schedule=recording.schedule,
                 backends=backends,
                 # Given here, as products are made of it: the environment may turn off those that nobody needs.
                 exporters=[JournalExporter.of(options_in_effect(options))],
                 on_trace_ready=self._ready,
                 name="mindspore",
                 output_dir=self.directory / RAW,
-                metadata={**plan.metadata(), **facts},
+                metadata={**recording.metadata.snapshot(), **facts},
                 start=False,
-                overhead_budget=plan.options.overhead_budget,
+                overhead_budget=self._options.overhead_budget,
                 options=options,
-                control=plan.control,
-                fixed=plan.fixed,
+                control=recording.control,
+                fixed=("output_dir", *STEPS) if recording.steps_are_fixed else ("output_dir",),
             )
             if made.keep_last is not None:
                 raise ControlError(
@@ -200,12 +243,10 @@ class Capture:
 
     def begin(self) -> None:
         """Starts recording. Raises what `stepscope.Profiler.start` does, after which nothing is left."""
-        plan = self._plan
         try:
             # Written now as well, so that an analysis after a crash knows how it was recorded.
-            strategy = plan.options.parallel_strategy
             try:
-                write_facts(self.directory, plan.target, self._window_facts(0), plan.metadata(), strategy=strategy)
+                self._write_facts(self.directory, self._window_facts(0))
             except OSError as error:  # the disk is full, perhaps for a moment only: they are written at the end again
                 log.warning("%s: cannot write how it is recorded: %s", self.directory, error.strerror)
             self.profiler.start()
@@ -263,15 +304,14 @@ class Capture:
 
     def request(self, *, pretty: bool = False, steps: tuple[int, ...] | None = None) -> AnalysisRequest:
         """How its windows are analysed."""
-        plan = self._plan
-        return AnalysisRequest(options=plan.options, target=plan.target, pretty=pretty, steps=steps)
+        return AnalysisRequest(options=self._options, target=self._target, pretty=pretty, steps=steps)
 
     def simplify(self) -> Future[None]:
         """Deletes raw data once everything that is asked for by then is made, if the options say so."""
         return analysis_thread.submit(self._simplify)
 
     def _simplify(self) -> None:
-        if not (self._plan.options.data_simplification and self.windows):
+        if not (self._options.data_simplification and self.windows):
             return
         if all(each.analysed for each in self.windows) and not self.missing():
             shutil.rmtree(self.directory / RAW, ignore_errors=True)
@@ -318,14 +358,17 @@ class Capture:
         self.windows.clear()
 
     def _window_facts(self, window: int) -> dict[str, Any]:
-        plan = self._plan
         return {
             "run": self.directory.name,
             "window": window,
-            "diagnostics": [*plan.limits, *plan.target.notes],
-            "estimate": msgspec.structs.asdict(plan.estimate),
-            "options": msgspec.structs.asdict(plan.options),
+            "diagnostics": [*self._limits, *self._target.notes],
+            "estimate": msgspec.structs.asdict(self._estimate),
+            "options": msgspec.structs.asdict(self._options),
         }
+
+    def _write_facts(self, directory: Path, about: dict[str, Any]) -> None:
+        metadata = self._recording.metadata.snapshot()
+        write_facts(directory, self._target, about, metadata, strategy=self._options.parallel_strategy)
 
     def _ready(self, window: Window) -> None:
         """Is called with each finished window, on a worker thread."""
@@ -334,28 +377,27 @@ class Capture:
         except BaseException as error:
             self._failed[window.index] = f"its directory could not be written: {type(error).__name__}: {error}"
             raise
-        plan = self._plan
-        if plan.handler is not None and plan.handler.analyse_flag:
+        recording = self._recording
+        if recording.handler is not None and recording.handler.analyse_flag:
             captured.analyse(self.request())
-        if plan.callback is not None:
-            _call(plan.callback, self._owner)
+        if recording.callback is not None:
+            _call(recording.callback, recording)
 
     def _add_window(self, window: Window) -> CapturedWindow:
         """Makes its directory, and writes its facts and, where raw data stay, its journal."""
-        plan = self._plan
         first = not self.windows
-        directory = self.directory if first else new_directory(plan.base, self._worker, self._named_device)
-        cut = plan.cut_reason()
+        directory = self.directory if first else new_directory(self._base, self._worker, self._named_device)
+        cut = self._recording.cut_reason
         about = {
             **self._window_facts(window.index),
             "profiling_start_time": window.wall_start_ns,
             "profiling_time(ms)": (window.end_ns - window.start_ns) / 1e6,
             "steps": [step.number for step in window.steps],
             "complete": window.complete and not cut,
-            "diagnostics": [*([f"cut: {cut}"] if cut else []), *window.diagnostics, *plan.limits, *plan.target.notes],
+            "diagnostics": [*([f"cut: {cut}"] if cut else []), *window.diagnostics, *self._limits, *self._target.notes],
         }
-        write_facts(directory, plan.target, about, plan.metadata(), strategy=plan.options.parallel_strategy)
-        if not first and not plan.options.data_simplification:
+        self._write_facts(directory, about)
+        if not first and not self._options.data_simplification:
             (directory / RAW).mkdir()
             window.export(directory / RAW / "window.journal")
         captured = CapturedWindow(window, directory, self.journal)

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from stepscope.compat.mindspore.options.options import ProfilerOptions
-from stepscope.compat.mindspore.options.trace_handler import TraceHandler
-from stepscope.compat.mindspore.output_layout import default_or_other
-from stepscope.compat.mindspore.recording.capture import Capture, CapturedWindow, CapturePlan
-from stepscope.compat.mindspore.recording.cost_estimate import CostEstimate
-from stepscope.compat.mindspore.sources.capabilities import limits
+from stepscope.compat.mindspore.options.schedule import TraceHandler
+from stepscope.compat.mindspore.recording.capture import Capture, CapturedWindow, CostEstimate
+from stepscope.compat.mindspore.sources.backends import limits
 from stepscope.compat.mindspore.sources.device import detect_target
 from stepscope.runtime import _core
-from stepscope.runtime.control.entry_points.environment import STEPS, directory_from_environment
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.export.metadata import Metadata
@@ -61,21 +58,21 @@ class Recording:
         for name, value in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
             if value is not None and not callable(value):
                 raise TypeError(f"{who}: {name} must be callable, {got(value)}")
-        self._control = Control.of(control)
+        self.control = Control.of(control)
         self.options = options
         self.target = detect_target()
         self.limitations = limits(options.requested(), self.target)
         """What was asked for and cannot be recorded here, in words."""
         self._who, self._strict_start = who, strict_start
-        self._schedule: ScheduleFunction | None = schedule
-        self._handler = on_trace_ready if isinstance(on_trace_ready, TraceHandler) else None
-        self._callback: Callable[..., Any] | None = None if self._handler is not None else on_trace_ready
+        self.schedule: ScheduleFunction | None = schedule
+        self.handler = on_trace_ready if isinstance(on_trace_ready, TraceHandler) else None
+        self.callback: Callable[..., Any] | None = None if self.handler is not None else on_trace_ready
         self.cut_reason = ""
         """Why the window that runs ends before its last step; to be set before `stop()`."""
         self.steps_are_fixed = False
         """Whether the caller has chosen which steps are recorded and where, so that STEPSCOPE_OPTIONS has no say in it; to be
         set before `start()`."""
-        self._metadata = Metadata()
+        self.metadata = Metadata()
         self._captures: list[Capture] = []
         self._capture: Capture | None = None
         self._next_step = 0
@@ -132,23 +129,7 @@ class Recording:
     def _start(self) -> None:
         log.info("%s: recording begins; %s", self._who, self.estimate)
         self.target = detect_target()  # a framework may have been imported meanwhile
-        named = None if self._handler is None else self._handler.dir_name
-        base = default_or_other(self.options.output_path) if named is None else named
-        plan = CapturePlan(
-            options=self.options,
-            target=self.target,
-            limits=limits(self.options.requested(), self.target),
-            schedule=self._schedule,
-            handler=self._handler,
-            callback=self._callback,
-            metadata=self._metadata.snapshot,
-            cut_reason=lambda: self.cut_reason,
-            base=base if self.steps_are_fixed else directory_from_environment(base),
-            control=self._control,
-            estimate=self.estimate,
-            fixed=("output_dir", *STEPS) if self.steps_are_fixed else ("output_dir",),
-        )
-        capture = Capture(plan, self, self._next_step)
+        capture = Capture(self, self._next_step)
         capture.begin()
         self._capture = capture
         self._captures.append(capture)
@@ -175,7 +156,7 @@ class Recording:
             return None
         self._next_step = capture.profiler.step_num
         capture.end()
-        handler = self._handler
+        handler = self.handler
         if handler is None or not handler.analyse_flag:
             return None
         made = capture.simplify()
@@ -209,7 +190,7 @@ class Recording:
         Raises:
             TypeError: if the key is no str.
         """
-        self._metadata.add(key, value)
+        self.metadata.add(key, value)
         if self._capture is not None:
             self._capture.profiler.add_metadata(key, value)
 
@@ -219,7 +200,7 @@ class Recording:
         Raises:
             TypeError: if key or value is no str.
         """
-        self._metadata.add_json(key, value)
+        self.metadata.add_json(key, value)
         if self._capture is not None:
             self._capture.profiler.add_metadata_json(key, value)
 

@@ -1,1 +1,1 @@
-"""Where the data come from: `device.py` asks the frameworks, `backends.py` chooses, `capabilities.py` says what is missing."""
+"""Where the data come from: `device.py` asks the frameworks, `backends.py` chooses and says what is missing."""

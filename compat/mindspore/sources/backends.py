@@ -1,9 +1,11 @@
-"""Chooses the backends that record what the options ask for, counters of the host and of devices among them."""
+"""Chooses the backends that record what the options ask for, and says what each option gives on each device, and what it does not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
+
+import msgspec
 
 from stepscope.backends.base import Backend
 from stepscope.backends.counters.host import HostBackend, HostPart
@@ -17,7 +19,7 @@ from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.compat.mindspore.options.enums import AicoreMetrics, HostSystem
 from stepscope.compat.mindspore.options.options import ProfilerOptions
-from stepscope.compat.mindspore.sources.device import DeviceTarget
+from stepscope.compat.mindspore.sources.device import DEVICES, DeviceTarget
 
 HARDWARE: Final[tuple[PerfGroup, ...]] = ("ipc", "cache", "branch")
 """Groups that the processor counts."""
@@ -113,3 +115,180 @@ _REFUSALS: Mapping[tuple[str, str], Callable[[], str]] = {
     ("hbm_ddr", "GPU"): nvml_refusal,
     ("sys_interconnection", "GPU"): nvml_refusal,
 }
+
+
+class Capability(msgspec.Struct, frozen=True):
+    """The effect of one option on one device."""
+
+    supported: bool
+    text: str
+    """The recorded data, or the reason for none."""
+    needs: tuple[str, ...] = ()
+    """It takes one of these frameworks; without, there is nothing."""
+    besides: str = ""
+    """The source that gives it without them, in words."""
+    caveat: str = ""
+    """Data of MindSpore that are not as exact as they look, where MindSpore is imported."""
+
+
+def _same(capability: Capability) -> Mapping[str, Capability]:
+    return dict.fromkeys(DEVICES, capability)
+
+
+def _cores(what: str, cpu: Capability, gpu: Capability) -> Mapping[str, Capability]:
+    msprof = Capability(False, f"{what} are read by CANN's msprof, which stepscope does not drive")
+    return {"CPU": cpu, "GPU": gpu, "Ascend": msprof}
+
+
+_ALLOWED = "where perf_event_open is allowed"
+_CUPTI = Capability(False, "counters of a GPU's cores are read by CUPTI, which stepscope does not drive")
+
+
+_STACKS = Capability(
+    True, "stacks of Python functions, sampled 200 times a second: in the timeline, and as folded stacks"
+)
+_OPERATORS = "MindSpore's operators on the host, torch's operators, and what the program marks itself"
+_LATE = (
+    "MindSpore is not waited for between steps, so what a graph launches behind its call may lie in the step after, or in "
+    "none where a window ends"
+)
+_COLLECTIVES = "when and how long collectives ran in each step, in communication.json"
+
+CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
+    "op_time": {
+        "CPU": Capability(True, _OPERATORS),
+        "GPU": Capability(True, f"{_OPERATORS}; kernels through torch", caveat=_LATE),
+        "Ascend": Capability(
+            True, f"{_OPERATORS}; kernels on the device are missing", caveat=f"{_LATE}; kernels on the device are missing"
+        ),
+    },
+    "record_shapes": _same(
+        Capability(True, "shapes of inputs, where MindSpore names its operators one by one (graph mode), and torch's",
+                   ("mindspore", "torch"))
+    ),
+    "with_stack": _same(_STACKS),
+    "profile_memory": {
+        "CPU": Capability(
+            True,
+            "resident memory of the process, MindSpore's memory pool, and torch's allocations: over time, and peak and end of "
+            "each step",
+        ),
+        "GPU": Capability(
+            True,
+            "resident memory of the process, over time and by step, and torch's allocations on the device; MindSpore's are "
+            "missing",
+        ),
+        "Ascend": Capability(
+            True, "resident memory of the process, over time and by step; memory of the device is missing"
+        ),
+    },
+    "profile_communication": {
+        "CPU": Capability(
+            True,
+            f"{_COLLECTIVES}: torch.distributed's, and MindSpore's own; bytes where shapes are recorded, waiting if all ranks are analysed together",
+            ("mindspore", "torch"),
+        ),
+        "GPU": Capability(True, f"{_COLLECTIVES}: torch.distributed's only; bytes where shapes are recorded, waiting if all ranks are analysed together", ("torch",)),
+        "Ascend": Capability(False, "collectives of HCCL are read by CANN's msprof, which stepscope does not drive"),
+    },
+    "parallel_strategy": _same(Capability(True, "ranks, launcher, and sizes and groups of the parallel layout, as JSON: as declared, of torch.distributed, and MindSpore's parallel context")),
+    "profile_framework": _same(Capability(True, "every span of the host as a table in host_info")),
+    "data_process": _same(
+        Capability(
+            True,
+            "waiting for the next batch: of MindSpore's datasets, of torch's DataLoader, in callbacks, and around "
+            "`watch_data(loader)`; queues and workers of MindSpore's data pipeline and of a DataLoader; the use of processors",
+            ("mindspore", "torch"),
+            "callbacks and `watch_data(loader)` record it all the same",
+        )
+    ),
+    "mstx": _same(Capability(True, "marks and ranges, as instants and spans of the host")),
+    "aicore_metrics": _cores(
+        "aicore_metrics",
+        Capability(
+            True,
+            "counters of the processor for this process in place of an Ascend core's: instructions and cycles for "
+            "PipeUtilization and ArithmeticUtilization, branches and their misses for ResourceConflictRatio, references "
+            f"and misses of the caches for the others; {_ALLOWED}",
+        ),
+        _CUPTI,
+    ),
+    "l2_cache": _cores(
+        "hits and misses of the L2 cache",
+        Capability(True, f"references and misses of the processor's last cache, for this process; {_ALLOWED}"),
+        _CUPTI,
+    ),
+    "hbm_ddr": _cores(
+        "rates of HBM and DDR",
+        Capability(False, "rates of DDR are counters of memory controllers, which do not know of processes"),
+        Capability(True, "the share of the time in which each device's memory was read or written, by NVML"),
+    ),
+    "pcie": {
+        "CPU": Capability(False, "pcie counts what goes to a device; there is none"),
+        "GPU": Capability(True, "bytes in a second to and from each device, by NVML"),
+        "Ascend": Capability(False, "pcie is read by CANN's msprof, which stepscope does not drive"),
+    },
+    "sync_enable": {
+        "CPU": Capability(False, "sync_enable=False changes nothing: operators of a CPU are timed where they run"),
+        "GPU": Capability(False, "sync_enable=False changes nothing: kernels are timed on the device, by torch"),
+        "Ascend": Capability(False, "sync_enable=False changes nothing: it is for GPUs"),
+    },
+    "env_enable": _same(
+        Capability(False, "MS_PROFILER_OPTIONS is followed when stepscope.mindspore is imported, whatever this says")
+    ),
+    "sys_io": _same(Capability(True, "bytes in a second of network cards and InfiniBand, as counters")),
+    "sys_interconnection": {
+        "CPU": Capability(False, "sys_interconnection counts what goes between devices; there are none"),
+        "GPU": Capability(True, "bytes in a second over NVLink to and from each device, by NVML"),
+        "Ascend": Capability(False, "links between devices are read by CANN's msprof, which stepscope does not drive"),
+    },
+    "host_sys": _same(
+        Capability(
+            True,
+            "counters of /proc, of the host and of this process: use of processors, memory, disks and network; for `osrt`, "
+            "how often the process was preempted, waited, and found a page missing",
+        )
+    ),
+    "export_type": _same(Capability(False, "ExportType.Db is not written; `stepscope convert` makes Parquet files")),
+    "gpu": {
+        "CPU": Capability(False, "no GPU is in use"),
+        "GPU": Capability(True, "kernels, if torch has the GPU", ("torch",)),
+        "Ascend": Capability(False, "no GPU is in use"),
+    },
+    "npu": {
+        "CPU": Capability(False, "no NPU is in use"),
+        "GPU": Capability(False, "no NPU is in use"),
+        "Ascend": Capability(False, "the device's own data are read by CANN's msprof, which stepscope does not drive"),
+    },
+}  # fmt: skip
+"""By option and device. `npu` and `gpu` are activities that were asked for by name."""
+
+
+def limits(requested: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
+    """A sentence for each option, as `ProfilerOptions.requested` names them, that cannot be followed here."""
+    sentences: list[str] = []
+    for name in requested:
+        table = CAPABILITIES.get(name)
+        if table is None:
+            continue
+        capability = table[target.device]
+        if not capability.supported:
+            sentences.append(f"{name} gives nothing on {target.device}: {capability.text}")
+        elif capability.needs and not set(capability.needs) & set(target.frameworks):
+            besides = f"; {capability.besides}" if capability.besides else ""
+            needs = " or ".join(capability.needs)
+            sentences.append(f"{name} gives nothing without {needs}, which is not imported yet{besides}")
+        elif why := counters_refusal(name, target):
+            sentences.append(f"{name} gives nothing on {target.device}: {why}")
+        elif capability.caveat and "mindspore" in target.frameworks:
+            sentences.append(f"{name} on {target.device}: {capability.caveat}")
+    return tuple(sentences)
+
+
+def markdown() -> str:
+    """The table for the documentation."""
+    lines = ["| option | " + " | ".join(DEVICES) + " |", "| --- |" + " --- |" * len(DEVICES)]
+    for name, table in CAPABILITIES.items():
+        cells = [("" if table[device].supported else "**no**: ") + table[device].text for device in DEVICES]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

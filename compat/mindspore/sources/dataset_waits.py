@@ -42,11 +42,7 @@ class DatasetWaits:
         self._before = _batches
 
     def end(self) -> str:
-        """Ends it; called once after each `begin()`.
-
-        Returns:
-            Why nothing was recorded, in words; empty if something was.
-        """
+        """Ends it; called once after each `begin()`. Returns why nothing was recorded, in words; empty if something was."""
         global _users
         with _lock:
             _users -= 1

@@ -40,11 +40,8 @@ class DeviceTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detect_target() -> DeviceTarget:
-    """Asks the frameworks that are imported, then the environment. Imports none.
-
-    Raises:
-        RuntimeError: if MindSpore is set to a device that nobody knows.
-    """
+    """Asks the frameworks that are imported, then the environment. Imports none. Raises `RuntimeError` if MindSpore is
+    set to a device that nobody knows."""
     mindspore, torch = _imported("mindspore"), _imported("torch")
     device, mode, version = "CPU", "", ""
     if mindspore is not None:

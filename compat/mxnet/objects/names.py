@@ -19,11 +19,8 @@ class Named(Protocol):
 
 
 def legal(what: str, name: object) -> str:
-    """The text under which a name is recorded: itself, or its beginning and a digest if it is very long.
-
-    Raises:
-        TypeError: if it is no str.
-    """
+    """The text under which a name is recorded: itself, or its beginning and a digest if it is very long. Raises
+    `TypeError` if it is no str."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a {what} must be a str, {got(name)}")
     raw = name.encode("utf-8", "backslashreplace")
@@ -34,11 +31,7 @@ def legal(what: str, name: object) -> str:
 
 
 def domain_name(domain: object) -> str:
-    """The recorded name of a domain.
-
-    Raises:
-        TypeError: if it is none.
-    """
+    """The recorded name of a domain. Raises `TypeError` if it is none."""
     name = getattr(domain, "name", None)
     if isinstance(domain, str) or not isinstance(name, str):
         raise TypeError(f"domain must be a Domain, {got(domain)}; write Domain('name')")

@@ -16,52 +16,46 @@ CATEGORY = "scope"
 OPERATOR_CATEGORY = "Custom Operator"
 
 
-class Label:
+class _Label:
     """A label that was entered, and the one around it."""
 
-    __slots__ = ("ended", "outer", "text")
-
-    def __init__(self, text: str, outer: Label | None) -> None:
+    def __init__(self, text: str, outer: _Label | None) -> None:
         self.text = text
         self.outer = outer
         self.ended = False
         """Whether it ended in another context than the one that it applies to."""
 
 
-class Labels:
-    """Labels that follow asyncio tasks: a task that begins under a label has it, also when the label has ended."""
+# They follow asyncio tasks: a task that begins under a label has it, also when the label has ended.
+_scopes: ContextVar[_Label | None] = ContextVar("stepscope_mxnet_scope", default=None)
+_operators: ContextVar[_Label | None] = ContextVar("stepscope_mxnet_operator", default=None)
 
-    def __init__(self, name: str) -> None:
-        self._innermost: ContextVar[Label | None] = ContextVar(name, default=None)
 
-    def current(self) -> Label | None:
-        """The label that applies here."""
-        label = self._innermost.get()
-        while label is not None and label.ended:
-            label = label.outer
-        return label
+def _current(labels: ContextVar[_Label | None]) -> _Label | None:
+    """The label that applies here."""
+    label = labels.get()
+    while label is not None and label.ended:
+        label = label.outer
+    return label
 
-    def enter(self, text: str) -> Label:
-        """A label applies here until `exit`."""
-        label = Label(text, self.current())
-        self._innermost.set(label)
-        return label
 
-    def exit(self, label: Label) -> None:
-        """Ends a label, from any context: a generator that entered it may be closed by another thread."""
-        if self._innermost.get() is label:
-            self._innermost.set(label.outer)
+@contextlib.contextmanager
+def _labelled(labels: ContextVar[_Label | None], text: str) -> Generator[None]:
+    """A label applies in the body, which may end in any context: a generator that entered it may be closed by another thread."""
+    label = _Label(text, _current(labels))
+    labels.set(label)
+    try:
+        yield
+    finally:
+        if labels.get() is label:
+            labels.set(label.outer)
         else:
             label.ended = True
 
 
-_scopes = Labels("stepscope_mxnet_scope")
-_operators = Labels("stepscope_mxnet_operator")
-
-
 def current_scope() -> str:
     """The scope of this thread or task; `<unk>:` if there is none."""
-    label = _scopes.current()
+    label = _current(_scopes)
     return NONE if label is None else label.text
 
 
@@ -84,12 +78,8 @@ def scope(name: str = NONE, append_mode: bool = True) -> Generator[str]:
     before = current_scope()
     if append_mode and before != NONE:
         text = legal("scope", before + text)
-    label = _scopes.enter(text)
-    try:
-        with _core.span(text, category=CATEGORY):
-            yield text
-    finally:
-        _scopes.exit(label)
+    with _labelled(_scopes, text), _core.span(text, category=CATEGORY):
+        yield text
 
 
 @contextlib.contextmanager
@@ -99,12 +89,10 @@ def custom_operator(name: str) -> Generator[None]:
     Raises:
         TypeError: if the name is no str.
     """
-    label = _operators.enter(legal("operator", name))
-    try:
-        with _core.span(legal("operator", f"{name}::pure_python"), category=OPERATOR_CATEGORY):
-            yield
-    finally:
-        _operators.exit(label)
+    text = legal("operator", name)
+    span = _core.span(legal("operator", f"{name}::pure_python"), category=OPERATOR_CATEGORY)
+    with _labelled(_operators, text), span:
+        yield
 
 
 @contextlib.contextmanager
@@ -114,7 +102,7 @@ def sub_operator(name: str) -> Generator[None]:
     Raises:
         TypeError: if the name is no str.
     """
-    outer = _operators.current()
+    outer = _current(_operators)
     text = legal("operator", name)
     with _core.span(text if outer is None else legal("operator", f"{outer.text}::{text}"), category=OPERATOR_CATEGORY):
         yield

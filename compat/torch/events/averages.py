@@ -15,13 +15,9 @@ from stepscope.runtime.events.record import Flag
 
 
 def averages(windows: Iterable[WindowSpans]) -> Any:
-    """What `key_averages()` of torch gives, for what ran on the host, without shapes and memory.
+    """torch's `EventList` of `FunctionEventAvg` for what ran on the host, without shapes and memory, by the first begin of each name.
 
-    Counts and times are added up by arrays: some 0.1 µs for an event, where objects take ten.
-
-    Returns:
-        torch's `EventList` of `FunctionEventAvg`, in the order in which their names first began.
-    """
+    Counts and times are added up by arrays: some 0.1 µs for an event, where objects take ten."""
     util: Any = import_module("torch.autograd.profiler_util")
     found: dict[tuple[str, bool], Any] = {}
     for window in windows:

@@ -1,1 +1,1 @@
-"""One window of a profile, and what happens when it begins and ends; read `finished.py` first."""
+"""One window of a profile, and what happens when it begins and ends; read `finished_window.py` first."""

@@ -36,11 +36,8 @@ class Callbacks:
         self.raised: ErrorLog[Exception] = ErrorLog()
 
     def put(self, view: Any) -> None:
-        """Has the function called with this; any thread.
-
-        Raises:
-            RuntimeError: if the system gives no further thread.
-        """
+        """Has the function called with this; any thread. Raises `RuntimeError` if the system gives no further
+        thread."""
         with self._lock:
             turn = self._turn
             turn.waiting.put(view)

@@ -33,11 +33,7 @@ class LatestResults:
             old.result.release()
 
     def of(self, window: Window) -> Any:
-        """torch's own result of a window.
-
-        Raises:
-            ProfilerStateError: if it was released.
-        """
+        """torch's own result of a window. Raises `ProfilerStateError` if it was released."""
         with self._lock:
             results = [
                 trace.result.raw
@@ -68,12 +64,8 @@ def export_memory_timeline(
     result: Any, path: str | os.PathLike[str], device: str | None, use_device: str | None
 ) -> None:
     """Writes what torch's `export_memory_timeline` makes of its `_ProfilerResult`, in the format that the file's ending
-    names: `.html` (needs matplotlib), `.raw.json.gz`, `.json.gz`, or JSON. The default device is the accelerator that was
-    recorded, else the host.
-
-    Raises:
-        BackendError: if this version of torch makes none.
-    """
+    names: `.html` (needs matplotlib), `.raw.json.gz`, `.json.gz`, or JSON. The default device is the accelerator that
+    was recorded, else the host. Raises `BackendError` if this version of torch makes none."""
     try:
         module: Any = import_module("torch.profiler._memory_profiler")
     except ModuleNotFoundError as error:

@@ -14,8 +14,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from stepscope.backends.counters import nvml, nvml_library, perf, perf_event
-from stepscope.backends.counters.nvml_library import Nvml
+from stepscope.backends.counters import nvml, perf
+from stepscope.backends.counters.nvml import Nvml
 from stepscope.cli.machine.trial import TorchTrial
 from stepscope.runtime.display.text_table import human_count
 
@@ -38,7 +38,7 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def nvidia(trial: TorchTrial | None, proc: Path = PROC, pci: Path = Path("/sys/bus/pci/devices"),
-           library: str = nvml_library.LIBRARY, cuda: str = CUDA) -> Check:  # fmt: skip
+           library: str = nvml.LIBRARY, cuda: str = CUDA) -> Check:  # fmt: skip
     """Says whether NVIDIA's devices can be read, and their kernels recorded.
 
     Args:
@@ -87,7 +87,7 @@ def processor_counters(refusals: Mapping[str, str] | None = None, paranoid: str 
     name = "processor counters"
     counted = [event for group in perf.DEFAULT for event in perf.GROUPS[group]]
     refused = perf.refusals(perf.DEFAULT) if refusals is None else refusals
-    beside = f"kernel.perf_event_paranoid is {perf_event.paranoia() if paranoid is None else paranoid}"
+    beside = f"kernel.perf_event_paranoid is {perf.paranoia() if paranoid is None else paranoid}"
     if not refused:
         return Check(name, "ok", f"instructions, cycles, misses (--backend perf); {beside}")
     reasons = dict.fromkeys(reason.removeprefix(f"{event}: ") for event, reason in refused.items())

@@ -16,8 +16,7 @@ from typing import TypeVar
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated.script import Deliver, Item, Lose, Span
-from stepscope.backends.simulated.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import Deliver, Item, Lose, ScriptedBackend, Span
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.window import Window
 from tests.integration.backends.test_torch_threads import run

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated.script import Deliver, Span
-from stepscope.backends.simulated.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import Deliver, ScriptedBackend, Span
 from tests.support.basics import ROOT
 from tests.support.collecting import until
 from tests.support.launch import run_to_end

@@ -15,9 +15,9 @@ import pytest
 import stepscope as sc
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.conformance import CHECKS, Case
-from stepscope.backends.counters import perf_event
+from stepscope.backends.counters import perf
 from stepscope.backends.counters.counting import CountingBackend
-from stepscope.backends.counters.host_readings import HostReadings
+from stepscope.backends.counters.host import HostReadings
 from stepscope.backends.counters.nvml import refusal
 from stepscope.backends.counters.perf import refusals
 from stepscope.runtime.events import strings
@@ -30,7 +30,7 @@ LATE = 1_000_000_000
 
 
 @pytest.fixture
-def perf() -> None:
+def perf_allowed() -> None:
     """For tests that take perf_event_open."""
     problems = refusals(["software"])
     if problems:
@@ -43,7 +43,7 @@ def test_contract_of_the_host(check: Callable[[Case], None]) -> None:
     check(Case(lambda: sc.backends.HostBackend(interval=0.002), tolerance=LATE))
 
 
-@pytest.mark.usefixtures("perf")
+@pytest.mark.usefixtures("perf_allowed")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_contract_of_the_processor(check: Callable[[Case], None]) -> None:
     """Each promise of a backend."""
@@ -172,7 +172,7 @@ MACHINE = {
 def readings(root: Path, *parts: str) -> dict[str, float]:
     """What is read of a machine whose files these are."""
     found = HostReadings(root)
-    return {reading.name: reading.value for part in parts for reading in found.parts[part]()}
+    return {reading.name: reading.value for part in parts for reading in getattr(found, part)()}
 
 
 def test_what_the_system_tells(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_what_cannot_be_read_is_noted(tmp_path: Path, output_dir: Path) -> None:
         sc.backends.HostBackend(["cpu", "disk"], root=tmp_path / "no").open(CollectingSink())
 
 
-@pytest.mark.usefixtures("perf")
+@pytest.mark.usefixtures("perf_allowed")
 @pytest.mark.checklist("A3", "C8")
 def test_counters_of_the_processor(output_dir: Path) -> None:
     """All threads are counted, those that begin later as well; what the machine hides is noted."""
@@ -261,12 +261,12 @@ def test_counters_of_the_processor(output_dir: Path) -> None:
         assert all(0 <= share <= 100 for share in found["branch misses %"])
 
 
-@pytest.mark.usefixtures("perf")
+@pytest.mark.usefixtures("perf_allowed")
 def test_counts_are_exact() -> None:
     """Pages that are touched for the first time are faults, each one."""
     with mmap.mmap(-1, 512 * mmap.PAGESIZE) as pages:
         pages.madvise(mmap.MADV_NOHUGEPAGE)
-        file = perf_event.open_event("page faults", 0)
+        file = perf.open_event("page faults", 0)
         before = file.read()
         for page in range(512):
             pages[page * mmap.PAGESIZE] = 1
@@ -274,15 +274,15 @@ def test_counts_are_exact() -> None:
     assert 512 <= after - before < 1024
 
 
-@pytest.mark.usefixtures("perf")
+@pytest.mark.usefixtures("perf_allowed")
 def test_why_the_processor_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event that there is not, a thread that has ended, and a profiler with nothing to count."""
     with refused(ProcessLookupError, "4194305"):
-        perf_event.open_event("page faults", (1 << 22) + 1)
-    monkeypatch.setitem(perf_event.EVENTS, "page faults", perf_event.Event(1, 999))
-    with refused(perf_event.PerfError, "page faults"):
-        perf_event.open_event("page faults", 0)
-    assert perf_event.paranoia().lstrip("-").isdigit()
+        perf.open_event("page faults", (1 << 22) + 1)
+    monkeypatch.setitem(perf.EVENTS, "page faults", perf.Event(1, 999))
+    with refused(perf.PerfError, "page faults"):
+        perf.open_event("page faults", 0)
+    assert perf.paranoia().lstrip("-").isdigit()
 
 
 @pytest.fixture(scope="module")

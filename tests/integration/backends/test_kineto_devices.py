@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.backends.collecting import CollectingSink
-from stepscope.backends.torch.kineto.result import SharedResult
-from stepscope.backends.torch.kineto.worker import FinishedTrace, KinetoWorker
+from stepscope.backends.torch.kineto.worker import FinishedTrace, KinetoWorker, SharedResult
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Kind

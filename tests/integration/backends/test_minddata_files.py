@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.tables.data_pipeline import DataPipeline, PipelineBuilder
-from stepscope.backends.mindspore.data_pipeline import events_of
-from stepscope.backends.mindspore.data_pipeline_files import read_batches
+from stepscope.backends.mindspore.data_pipeline import events_of, read_batches
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
 from tests.support.messages import refused
@@ -93,7 +92,7 @@ def test_batches_that_go_to_a_device(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "device_queue_profiling_0.txt").write_text("0 0 1 9 5\n0 1 1 8 5\n1 4 1 2 5\n")
     (batch,) = read_batches(tmp_path)
-    assert (batch.number, batch.at_ms, batch.waited_ms, batch.handed_on_ms, batch.queued) == (1, 5, 9, 8, 2)
+    assert (batch.number, batch.at_ms, batch.waited_ms, batch.handed_on_ms) == (1, 5, 9, 8)
 
 
 def test_no_pipeline(tmp_path: Path) -> None:

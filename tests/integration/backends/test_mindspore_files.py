@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.mindspore.backend import MindSporeBackend
-from stepscope.backends.mindspore.blocks import Converted, MindSporeTracks, convert, map_clock
-from stepscope.backends.mindspore.files import read_runs, read_shapes
+from stepscope.backends.mindspore.blocks import Converted, MindSporeTracks, convert, map_clock, read_runs, read_shapes
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.clock import ClockAnchor

@@ -12,8 +12,8 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.conformance import CHECKS, Case
+from stepscope.backends.counters.counting import SamplingBackend
 from stepscope.backends.counters.process_memory import ProcessMemoryBackend
-from stepscope.backends.counters.sampling import SamplingBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.runtime.events import strings
 from tests.support.messages import refused

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from stepscope.backends.collecting import CollectingSink
-from stepscope.backends.simulated.script import Counter, Deliver, Instant, Lose, Raise, Span, Watermark
-from stepscope.backends.simulated.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import (
+    Counter,
+    Deliver,
+    Instant,
+    Lose,
+    Raise,
+    ScriptedBackend,
+    Span,
+    Watermark,
+)
 from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import strings, tracks

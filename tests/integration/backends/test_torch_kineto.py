@@ -16,9 +16,8 @@ from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.kineto import worker as kineto_worker
 from stepscope.backends.torch.kineto.mode import KinetoMode
-from stepscope.backends.torch.kineto.result import SharedResult
 from stepscope.backends.torch.kineto.symbols import save_without_gil
-from stepscope.backends.torch.kineto.worker import FinishedTrace, KinetoWorker
+from stepscope.backends.torch.kineto.worker import FinishedTrace, KinetoWorker, SharedResult
 from stepscope.backends.torch.settings import TorchSettings
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor, ClockMapping

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.backends.conformance import CHECKS, Case
 from stepscope.backends.torch import arm as torch_arm
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.kineto.symbols import enable_numbers
@@ -46,12 +45,6 @@ def enclosed(memory: sc.exporters.MemoryExporter, kind: Kind) -> Counter[tuple[s
     spans = memory.events(kind=Kind.SPAN)
     at = {(int(s["track"]), int(s["ts"])): strings.text(int(s["name"])) for s in spans if s["dur"]}
     return Counter((at[int(f["track"]), int(f["ts"])], int(f["step"])) for f in memory.events(kind=kind))
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_stream_mode_keeps_the_contract_of_backends(check: Any) -> None:
-    """The conformance suite; the events themselves come by the recorder."""
-    check(Case(lambda: TorchBackend("stream"), add, silent=True))
 
 
 def test_operators_and_links_are_those_of_kineto(tmp_path: Path) -> None:

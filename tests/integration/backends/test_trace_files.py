@@ -10,7 +10,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.conformance import check_backend
-from stepscope.backends.torch.kineto.trace_files import ChromeFilesBackend
+from stepscope.backends.torch.kineto.worker import ChromeFilesBackend
 from stepscope.runtime.events.record import Kind
 from tests.support.basics import Deferred
 

@@ -26,7 +26,6 @@ from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT
 from tests.support.frameworks import Runs, steps
 from tests.support.messages import refused, said
-from tests.support.raised import length
 
 
 def settings_of(tmp_path: Path, **given: Any) -> LoopSettings:
@@ -44,29 +43,6 @@ def run_steps(loop: Loop, stage: str, count: int, **given: Any) -> None:
     loop.close()
 
 
-def test_a_run_goes_on_counting(tmp_path: Path) -> None:
-    """The first step's number decides with the schedule, as after a resumption."""
-    memory = sc.exporters.MemoryExporter()
-    loop = Loop(settings_of(tmp_path, exporters=[memory]), "x")
-    run_steps(loop, "fit", 2, step=3)
-    loop.raise_errors()
-    assert steps(memory) == [(3, 4)]
-
-
-class Odd:
-    """A value that is no number, and whose shape is none."""
-
-    def __init__(self, shape: object) -> None:
-        self._shape = shape
-
-    @property
-    def shape(self) -> object:
-        """An int, or an error that is raised."""
-        if isinstance(self._shape, Exception):
-            raise self._shape
-        return self._shape
-
-
 def test_logged_values(tmp_path: Path) -> None:
     """Arrays of one number are counters; what can be none costs itself, and the error says why."""
     memory = sc.exporters.MemoryExporter()
@@ -75,8 +51,7 @@ def test_logged_values(tmp_path: Path) -> None:
     values: dict[Any, Any] = {
         1: 0.5,
         "large": 10**400,
-        "raises": Odd(RuntimeError("no shape")),
-        "int": Odd(5),
+        "odd": object(),
         "several": np.zeros(3),
         "complex": 1j,
         "n" * 500: None,
@@ -90,16 +65,15 @@ def test_logged_values(tmp_path: Path) -> None:
     loop.close()
     counters = memory.names(kind=Kind.COUNTER)
     assert [name for name in counters if name in ("row", "matrix", "flag")] == ["row", "matrix", "flag"] * 2
-    head = "the logged value"
     errors = [str(error) for error in loop.raised.errors]
-    assert len(errors) == 7
-    assert errors[0].startswith(f"{head} 1 is no counter: its name is of type int: TypeError: ")
-    assert errors[1].startswith(f"{head} 'large' is no counter: its value is of type int: OverflowError: ")
-    assert errors[2].startswith(f"{head} 'raises' is no counter: its value is of type Odd: TypeError: ")
-    assert errors[3].startswith(f"{head} 'int' is no counter: its value is of type Odd: TypeError: ")
-    assert errors[4].startswith(f"{head} 'several' is no counter: its value is of type ndarray and shape (3,): ")
-    assert errors[5].startswith(f"{head} 'complex' is no counter: its value is of type complex: TypeError: ")
-    assert len(errors[6]) < 250
+    assert [error.partition(" is no counter: ")[0] for error in errors[:-1]] == [
+        "the logged value 1 of type float",
+        "the logged value 'large' of type int",
+        "the logged value 'odd' of type object",
+        "the logged value 'several' of type ndarray",
+        "the logged value 'complex' of type complex",
+    ]
+    assert len(errors[5]) < 250
 
 
 @pytest.mark.checklist("F7")
@@ -162,28 +136,6 @@ def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(MAX_ERRORS)]
     said(caplog.records, "x", "ValueError: number 0")
     with refused(ExceptionGroup, "x", f"{MAX_ERRORS + 3} errors"):
-        hooks.raise_errors()
-
-
-def test_what_hooks_raise_again_is_kept_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is counted each time, said once, and does not grow."""
-    loop = Loop(settings_of(tmp_path), "x")
-    error = ValueError("once")
-
-    class Same(TracingCallback):
-        def __init__(self) -> None:
-            self.loop = loop
-
-        @stores_errors
-        def hook(self) -> None:
-            raise error
-
-    hooks = Same()
-    for _ in range(20):
-        hooks.hook()
-    assert hooks.errors == (error,) and length(error) < 4
-    assert len(said(caplog.records, "x", "ValueError: once")) == 1
-    with refused(ExceptionGroup, "x", "20 errors"):
         hooks.raise_errors()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated.script import Deliver, Span
+from stepscope.backends.simulated.scripted import Deliver, Span
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from tests.support.commands import python

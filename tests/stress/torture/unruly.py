@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import numpy as np
 
-from stepscope.backends.simulated.script import Span, make_block
+from stepscope.backends.simulated.scripted import Span, make_block
 from stepscope.exporters.base import EventBatch, Exporter
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import EVENT_DTYPE, Block

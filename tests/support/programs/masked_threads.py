@@ -142,7 +142,7 @@ def main(place: str, configuration: str, *more: str) -> None:
         recorder = sc.FlightRecorder(steps=4, triggers=(sc.triggers.SlowStep(), sc.triggers.Stalled()))
         exercise(trace(control=control), trace(keep_last=recorder))
     elif configuration == "mxnet":
-        from stepscope.compat.mxnet.memory.counters import MemoryBackend
+        from stepscope.compat.mxnet.memory import MemoryBackend
 
         exercise(trace(backends=[MemoryBackend()]))
     elif configuration == "torch":

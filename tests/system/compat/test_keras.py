@@ -106,9 +106,9 @@ def test_a_log_value_that_is_no_number_costs_itself(tmp_path: Path, caplog: pyte
     fit(model(), logging(), callback, batches=3, epochs=7, initial_epoch=2)
     assert runs.steps("fit") == [(3, 4, 5)]
     assert {"loss", "one"} <= set(runs["fit"].names(kind=Kind.COUNTER))
-    assert [": ".join(str(error).split(": ")[:2]) for error in callback.errors] == [
-        "the logged value 'f1' is no counter: its value is of type ndarray and shape (3,)",
-        "the logged value 'note' is no counter: its value is of type str",
+    assert [str(error).partition(" is no counter")[0] for error in callback.errors] == [
+        "the logged value 'f1' of type ndarray",
+        "the logged value 'note' of type str",
     ]
     assert caplog.text.count("'f1'") == 1
 

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.backends.torch.kineto.blocks import KinetoConverter, nest
+from stepscope.backends.torch.kineto.blocks import KinetoConverter, KinetoTracks, nest
 from stepscope.backends.torch.kineto.file import KinetoFile, arguments
-from stepscope.backends.torch.kineto.tracks import KinetoTracks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.clock import ClockMapping

@@ -27,13 +27,10 @@ HIDDEN = len(refusals(HARDWARE)) == sum(len(GROUPS[group]) for group in HARDWARE
 
 def counters(directory: Path, **options: Any) -> set[str]:
     """Names of the counters of a recording of a few steps."""
-    profiler = Profiler(output_path=directory, start_profile=False, **options)
-    profiler.start()
-    for _ in range(3):
-        time.sleep(0.06)
-        profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(directory, **options) as profiler:
+        for _ in range(3):
+            time.sleep(0.06)
+            profiler.step()
     (window,) = profiler.directories
     return {event["name"] for event in output.events(window) if event.get("ph") == "C"}
 
@@ -110,7 +107,7 @@ def test_devices(tmp_path: Path) -> None:
     program = """
 import sys; sys.path.append(sys.argv[1])
 import stepscope as sc
-from stepscope.compat.mindspore.sources.capabilities import limits
+from stepscope.compat.mindspore.sources.backends import limits
 from stepscope.compat.mindspore.sources.backends import choose
 from stepscope.compat.mindspore.options.options import read_options
 from stepscope.compat.mindspore.sources.device import DeviceTarget

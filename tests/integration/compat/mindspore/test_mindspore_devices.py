@@ -11,12 +11,9 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.simulated.simulated import SimulatedDevice
-from stepscope.compat.mindspore.analysis.analysis import PRODUCTS, operators_of
-from stepscope.compat.mindspore.products.operators import find_operators, operators_as_json
+from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.compat.mindspore.sources import backends as sources
 from stepscope.mindspore import Profiler, schedule
-from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import Kind
 from tests.support import mindspore_output as output
 
 
@@ -44,29 +41,6 @@ def test_op_analyse_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (kernel_device,) = {row.device for row in kernels}
     assert kernel_device is not None
     assert json.loads(profiler.op_analyse(name, device_id=kernel_device + 7))[name] == []
-
-
-@pytest.mark.checklist("C22")
-def test_operators_of_a_device(tmp_path: Path) -> None:
-    """Kernels of a simulated device are rows of that device, apart from operators of the host and of other devices."""
-    memory = sc.exporters.MemoryExporter()
-    with sc.trace(
-        backends=[SimulatedDevice(streams=2, kernels_per_second=20_000)], exporters=[memory], output_dir=tmp_path
-    ) as profiler:
-        time.sleep(0.1)
-        profiler.step()
-    spans = memory.events(kind=Kind.SPAN)
-    kernels = spans[spans["category"] == strings.category("kernel")]
-    rows = operators_of(tmp_path / "journal", 0, None).rows()
-    (device,) = {row.device for row in rows if row.category == "kernel"}
-    assert device is not None
-    name = strings.text(int(kernels["name"][0]))
-    (row,) = find_operators(rows, name, device, None, own=device + 7)
-    own = kernels[kernels["name"] == kernels["name"][0]]
-    assert (row.side, row.count, row.total_ns) == ("Device", len(own), int(own["dur"].sum()))
-    assert find_operators(rows, name, device + 1, None, own=device + 7) == ()
-    (told,) = json.loads(operators_as_json({name: [row]}, device))[name]
-    assert (told["op_side"], told["op_occurrences"]) == ("device", len(own))
 
 
 @pytest.mark.checklist("B4")

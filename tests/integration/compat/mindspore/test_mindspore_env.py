@@ -7,14 +7,13 @@ import os
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stepscope.compat.mindspore.environment import VARIABLE, read_variable
+from stepscope.compat.mindspore.environment import VARIABLE
 from stepscope.compat.mindspore.sources.backends import counters_refusal
 from stepscope.compat.mindspore.sources.device import DeviceTarget
-from stepscope.mindspore import DynamicProfilerMonitor, EnvProfiler
+from stepscope.mindspore import DynamicProfilerMonitor
 from tests.support import mindspore_output as output
 from tests.support.arming import say_in_environment
 from tests.support.basics import ROOT
@@ -135,15 +134,6 @@ def test_ended_by_the_program(tmp_path: Path) -> None:
     assert printed == "trained True\nTrue\n"
     (directory,) = output.windows_below(tmp_path / "data")
     assert output.operators(directory) == ["MatMul-op1"] * 3
-
-
-@pytest.mark.checklist("B6")
-def test_nothing_is_asked_here() -> None:
-    """In a process without the variable nothing records."""
-    environment: dict[str, Any] = {}
-    assert EnvProfiler.init_profiler(environment) is None
-    assert EnvProfiler().analyse() is None
-    assert read_variable("{}") is None
 
 
 @pytest.mark.checklist("B6", "B18")

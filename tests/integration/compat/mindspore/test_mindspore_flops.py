@@ -26,14 +26,11 @@ def table(directory: Path, name: str) -> list[list[str]]:
 def test_flops_of_torch(tmp_path: Path) -> None:
     """A declared peak has torch's operators keep their operations: by operator, in a step, and as a share, step by step."""
     torch = require("torch")
-    profiler = Profiler(output_path=tmp_path, start_profile=False, peak_flops=1e12)
-    profiler.start()
-    for number in range(3):
-        for _ in range(number):
-            torch.mm(torch.ones(8, 16), torch.ones(16, 4))
-        profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path, peak_flops=1e12) as profiler:
+        for number in range(3):
+            for _ in range(number):
+                torch.mm(torch.ones(8, 16), torch.ones(16, 4))
+            profiler.step()
     profiler.raise_errors()
     (directory,) = profiler.directories
     head, *rows = table(directory, "flops_0.txt")
@@ -55,14 +52,11 @@ def test_flops_of_torch(tmp_path: Path) -> None:
 @pytest.mark.checklist("D17")
 def test_declared_flops(tmp_path: Path) -> None:
     """Without torch and without a peak there are operations and rates, and no shares; without operations there is no file."""
-    profiler = Profiler(output_path=tmp_path, start_profile=False)
-    profiler.start()
-    for _ in range(2):
-        with span("Default/network/MatMul-op1", FLOPs=5_000_000):
-            pass
-        profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path) as profiler:
+        for _ in range(2):
+            with span("Default/network/MatMul-op1", FLOPs=5_000_000):
+                pass
+            profiler.step()
     (directory,) = profiler.directories
     scopes = json.loads((directory / PRODUCTS / "flops_scope_0.json").read_text())
     assert scopes["max_scope_num"] == 2

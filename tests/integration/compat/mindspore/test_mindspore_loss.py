@@ -9,11 +9,13 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import stepscope as sc
 from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.output_layout import RAW, windows_in, write_facts
 from stepscope.compat.mindspore.recording import capture
@@ -61,15 +63,6 @@ def test_a_window_that_cannot_be_written_keeps_the_raw_data(tmp_path: Path, monk
     assert windows_in(directory / RAW / "journal") == {0, 1}
     again = Profiler.offline_analyse(tmp_path)
     assert sorted(window.window for window in again.windows) == [0, 1] and again.complete
-
-
-def test_all_is_analysed_and_raw_data_go(tmp_path: Path) -> None:
-    """As before."""
-    profiler = two_windows(tmp_path, data_simplification=True)
-    analysis = profiler.analyse()
-    assert analysis is not None and analysis.complete and not analysis.rejected
-    assert not list(tmp_path.rglob("journal"))
-    assert profiler.analyse() == analysis
 
 
 @pytest.mark.checklist("D20")
@@ -177,3 +170,38 @@ def test_a_directory_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
         assert rejected == [f"{theirs} cannot be read: Permission denied"]
     finally:
         subprocess.run(["rm", "-rf", str(place)], check=False)
+
+
+def half(data: bytes) -> bytes:
+    """Cut by a crash of the file system."""
+    return data[: len(data) // 2]
+
+
+def damaged(data: bytes) -> bytes:
+    """Some of its middle was overwritten."""
+    middle = len(data) // 2
+    return data[:middle] + bytes(2_000) + data[middle + 2_000 :]
+
+
+def work(_: int) -> None:
+    for number in range(2_000):
+        with sc.span(f"operator {number % 7}", text="x" * 40):
+            pass
+
+
+@pytest.mark.parametrize("spoil", [half, damaged])
+def test_an_incomplete_journal_is_not_deleted(
+    spoil: Callable[[bytes], bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the only copy of what it has."""
+    plan = schedule(wait=0, active=1, warmup=0, repeat=2, skip_first=0)
+    profiler = Profiler(output_path=tmp_path, schedule=plan, start_profile=False, data_simplification=True)
+    profiler.start()
+    output.loop(3, work, lambda _: profiler.step())
+    profiler.stop()
+    (journal,) = tmp_path.rglob("journal")
+    journal.write_bytes(spoil(journal.read_bytes()))
+    analysis = profiler.analyse()
+    assert analysis is not None and not analysis.complete
+    assert "INCOMPLETE" in str(analysis) and said(caplog.records, "journal", snapshot=False)
+    assert journal.exists()

@@ -18,7 +18,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
-from stepscope.compat.mindspore.output_layout import RAW
+from stepscope.compat.mindspore.output_layout import RAW, window_name
 from stepscope.mindspore import Profiler, ProfilerDirNotFoundException, ProfilerException
 from stepscope.runtime._core import span
 from tests.support import mindspore_output as output
@@ -240,3 +240,9 @@ def test_products_of_any_run(tmp_path: Path) -> None:
         strategy = json.loads((tmp_path / f"rank{rank}" / f"parallel_strategy_{rank}.json").read_text())
         assert (strategy["rank_id"], strategy["rank_size"], strategy["host"]) == (rank, 2, socket.gethostname())
         assert strategy["layout"].get("sizes", {}) == ({"data": 2} if rank else {}), "not known unless it is said"
+
+
+def test_times_that_no_calendar_has() -> None:
+    """A damaged journal may have any: names of directories have the nearest that there is."""
+    assert window_name("host", 1, 10**30, "cpu") == "host_1_99991231235959000_cpu_ms"
+    assert window_name("host", 1, -(10**30), "cpu") == "host_1_19700101000000000_cpu_ms"

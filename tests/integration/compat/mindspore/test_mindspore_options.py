@@ -14,8 +14,7 @@ import pytest
 
 from stepscope.compat.mindspore.options.enums import DYNAMIC_METRICS, PROFILER_METRICS
 from stepscope.compat.mindspore.options.options import NEED_OP_TIME, ProfilerOptions, read_options
-from stepscope.compat.mindspore.sources.backends import counters_refusal
-from stepscope.compat.mindspore.sources.capabilities import CAPABILITIES, limits, markdown
+from stepscope.compat.mindspore.sources.backends import CAPABILITIES, counters_refusal, limits, markdown
 from stepscope.compat.mindspore.sources.device import DeviceTarget, detect_target
 from stepscope.mindspore import (
     AicoreMetrics,

@@ -96,9 +96,7 @@ def test_operators_of_steps_need_raw_data(tmp_path: Path) -> None:
 @pytest.mark.checklist("D11")
 def test_tables(tmp_path: Path) -> None:
     """The tables have MindSpore's columns, and numbers that add up."""
-    profiler = output.recorded(tmp_path, steps=4)
-    profiler.analyse()
-    (directory,) = profiler.directories
+    directory = output.analysed(tmp_path, steps=4)
     detail = output.rows(directory, "cpu_op_detail_info_0.csv")
     assert {row["full_op_name"]: (row["op_type"], row["op_name"], row["op_occurrences"]) for row in detail} == {
         "Default/network/MatMul-op1": ("MatMul", "MatMul-op1", "4"),
@@ -122,9 +120,7 @@ def test_tables(tmp_path: Path) -> None:
 @pytest.mark.checklist("D14")
 def test_a_summary_of_the_timeline(tmp_path: Path) -> None:
     """The numbers of all operators, with MindSpore's keys."""
-    profiler = output.recorded(tmp_path, steps=4)
-    profiler.analyse()
-    (directory,) = profiler.directories
+    directory = output.analysed(tmp_path, steps=4)
     found = json.loads((directory / PRODUCTS / "cpu_timeline_summary_0.json").read_text())
     detail = output.rows(directory, "cpu_op_detail_info_0.csv")
     assert found["total_time"] == pytest.approx(sum(float(row["op_total_time(ms)"]) for row in detail), abs=1e-5)
@@ -230,12 +226,9 @@ def test_host_info_and_memory(tmp_path: Path) -> None:
 @pytest.mark.checklist("C14", "A8")
 def test_flame_graph(tmp_path: Path) -> None:
     """Stacks are in the timeline, and folded for flame graphs."""
-    profiler = Profiler(output_path=tmp_path, with_stack=True, start_profile=False)
-    profiler.start()
-    output.until_sampled(profiler, "python stacks")
-    profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path, with_stack=True) as profiler:
+        output.until_sampled(profiler, "python stacks")
+        profiler.step()
     (directory,) = profiler.directories
     folded = (directory / PRODUCTS / "stacks_0.folded").read_text(encoding="utf-8").splitlines()
     assert any("test_flame_graph (" in line and ";" in line and line.split()[-1].isdigit() for line in folded)
@@ -331,12 +324,9 @@ def test_collectives_of_torch(tmp_path: Path) -> None:
 
 def test_batches_of_any_loader(tmp_path: Path) -> None:
     """How long the loop waits for each batch of `watch_data` is a span, whatever the options say."""
-    profiler = Profiler(output_path=tmp_path, start_profile=False)
-    profiler.start()
-    batches = [batch for batch in profiler.watch_data(iter(range(3)))]
-    assert batches == [0, 1, 2]
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path) as profiler:
+        batches = [batch for batch in profiler.watch_data(iter(range(3)))]
+        assert batches == [0, 1, 2]
     names = [event["name"] for event in output.events(profiler.directories[0]) if event.get("ph") == "X"]
     assert names.count("data_wait") == 4
 
@@ -358,16 +348,13 @@ def test_what_levels_and_activities_record(
 ) -> None:
     """Operators, memory and stacks: each level has those of the one before, and operators only of what is active."""
     torch = require("torch")
-    profiler = Profiler(output_path=tmp_path, start_profile=False, profiler_level=level, activities=activities)
-    profiler.start()
-    for wanted, source in zip(expected[1:], ("process memory", "python stacks"), strict=True):
-        if wanted:
-            output.until_sampled(profiler, source)
-    output.work(0)
-    assert float((torch.ones(4) + torch.ones(4)).sum()) == 8
-    profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path, profiler_level=level, activities=activities) as profiler:
+        for wanted, source in zip(expected[1:], ("process memory", "python stacks"), strict=True):
+            if wanted:
+                output.until_sampled(profiler, source)
+        output.work(0)
+        assert float((torch.ones(4) + torch.ones(4)).sum()) == 8
+        profiler.step()
     profiler.raise_errors()
     (directory,) = profiler.directories
     products = directory / PRODUCTS
@@ -375,16 +362,6 @@ def test_what_levels_and_activities_record(
     found = "aten::add" in names, (products / "memory_record.csv").exists(), (products / "stacks_0.folded").exists()
     assert found == expected
     assert "AllReduce-op4" in names
-
-
-@pytest.mark.checklist("C2")
-@pytest.mark.parametrize("level", list(ProfilerLevel))
-def test_every_level_records(tmp_path: Path, level: ProfilerLevel) -> None:
-    """Whatever the level and the activities, the program's own spans and the steps are there."""
-    profiler = output.recorded(tmp_path, profiler_level=level, activities=[ProfilerActivity.CPU])
-    profiler.analyse()
-    assert output.steps_of(profiler.directories[0]) == [0, 1, 2]
-    assert output.info(profiler.directories[0])["options"]["profiler_level"] == level.value
 
 
 @pytest.mark.checklist("B20")
@@ -499,12 +476,9 @@ def test_the_pipeline_of_a_torch_loader(tmp_path: Path, monkeypatch: pytest.Monk
     batches is in the phases."""
     torch = require("torch")
     monkeypatch.delenv("STEPSCOPE_SIGNALS")
-    profiler = Profiler(output_path=tmp_path, start_profile=False, data_process=True)
-    profiler.start()
-    for _ in torch.utils.data.DataLoader(SlowItems(), batch_size=2, num_workers=workers):
-        profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path, data_process=True) as profiler:
+        for _ in torch.utils.data.DataLoader(SlowItems(), batch_size=2, num_workers=workers):
+            profiler.step()
     (directory,) = profiler.directories
     raw = output.rows(directory, "minddata_pipeline_raw_0.csv")
     summary = json.loads((directory / PRODUCTS / "minddata_pipeline_summary_0.json").read_text())
@@ -618,19 +592,16 @@ def slept(name: str, category: str = "") -> None:
 def test_phases_of_steps(tmp_path: Path) -> None:
     """Each step has the time of each phase, also of those that the program names; they add up, and the last rows are the average
     and percent."""
-    profiler = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)
-    profiler.start()
-    for number in range(3):
-        for _ in range(number + 1):
-            slept("data_wait", "dataloader")
-        with span("my phase"):
-            slept("aten::mm", "cpu_op")
-            slept("Gradients/Default/MatMul-op1", "cpu_op")
-        slept("Gradients/Default/grad_fc/AllReduce-op2", "cpu_op")
-        slept("Default/optimizer-Momentum/ApplyMomentum-op3", "cpu_op")
-        profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path, data_simplification=False) as profiler:
+        for number in range(3):
+            for _ in range(number + 1):
+                slept("data_wait", "dataloader")
+            with span("my phase"):
+                slept("aten::mm", "cpu_op")
+                slept("Gradients/Default/MatMul-op1", "cpu_op")
+            slept("Gradients/Default/grad_fc/AllReduce-op2", "cpu_op")
+            slept("Default/optimizer-Momentum/ApplyMomentum-op3", "cpu_op")
+            profiler.step()
     (directory,) = profiler.directories
     found = phases_of(directory)
     assert [step["step"] for step in found["steps"]] == [0, 1, 2]
@@ -660,21 +631,18 @@ def test_phases_of_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trains", [True, False])
 def test_points_of_steps(tmp_path: Path, trains: bool) -> None:
     """MindSpore's file of the points where forward begins and backward ends; operators of a loader or an optimizer are not."""
-    profiler = Profiler(output_path=tmp_path, start_profile=False)
-    profiler.start()
-    for _ in range(3):
-        with span("data_wait", category="dataloader"):
-            slept("aten::stack", "cpu_op")
-        with span("Optimizer.zero_grad#SGD.zero_grad"):
-            slept("aten::zero_", "cpu_op")
-        slept("aten::mm", "cpu_op")
-        slept("aten::add", "cpu_op")
-        if trains:
-            slept("Gradients/Default/MatMul-op1", "cpu_op")
-        slept("Default/ApplyMomentum-op3", "cpu_op")
-        profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path) as profiler:
+        for _ in range(3):
+            with span("data_wait", category="dataloader"):
+                slept("aten::stack", "cpu_op")
+            with span("Optimizer.zero_grad#SGD.zero_grad"):
+                slept("aten::zero_", "cpu_op")
+            slept("aten::mm", "cpu_op")
+            slept("aten::add", "cpu_op")
+            if trains:
+                slept("Gradients/Default/MatMul-op1", "cpu_op")
+            slept("Default/ApplyMomentum-op3", "cpu_op")
+            profiler.step()
     (directory,) = profiler.directories
     rows = output.rows(directory, "step_trace_raw_0_detail_time.csv")
     assert [row["step_num"] for row in rows] == ["0", "1", "2", "-"]
@@ -699,14 +667,11 @@ def test_points_of_steps(tmp_path: Path, trains: bool) -> None:
 @pytest.mark.checklist("D9")
 def test_phases_are_those_of_explain(tmp_path: Path) -> None:
     """One computation: the table has the numbers of the steps that `stepscope.load` reads."""
-    profiler = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)
-    profiler.start()
-    for _ in range(4):
-        slept("data_wait", "dataloader")
-        slept("evaluate")
-        profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path, data_simplification=False) as profiler:
+        for _ in range(4):
+            slept("data_wait", "dataloader")
+            slept("evaluate")
+            profiler.step()
     (directory,) = profiler.directories
     (rank,) = load(directory / RAW / "journal").ranks
     parts = parts_of(rank.steps)
@@ -722,15 +687,12 @@ def test_phases_are_those_of_explain(tmp_path: Path) -> None:
 @pytest.mark.checklist("D8")
 def test_phases_are_the_users(tmp_path: Path) -> None:
     """Instead of two points named in the environment: any phase, by its own name, as a span."""
-    profiler = Profiler(output_path=tmp_path, start_profile=False)
-    profiler.start()
-    phases = ("encode", "search", "update")
-    for phase in phases:
-        with span(phase):
-            time.sleep(0.002)
-    profiler.step()
-    profiler.stop()
-    profiler.analyse()
+    with output.recording(tmp_path) as profiler:
+        phases = ("encode", "search", "update")
+        for phase in phases:
+            with span(phase):
+                time.sleep(0.002)
+        profiler.step()
     assert {row.name for row in profiler.operators()} == set(phases)
     step, *_ = output.rows(profiler.directories[0], "step_phases.csv")
     assert {name for name in step if name.startswith("span: ")} == {f"span: {phase}(us)" for phase in phases}

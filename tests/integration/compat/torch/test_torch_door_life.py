@@ -309,13 +309,6 @@ def test_an_observer_that_the_environment_asks_for(tmp_path: Path, monkeypatch: 
     assert ours.profile(activities=cpu(), execution_trace_observer=given).execution_trace_observer is given
 
 
-def test_a_deadline_for_events() -> None:
-    """`events()` gives what it has when the time is over."""
-    with ours.profile(activities=cpu(), post_processing_timeout_s=0) as prof:
-        torch.ones(2).tanh()
-    assert len(prof.events()) == 0 and tanh(prof) == 1
-
-
 def test_exporters_and_runs_of_ours(tmp_path: Path) -> None:
     """Everything of stepscope goes with it: exporters, the report, spans, a place for the run; also as `on_trace_ready`."""
     memory = sc.exporters.MemoryExporter()

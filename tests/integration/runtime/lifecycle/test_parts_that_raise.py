@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated.script import Moment, Raise
-from stepscope.backends.simulated.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import Moment, Raise, ScriptedBackend
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader

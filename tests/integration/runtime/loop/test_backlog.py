@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated.script import Deliver, Span
-from stepscope.backends.simulated.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import Deliver, ScriptedBackend, Span
 from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock

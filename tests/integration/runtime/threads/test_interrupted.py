@@ -17,7 +17,7 @@ import pytest
 import stepscope as sc
 from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.backends.simulated.scripted import ScriptedBackend
-from stepscope.backends.torch.kineto.result import SharedResult
+from stepscope.backends.torch.kineto.worker import SharedResult
 from stepscope.compat.mindspore.mstx import mstx
 from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
 from stepscope.compat.torch.windows.callbacks import Callbacks

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import stepscope as sc
-from stepscope.backends.simulated.script import Deliver, Moment, Raise, Span
-from stepscope.backends.simulated.scripted import ScriptedBackend
+from stepscope.backends.simulated.scripted import Deliver, Moment, Raise, ScriptedBackend, Span
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.events.record import Kind
 from tests.stress.torture.fault import Fault, Outcome

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.compat.mindspore.monitor.monitor_file import Late, MonitorFile
+from stepscope.compat.mindspore.monitor.dynamic_monitor import Late, MonitorFile
 from stepscope.mindspore import DynamicProfilerArgs
 from stepscope.runtime.control.file_requests import FileRequests
 from stepscope.runtime.control.request_history import RequestHistory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.compat.mxnet.memory.allocations import Allocations, requested_sizes
+from stepscope.compat.mxnet.memory import Allocations, requested_sizes
 from stepscope.runtime.events.record import Kind
 from tests.support.viewers.scene import Scene, make_run
 

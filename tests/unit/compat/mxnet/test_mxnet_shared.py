@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 import pytest
 
 from stepscope import mxnet
-from stepscope.compat.mxnet.memory.counters import MemoryBackend
+from stepscope.compat.mxnet.memory import MemoryBackend
 from stepscope.runtime.threads.native_threads import Event
 from tests.support.mxnets import begin, durations, load, statistics
 

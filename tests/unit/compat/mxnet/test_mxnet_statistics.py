@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.compat.mxnet.statistics import statistics
-from stepscope.compat.mxnet.statistics.series import EXACT, CounterSeries, SpanSeries, Values
+from stepscope.compat.mxnet.statistics import EXACT, CounterSeries, SpanSeries, Statistics, Values
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
 
@@ -93,7 +92,7 @@ def spans(*rows: tuple[str, int, int, int, int]) -> Block:
 def test_parts_of_a_span_are_one_pass() -> None:
     """Those that a pause has cut; parts of others, and spans of one number that are whole, are not put together."""
     cut = int(Flag.CLIPPED)
-    made = statistics.Statistics()
+    made = Statistics()
     made.add(
         spans(
             ("a", 1, 0, 10, cut), ("a", 1, 100, 20, cut), ("a", 2, 0, 1, 0), ("b", 3, 0, 5, cut), ("a", 4, 50, 7, 0),
@@ -108,8 +107,8 @@ def test_parts_of_a_span_are_one_pass() -> None:
 
 def test_more_names_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted, and those that are known go on."""
-    monkeypatch.setattr(statistics, "MAX_NAMES", 2)
-    made = statistics.Statistics()
+    monkeypatch.setattr("stepscope.compat.mxnet.statistics.MAX_NAMES", 2)
+    made = Statistics()
     for _ in range(2):
         made.add(
             spans(("room a", 1, 0, 1, 0), ("room b", 2, 0, 1, 0), ("room c", 3, 0, 1, 0), ("room c", 4, 0, 1, 0)), b""

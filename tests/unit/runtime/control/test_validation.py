@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import stepscope as sc
 from stepscope.collector.settings import CollectorSettings
 from stepscope.compat.frameworks.loop_settings import LoopSettings
-from stepscope.compat.mxnet.recording.settings import MXNetSettings
+from stepscope.compat.mxnet.settings import MXNetSettings
 from stepscope.runtime.control.entry_points.control_file import ControlFile
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.control.entry_points.environment import EnvironmentOptions

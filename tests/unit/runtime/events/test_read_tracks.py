@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 
-from stepscope.backends.torch.kineto.tracks import KinetoTracks
+from stepscope.backends.torch.kineto.blocks import KinetoTracks
 from stepscope.runtime._core import span
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import Kind

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import groupby
 
@@ -72,21 +72,10 @@ _TITLES = {
     Section.COUNTER: ("Total", "Min Value", "Max Value", "Avg Value"),
     Section.MARKER: (),
 }
-_NUMBERS: tuple[tuple[str, Callable[[Row], float]], ...] = (
-    ("Total", lambda row: row.total),
-    ("Min", lambda row: row.min),
-    ("Max", lambda row: row.max),
-    ("Avg", lambda row: row.avg),
-)
-_MORE: tuple[tuple[str, Callable[[Row], float]], ...] = (
-    ("Std", lambda row: row.std),
-    ("P50", lambda row: row.p50),
-    ("P95", lambda row: row.p95),
-    ("P99", lambda row: row.p99),
-    ("Last", lambda row: row.last),
-    ("Time-weighted avg", lambda row: row.weighted),
-    ("Per second", lambda row: row.rate),
-)
+_NUMBERS = ("total", "min", "max", "avg")
+_MORE = {"std": "Std", "p50": "P50", "p95": "P95", "p99": "P99", "last": "Last", "weighted": "Time-weighted avg",
+         "rate": "Per second"}  # fmt: skip
+"""Fields with numbers that every section but markers has, and those of CSV and Markdown, with their titles."""
 
 
 def render(rows: Iterable[Row], format: str, sort_by: str, ascending: bool) -> str:
@@ -109,13 +98,13 @@ def _table(groups: Groups) -> str:
         for head in (("Name", "Total Count", *titles), ("----", "-----------", *("-" * len(one) for one in titles))):
             lines.append(f"{head[0]:<25} {head[1]:>15}" + "".join(f" {title:>16}" for title in head[2:]))
         for row in rows:
-            numbers = [get(row) for _, get in _numbers(section)]
+            numbers = [getattr(row, name) for name in _numbers(section)]
             lines.append(f"{printable(row.name):<25} {row.count:>15}" + "".join(f" {n:>16.4f}" for n in numbers))
         lines.append("")
     return "\n".join(lines) + "\n"
 
 
-def _numbers(section: Section) -> tuple[tuple[str, Callable[[Row], float]], ...]:
+def _numbers(section: Section) -> tuple[str, ...]:
     if section is Section.MARKER:
         return ()
     return _NUMBERS[1:] if section is Section.MEMORY else _NUMBERS
@@ -125,7 +114,11 @@ def _json(groups: Groups) -> str:
     made: dict[str, dict[str, dict[str, dict[str, float]]]] = {section.value: {} for section in Section}
     for category, section, rows in groups:
         made[section][category] = {
-            row.name: {"Count": row.count, **{key: _plain(get(row)) for key, get in _numbers(section)}} for row in rows
+            row.name: {
+                "Count": row.count,
+                **{name.capitalize(): _plain(getattr(row, name)) for name in _numbers(section)},
+            }
+            for row in rows
         }
     unit = {section.value: UNITS[section] for section in Section if UNITS[section]}
     return json.dumps({**made, "Unit": unit}, indent=4)
@@ -136,7 +129,7 @@ def _plain(value: float) -> float:
     return float(f"{value:.10g}")
 
 
-_COLUMNS = ("Section", "Unit", "Category", "Name", "Count", *(title for title, _ in (*_NUMBERS, *_MORE)))
+_COLUMNS = ("Section", "Unit", "Category", "Name", "Count", *map(str.capitalize, _NUMBERS), *_MORE.values())
 
 
 def _csv(groups: Groups) -> str:
@@ -152,11 +145,8 @@ def _csv(groups: Groups) -> str:
 
 def _numbers_of(row: Row) -> Iterable[str]:
     """Numbers of all columns; empty where there is none."""
-    shown = {title for title, _ in _numbers(row.section)}
-    for title, get in _NUMBERS:
-        yield _text(get(row)) if title in shown else ""
-    for _, get in _MORE:
-        yield _text(get(row))
+    for name in (*_NUMBERS, *_MORE):
+        yield _text(getattr(row, name)) if name in _MORE or name in _numbers(row.section) else ""
 
 
 def _text(value: float) -> str:

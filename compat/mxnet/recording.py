@@ -3,27 +3,66 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from pathlib import Path
 
 import msgspec
 
 from stepscope.build import trace
 from stepscope.compat.mxnet.errors import MXNetError
-from stepscope.compat.mxnet.memory.allocations import Allocations
-from stepscope.compat.mxnet.memory.counters import MemoryBackend
+from stepscope.compat.mxnet.memory import Allocations, MemoryBackend
 from stepscope.compat.mxnet.objects.forwarding import forwarding
-from stepscope.compat.mxnet.recording.capabilities import capabilities_of, log_missing
-from stepscope.compat.mxnet.recording.files import Files
-from stepscope.compat.mxnet.recording.settings import SHAPES, MXNetSettings
-from stepscope.compat.mxnet.statistics.series import FramePass
-from stepscope.compat.mxnet.statistics.statistics import Statistics
-from stepscope.compat.mxnet.statistics.tables import Row
+from stepscope.compat.mxnet.settings import SHAPES, MXNetSettings, capabilities_of, log_missing
+from stepscope.compat.mxnet.statistics import FramePass, Statistics
+from stepscope.compat.mxnet.tables import Row
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.files.rotation import SUFFIXES, numbered
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.export.run import Run
+from stepscope.runtime.files.paths import real
 from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.windows.open_window import STEPS
+
+
+class Files:
+    """The files that this process has written; a forked child gives its own other names than its parent."""
+
+    def __init__(self, child: bool = False) -> None:
+        self._used: set[str] = set()
+        self._child = child
+        self.latest: Path | None = None
+        """The file that is written, or was last."""
+
+    def next(self, filename: str) -> Path:
+        """The file for another recording: the one that was asked for, with the rank of one of several, and numbered if this
+        process has written that already. What an earlier process has left there is replaced, as MXNet does."""
+        path = self._named(filename)
+        number = 0
+        while real(numbered(path, number)) in self._used:
+            number += 1
+        self.latest = numbered(path, number)
+        self._used.add(real(self.latest))
+        return self.latest
+
+    def _named(self, filename: str) -> Path:
+        path = Path(filename)
+        rank, world = rank_from_environment()
+        if rank is not None and (world or rank + 1) > 1 and "{rank}" not in filename and "{pid}" not in filename:
+            path = _before_the_ending(path, f"_rank{rank}")
+        if self._child and "{pid}" not in filename:
+            path = _before_the_ending(path, f"_pid{os.getpid()}")
+        return path
+
+
+def _before_the_ending(path: Path, text: str) -> Path:
+    zipped = ".gz" if path.name.endswith(".gz") else ""
+    name = path.name.removesuffix(zipped)
+    suffix = next((one for one in SUFFIXES if name.endswith(one)), Path(name).suffix)
+    return path.with_name(f"{name.removesuffix(suffix)}{text}{suffix}{zipped}")
+
 
 log = logging.getLogger("stepscope")
 
@@ -91,6 +130,13 @@ class Recording:
                 self.run()
                 for _ in range(pauses):
                     self.pause()
+
+    def set_state(self, state: str) -> None:
+        """`run` or `stop`."""
+        if state == "run":
+            self.run()
+        else:
+            self.stop()
 
     def run(self) -> None:
         """Begins to record, or goes on after `stop` in the same file."""

@@ -1,21 +1,88 @@
-"""The table of allocations with the scope of each: an exporter that collects them until they are written."""
+"""Memory: of the process and of devices as counters, and the table of allocations with the scope of each."""
 
 from __future__ import annotations
 
 import csv
 import os
+import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.tables.allocations import AllocationLog
-from stepscope.backends.counters.nvml_library import LIBRARY, Nvml, NvmlError
-from stepscope.compat.mxnet.memory.counters import used_on_devices
+from stepscope.backends.base import Sink
+from stepscope.backends.counters.counting import CountingBackend, Reading
+from stepscope.backends.counters.nvml import LIBRARY, Nvml, NvmlError
+from stepscope.backends.counters.process_memory import resident_bytes
 from stepscope.compat.mxnet.objects.scopes import CATEGORY, NONE
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.files.output import make_directory, output_error, whole_file
 from stepscope.runtime.threads import locks
+
+DEVICE_STORAGE = "Device Storage"
+"""Category of the counters, as MXNet names it."""
+
+INTERVAL = 0.05
+"""Seconds between two readings."""
+
+
+class MemoryBackend(CountingBackend):
+    """Reads the memory in use 20 times a second, on a thread of its own, in bytes: `Memory: cpu/0` is what the process has in RAM.
+    `Memory: gpu/<n>` is what torch has allocated on device n, once the program has used CUDA; before, and without torch, what all
+    processes have there, by NVIDIA's driver."""
+
+    category = DEVICE_STORAGE
+
+    def __init__(self) -> None:
+        super().__init__("mxnet memory", INTERVAL)
+        self._page = resource.getpagesize()
+        self._nvml: Nvml | None = None
+        self._paused = False
+
+    def pause(self, paused: bool) -> None:
+        """Reads nothing while recording is paused: the thread sleeps."""
+        self._paused = paused
+        self._wake.set()
+
+    def open(self, sink: Sink) -> None:
+        """Starts the thread."""
+        try:
+            self._nvml = Nvml(LIBRARY)
+        except NvmlError:  # no driver, no devices
+            self._nvml = None
+        super().open(sink)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        if self._nvml is not None:
+            self._nvml.close()
+            self._nvml = None
+
+    @property
+    def _recording(self) -> bool:
+        return super()._recording and not self._paused
+
+    def _read(self) -> Iterator[Reading]:
+        yield Reading("Memory: cpu/0", resident_bytes(self._page))
+        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is not None and cuda.is_initialized():
+            for device in range(cuda.device_count()):
+                yield Reading(f"Memory: gpu/{device}", cuda.memory_allocated(device))
+        elif self._nvml is not None:
+            for device, used in used_on_devices(self._nvml):
+                yield Reading(f"Memory: gpu/{device}", used)
+
+
+def used_on_devices(nvml: Nvml) -> Iterator[tuple[int, int]]:
+    """Number and bytes in use, by all processes, of each device that says it."""
+    for number in range(nvml.count):
+        try:
+            readings = {reading.name: reading.value for reading in nvml.device(number).memory()}
+        except NvmlError:
+            continue
+        yield number, int(readings["memory used"])
+
 
 MOST_ALLOCATIONS = 1 << 18
 """Allocations, and scopes, that are collected; further ones are counted."""
@@ -81,11 +148,8 @@ class Allocations:
         return [(device, size) for device, size in unexplained if size > 0]
 
     def write(self, prefix: str) -> Path:
-        """Writes `<prefix>-pid_<pid>.csv`, over what was written before.
-
-        Raises:
-            OutputError: if it cannot be written.
-        """
+        """Writes `<prefix>-pid_<pid>.csv`, over what was written before. Raises `OutputError` if it cannot be
+        written."""
         path = Path(f"{prefix}-pid_{os.getpid()}.csv")
         try:
             make_directory(path.parent)
@@ -113,11 +177,8 @@ def _segments() -> Iterable[Mapping[str, Any]]:
 
 
 def requested_sizes(segments: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, int], int]:
-    """The bytes that were requested of each block that is allocated, by device, address and bytes of the block.
-
-    Args:
-        segments: as `torch.cuda.memory_snapshot()` returns them.
-    """
+    """The bytes that were requested of each block that is allocated, by device, address and bytes of the block, of what
+    `torch.cuda.memory_snapshot()` returns."""
     return {
         (f"gpu/{segment['device']}", block["address"], block["size"]): block["requested_size"]
         for segment in segments

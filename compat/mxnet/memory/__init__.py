@@ -1,1 +1,0 @@
-"""Memory over time as counters, and the table of allocations."""
