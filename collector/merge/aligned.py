@@ -71,7 +71,7 @@ class AlignedEvents:
         for part in parts:
             if counts[part.source] == 1 and not part.whole:
                 numbers = [step.number for step in part.steps]
-                found += index.without(part.source, (min(numbers), max(numbers)), (part.start_ns, part.end_ns))
+                found += index.without(part.row, (min(numbers), max(numbers)), (part.start_ns, part.end_ns))
         return found
 
     def _aligned(self, batch: EventBatch, stretch: Stretch, index: int) -> EventBatch:

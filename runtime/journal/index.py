@@ -7,9 +7,11 @@ so that the index of a killed or running process lacks the last minute only, whi
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -47,7 +49,7 @@ MIN_BYTES = 64 << 10
 """It is not due for the time alone if fewer bytes were written since the last one: to scan these is quicker than to find one more index,
 of which a run with a small window each minute would have thousands."""
 MAX_ROWS_BYTES = 256 << 10
-"""It is due earlier if it would have more rows than this: a message broker takes frames of 1 MiB, as a rule."""
+"""It is due earlier if its rows and stretches would have more bytes than this: a message broker takes frames of 1 MiB, as a rule."""
 
 MAX_SYNCS = 256
 """Comparisons of clocks in one index."""
@@ -166,6 +168,8 @@ class IndexBuilder:
         """Windows that were closed since the last index."""
         self.stretches = bytearray()
         """Stretches of these windows."""
+        self._stretch_bytes = 0
+        """Of these, and of those of open windows."""
         self.syncs: list[ClockSync] = []
         """Comparisons with other clocks since the last index."""
         self.before = 0
@@ -201,6 +205,7 @@ class IndexBuilder:
         stretch = Stretch(batch.window, begin, end, *times)
         if not (window.stretches and window.stretches[-1].extend(stretch)):
             window.stretches.append(stretch)
+            self._stretch_bytes += STRETCH.size
         window.first_ns = min(window.first_ns, counts.first_ns)
         window.last_ns = max(window.last_ns, counts.end_ns)
         window.events[batch.source] += counts.events
@@ -215,8 +220,10 @@ class IndexBuilder:
     def close_window(self, window: Window, begin: int, end: int) -> None:
         """Adds the end of a window, whose frame has the positions `begin` to `end`."""
         opened = self.open.pop(window.index, None) or _Open(begin)
-        if opened.in_index or len(opened.stretches) > 1:  # else its row says as much
+        if opened.in_index or len(opened.stretches) > 1:
             self.stretches += _packed(opened.stretches)
+        else:  # its row says as much
+            self._stretch_bytes -= STRETCH.size * len(opened.stretches)
         output = window.ledger.outputs.get(JOURNAL)
         self.dropped |= output is not None and bool(output.dropped)
         steps = window.steps
@@ -267,8 +274,8 @@ class IndexBuilder:
     def is_due(self, size: int) -> bool:
         """Whether an index is due in a journal of so many bytes. If so, the next one is due an interval later."""
         at_ns, last_size = self._last
-        is_large = self._events > MAX_EVENTS or size - last_size > MAX_BYTES or len(self.rows) > MAX_ROWS_BYTES
-        is_large = is_large or len(self.syncs) == MAX_SYNCS
+        is_large = self._events > MAX_EVENTS or size - last_size > MAX_BYTES or len(self.syncs) == MAX_SYNCS
+        is_large = is_large or len(self.rows) + self._stretch_bytes > MAX_ROWS_BYTES
         due = is_large or (now() - at_ns > INTERVAL_NS and size - last_size >= MIN_BYTES)
         if due:
             self._last, self._events = (now(), size), 0
@@ -311,6 +318,7 @@ class IndexBuilder:
             window.in_index |= bool(window.stretches)
             window.outline.clear()
             window.stretches.clear()
+        self._stretch_bytes = 0
 
 
 def _packed(stretches: Sequence[Stretch]) -> bytes:
@@ -380,16 +388,19 @@ class JournalIndex:
         found = [part[part["window"] == window] for part in self.parts]
         return next(rows_of(np.concatenate(found)[-1:]), None)
 
-    def without(self, window: int, steps: tuple[int, int], times: tuple[int, int]) -> list[tuple[int, int]]:
+    def without(self, row: np.void, steps: tuple[int, int], times: tuple[int, int]) -> list[tuple[int, int]]:
         """Positions of frames of a window, from and to, that have no event of some steps, and none in an interval.
 
         Args:
-            window: its number.
+            row: of the window, from `parts`.
             steps: numbers of the first and the last step.
             times: begin and end of the interval, in ns.
         """
+        window, begin, end = (int(row[name]) for name in ("window", "begin", "end"))
         found: list[tuple[int, int]] = []
-        for _, record in self.records:
+        for _, record in self.records[bisect_right(self.records, begin, key=itemgetter(0)) :]:
+            if record.before >= end:
+                break  # its frames, and those of later indexes, are behind the window
             stored = record.stretches[: len(record.stretches) // STRETCH.size * STRETCH.size]
             rows = np.frombuffer(stored, STRETCHES)
             of_steps = (rows["first_step"] <= steps[1]) & (rows["last_step"] >= steps[0])

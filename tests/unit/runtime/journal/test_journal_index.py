@@ -147,7 +147,7 @@ def test_steps_are_read_alone(
         for rows in index.parts:
             for at in range(len(rows)):
                 row = rows[at : at + 1]
-                others = index.without(int(row["window"][0]), steps, times)
+                others = index.without(row[0], steps, times)
                 assert wanted(reader.batches(row, others)) == wanted(reader.batches(row))
         assert not reader.damage.harm()
 
@@ -162,9 +162,10 @@ def test_other_steps_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.Monke
     path = written(tmp_path, [(0, False)] * 30)
     with JournalReader(path) as reader:
         index = reader.index()
-        assert index is not None and (row := index.find(0)) is not None
-        others = index.without(0, (12, 12), (120, 130))
-    assert sum(end - begin for begin, end in others) > (row.closed - row.begin) / 2
+        assert index is not None
+        row = index.parts[0][0]
+        others = index.without(row, (12, 12), (120, 130))
+    assert sum(end - begin for begin, end in others) > (row["closed"] - row["begin"]) / 2
     data = bytearray(path.read_bytes())
     for begin, end in others:
         data[begin:end] = bytes(end - begin)
@@ -172,6 +173,42 @@ def test_other_steps_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.Monke
     with JournalReader(path) as reader:
         found = [batch.events for batch in reader.batches(index.parts[0], others)]
         assert 12 in join_blocks(found)["step"] and not reader.damage
+
+
+def test_steps_are_looked_for_in_the_indexes_of_their_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others say costs a merge of all steps of many windows nothing."""
+    monkeypatch.setattr(journal_index, "STRETCH_BYTES", 1)
+    path = written(tmp_path, [(number // 8, number % 8 == 7, True) for number in range(80)])
+    with JournalReader(path) as reader:
+        index = reader.index()
+        assert index is not None and len(index.records) > 20
+        (row,) = index.parts[0][index.parts[0]["window"] == 4]
+        others = index.without(row, (35, 35), (350, 360))
+        own = [record for at, record in index.records if row["begin"] < at and record.before < row["end"]]
+        stretches = memoryview(b"".join(record.stretches for record in own))
+        index.records = [(at, msgspec.structs.replace(each, stretches=stretches)) for at, each in index.records]
+        again = index.without(row, (35, 35), (350, 360))
+    assert others and again == others * len(own)
+
+
+def test_an_index_of_many_stretches_is_due_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of two windows whose frames alternate, too, fit into what a message broker takes."""
+    monkeypatch.setattr(journal_index, "MAX_ROWS_BYTES", 1000)
+    monkeypatch.setattr(journal_index, "INTERVAL_NS", 1 << 62)
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    for number in range(200):
+        writer.write_batch(batch_of(number % 2, number))
+    for number in range(2, 102):
+        writer.write_batch(batch_of(number, number))
+        writer.write_window(window(number))
+    writer.close()
+    with JournalReader(writer.path) as reader:
+        index = reader.index()
+    assert index is not None
+    sizes = [len(record.rows) + len(record.stretches) for _, record in index.records]
+    assert max(sizes) < 1200 and min(sizes[:-1]) > 1000
+    assert sum(len(record.stretches) for _, record in index.records) == 200 * journal_index.STRETCH.size
 
 
 def test_other_windows_are_not_looked_at(tmp_path: Path) -> None:
