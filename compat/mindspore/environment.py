@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
 
 from stepscope.compat.mindspore.analysis.analysis import Analysis
@@ -30,14 +31,14 @@ class EnvProfiler:
     """The one that records; one for the process."""
 
     @classmethod
-    def init_profiler(cls) -> Profiler | None:
+    def init_profiler(cls, environment: Mapping[str, str] | None = None) -> Profiler | None:
         """Starts the profiler, unless it runs; `None` if nothing is to be recorded. Importing `stepscope.mindspore` does this,
         and so does `stepscope run`; it ends with the interpreter.
 
         Where MindSpore is installed and not imported yet, it is imported, so that its operators are recorded from the first.
         It does not see the variable then: it would start a second profiler. Processes that the program starts see it.
         """
-        text = os.environ.get(VARIABLE, "")
+        text = (os.environ if environment is None else environment).get(VARIABLE, "")
         if cls.profiler is not None or not text.strip():
             return cls.profiler
         try:

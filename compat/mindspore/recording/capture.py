@@ -21,6 +21,7 @@ from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.build import trace
 from stepscope.compat.mindspore.analysis.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
 from stepscope.compat.mindspore.analysis.background import analysis_thread
+from stepscope.compat.mindspore.options.schedule import TraceHandler
 from stepscope.compat.mindspore.output_layout import (
     RAW,
     default_or_other,
@@ -36,13 +37,16 @@ from stepscope.compat.mindspore.sources.dataset_waits import DatasetWaits
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import STEPS, directory_from_environment, options_in_effect
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import ControlError, FormatError
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.journal import segments
 from stepscope.runtime.options import Options, Signal
 from stepscope.runtime.overhead.budget import MIN_RECORDED_NS
 from stepscope.runtime.overhead.meter import event_costs
 from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.schedule.schedule import ScheduleFunction
 from stepscope.runtime.windows.window import Window
 
 if TYPE_CHECKING:
@@ -170,6 +174,16 @@ class CapturedWindow:
         return analysis_thread.call(lambda: operators_of(journal, index, steps))
 
 
+class Asked(NamedTuple):
+    """What a program asks of all captures of a recording."""
+
+    schedule: ScheduleFunction | None
+    handler: TraceHandler | None
+    callback: Callable[..., Any] | None
+    control: Control | None
+    metadata: Metadata
+
+
 class Capture:
     """Records with a profiler of stepscope, whose run is in the first window's directory.
 
@@ -178,13 +192,13 @@ class Capture:
         ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
     """
 
-    def __init__(self, recording: Recording, step: int) -> None:
-        self._recording, self._options = recording, recording.options
+    def __init__(self, recording: Recording, asked: Asked, step: int) -> None:
+        self._recording, self._asked, self._options = recording, asked, recording.options
         self._target = recording.target
         self._limits = sources.limits(self._options.requested(), self._target)
         """What was asked for and cannot be recorded, in words."""
         self._estimate = recording.estimate
-        handler = recording.handler
+        handler = asked.handler
         self._worker = None if handler is None else handler.worker_name
         self._named_device = named_device(self._options, self._target.device)
         named = None if handler is None else handler.dir_name
@@ -206,7 +220,7 @@ class Capture:
         self.profiler = self._make(step)
 
     def _make(self, step: int) -> Profiler:
-        recording = self._recording
+        asked = self._asked
         loader: tuple[Signal, ...] = ("loader",) if self._options.data_process else ()
         memory: tuple[Signal, ...] = ("steps",) if self._options.memory else ()
         options = Options(close_timeout=CLOSE_SECONDS, signals=memory + loader)
@@ -216,19 +230,19 @@ class Capture:
             backends = sources.choose(self._options, self._target)
             self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
             made = trace(
-                schedule=recording.schedule,
+                schedule=asked.schedule,
                 backends=backends,
                 # Given here, as products are made of it: the environment may turn off those that nobody needs.
                 exporters=[JournalExporter.of(options_in_effect(options))],
                 on_trace_ready=self._ready,
                 name="mindspore",
                 output_dir=self.directory / RAW,
-                metadata={**recording.metadata.snapshot(), **facts},
+                metadata={**asked.metadata.snapshot(), **facts},
                 start=False,
                 overhead_budget=self._options.overhead_budget,
                 options=options,
-                control=recording.control,
-                fixed=("output_dir", *STEPS) if recording.steps_are_fixed else ("output_dir",),
+                control=asked.control,
+                fixed=("output_dir", *STEPS) if self._recording.steps_are_fixed else ("output_dir",),
             )
             if made.keep_last is not None:
                 raise ControlError(
@@ -367,7 +381,7 @@ class Capture:
         }
 
     def _write_facts(self, directory: Path, about: dict[str, Any]) -> None:
-        metadata = self._recording.metadata.snapshot()
+        metadata = self._asked.metadata.snapshot()
         write_facts(directory, self._target, about, metadata, strategy=self._options.parallel_strategy)
 
     def _ready(self, window: Window) -> None:
@@ -377,11 +391,11 @@ class Capture:
         except BaseException as error:
             self._failed[window.index] = f"its directory could not be written: {type(error).__name__}: {error}"
             raise
-        recording = self._recording
-        if recording.handler is not None and recording.handler.analyse_flag:
+        asked = self._asked
+        if asked.handler is not None and asked.handler.analyse_flag:
             captured.analyse(self.request())
-        if recording.callback is not None:
-            _call(recording.callback, recording)
+        if asked.callback is not None:
+            _call(asked.callback, self._recording)
 
     def _add_window(self, window: Window) -> CapturedWindow:
         """Makes its directory, and writes its facts and, where raw data stay, its journal."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 from stepscope.compat.mindspore.options.schedule import TraceHandler
-from stepscope.compat.mindspore.recording.capture import Capture, CapturedWindow, CostEstimate
+from stepscope.compat.mindspore.recording.capture import Asked, Capture, CapturedWindow, CostEstimate
 from stepscope.compat.mindspore.sources.backends import limits
 from stepscope.compat.mindspore.sources.device import detect_target
 from stepscope.runtime import _core
@@ -20,7 +20,6 @@ from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.report.run_report import RunReport
-from stepscope.runtime.schedule.schedule import ScheduleFunction
 from stepscope.runtime.settings.arguments import got
 
 T = TypeVar("T")
@@ -58,21 +57,20 @@ class Recording:
         for name, value in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
             if value is not None and not callable(value):
                 raise TypeError(f"{who}: {name} must be callable, {got(value)}")
-        self.control = Control.of(control)
+        controlled = Control.of(control)
         self.options = options
         self.target = detect_target()
         self.limitations = limits(options.requested(), self.target)
         """What was asked for and cannot be recorded here, in words."""
         self._who, self._strict_start = who, strict_start
-        self.schedule: ScheduleFunction | None = schedule
-        self.handler = on_trace_ready if isinstance(on_trace_ready, TraceHandler) else None
-        self.callback: Callable[..., Any] | None = None if self.handler is not None else on_trace_ready
+        handler = on_trace_ready if isinstance(on_trace_ready, TraceHandler) else None
+        callback = None if handler is not None else on_trace_ready
+        self._asked = Asked(schedule, handler, callback, controlled, Metadata())
         self.cut_reason = ""
         """Why the window that runs ends before its last step; to be set before `stop()`."""
         self.steps_are_fixed = False
         """Whether the caller has chosen which steps are recorded and where, so that STEPSCOPE_OPTIONS has no say in it; to be
         set before `start()`."""
-        self.metadata = Metadata()
         self._captures: list[Capture] = []
         self._capture: Capture | None = None
         self._next_step = 0
@@ -129,7 +127,7 @@ class Recording:
     def _start(self) -> None:
         log.info("%s: recording begins; %s", self._who, self.estimate)
         self.target = detect_target()  # a framework may have been imported meanwhile
-        capture = Capture(self, self._next_step)
+        capture = Capture(self, self._asked, self._next_step)
         capture.begin()
         self._capture = capture
         self._captures.append(capture)
@@ -156,7 +154,7 @@ class Recording:
             return None
         self._next_step = capture.profiler.step_num
         capture.end()
-        handler = self.handler
+        handler = self._asked.handler
         if handler is None or not handler.analyse_flag:
             return None
         made = capture.simplify()
@@ -190,7 +188,7 @@ class Recording:
         Raises:
             TypeError: if the key is no str.
         """
-        self.metadata.add(key, value)
+        self._asked.metadata.add(key, value)
         if self._capture is not None:
             self._capture.profiler.add_metadata(key, value)
 
@@ -200,7 +198,7 @@ class Recording:
         Raises:
             TypeError: if key or value is no str.
         """
-        self.metadata.add_json(key, value)
+        self._asked.metadata.add_json(key, value)
         if self._capture is not None:
             self._capture.profiler.add_metadata_json(key, value)
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.backends.collecting import CollectingSink
-from stepscope.backends.conformance import check_block
+from stepscope.backends.conformance import check_backend, check_block
 from stepscope.backends.simulated.replay import Playback, Recording, ReplayBackend
 from stepscope.build import trace
 from stepscope.exporters.memory import MemoryExporter
@@ -258,6 +259,15 @@ def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
     path = write_journal(tmp_path / "journal", [batch_of(spans(["x"] * 100))])
     with JournalReader(path) as reader, refused(BackendError, "journal", "max_bytes"):
         Recording.load(reader, None, 1000)
+
+
+@pytest.mark.parametrize(("speed", "loop"), [(10.0, True), (math.inf, False)])
+def test_the_contract_of_backends_holds(tmp_path: Path, speed: float, loop: bool) -> None:
+    """Again and again, and at once, too; recordings may be shorter than a window, so windows may be empty."""
+    batches = [batch_of(spans(["x"] * 5, start_ns=start)) for start in range(0, 50_000_000, 1_000_000)]
+    path = write_journal(tmp_path / "journal", batches)
+    slack = 100_000_000 if math.isinf(speed) else 1_000_000
+    check_backend(lambda: ReplayBackend(path, speed=speed, loop=loop), silent=not loop, tolerance=slack)
 
 
 def test_a_run_is_replayed_through_a_profiler(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.compat.mindspore.environment import VARIABLE
+from stepscope.compat.mindspore.environment import VARIABLE, read_variable
 from stepscope.compat.mindspore.sources.backends import counters_refusal
 from stepscope.compat.mindspore.sources.device import DeviceTarget
-from stepscope.mindspore import DynamicProfilerMonitor
+from stepscope.mindspore import DynamicProfilerMonitor, EnvProfiler
 from tests.support import mindspore_output as output
 from tests.support.arming import say_in_environment
 from tests.support.basics import ROOT
@@ -134,6 +134,14 @@ def test_ended_by_the_program(tmp_path: Path) -> None:
     assert printed == "trained True\nTrue\n"
     (directory,) = output.windows_below(tmp_path / "data")
     assert output.operators(directory) == ["MatMul-op1"] * 3
+
+
+@pytest.mark.checklist("B6")
+def test_nothing_is_asked_here() -> None:
+    """In a process without the variable nothing records; another environment than that of the process can be given."""
+    assert EnvProfiler.init_profiler({}) is None
+    assert EnvProfiler().analyse() is None
+    assert read_variable("{}") is None
 
 
 @pytest.mark.checklist("B6", "B18")

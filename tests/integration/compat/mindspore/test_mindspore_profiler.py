@@ -409,6 +409,20 @@ def test_metadata(tmp_path: Path) -> None:
             call(*arguments)
 
 
+def test_names_are_left_to_subclasses(tmp_path: Path) -> None:
+    """What a profiler was made with is not among its attributes."""
+
+    class Named(Profiler):
+        schedule = handler = callback = control = metadata = property(lambda self: "mine")
+
+    profiler = Named(output_path=tmp_path, start_profile=False, schedule=schedule(wait=0, active=1))
+    assert (profiler.schedule, profiler.metadata, profiler.control) == ("mine", "mine", "mine")
+    profiler.start()
+    profiler.step()
+    profiler.stop()
+    assert len(profiler.windows) == 1
+
+
 @pytest.mark.checklist("C16")
 def test_analyse_only(tmp_path: Path) -> None:
     """Analysing needs no recording: nothing is started, and what another one left is analysed."""
