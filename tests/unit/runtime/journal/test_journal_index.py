@@ -130,7 +130,7 @@ def test_steps_are_read_alone(
     times = 10 * steps[0], 10 * steps[1] + 10
 
     def wanted(batches: Iterable[EventBatch]) -> list[Any]:
-        found = []
+        found: list[Any] = []
         for batch in batches:
             of_steps = (batch.events["step"] >= steps[0]) & (batch.events["step"] <= steps[1])
             in_time = (batch.events["ts"] < times[1]) & (batch.events["ts"] + batch.events["dur"] > times[0])
