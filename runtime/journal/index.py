@@ -201,8 +201,8 @@ class IndexBuilder:
     def add_batch(self, batch: EventBatch, counts: Survey, begin: int, end: int) -> None:
         """Adds a batch that was written; its frames have the positions `begin` to `end`."""
         window = self._of(batch.window, begin)
-        times = counts.first_ns, counts.end_ns, counts.first_step, counts.last_step
-        stretch = Stretch(batch.window, begin, end, *times)
+        last_ns = max(counts.end_ns, counts.last_ns)  # a duration may be below 0, and counts as 0
+        stretch = Stretch(batch.window, begin, end, counts.first_ns, last_ns, counts.first_step, counts.last_step)
         if not (window.stretches and window.stretches[-1].extend(stretch)):
             window.stretches.append(stretch)
             self._stretch_bytes += STRETCH.size

@@ -191,6 +191,26 @@ def test_steps_are_looked_for_in_the_indexes_of_their_window(tmp_path: Path, mon
     assert others and again == others * len(own)
 
 
+def test_durations_below_zero_count_as_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span of no step that begins in the time of some steps is read with them, though it seems to end before."""
+    monkeypatch.setattr(journal_index, "STRETCH_BYTES", 1)
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    for number in range(3):
+        batch = batch_of(0, number)
+        events = batch.events.copy()
+        events["ts"], events["dur"], events["step"] = 1000 * (number + 1), -500, -1
+        writer.write_batch(msgspec.structs.replace(batch, events=events))
+    writer.write_window(window(0))
+    writer.close()
+    with JournalReader(writer.path) as reader:
+        index = reader.index()
+        assert index is not None
+        others = index.without(index.parts[0][0], (7, 7), (1900, 2100))
+        found = [batch.events["ts"].tolist() for batch in reader.batches(index.parts[0], others)]
+    assert {ts for times in found for ts in times} == {2000}
+
+
 def test_an_index_of_many_stretches_is_due_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of two windows whose frames alternate, too, fit into what a message broker takes."""
     monkeypatch.setattr(journal_index, "MAX_ROWS_BYTES", 1000)
