@@ -22,7 +22,7 @@ from stepscope.runtime.files.paths import temporary_directory
 from stepscope.runtime.files.private_files import is_missing
 from stepscope.runtime.memory_limits import MemoryLimits, memory_limits
 from stepscope.runtime.options import Options
-from stepscope.runtime.recording.joined_processes import Workers
+from stepscope.runtime.recording.joined_processes import Workers, drain_rings
 from stepscope.runtime.recording.late_release import LateRelease
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_in_background
@@ -43,9 +43,6 @@ log = logging.getLogger("stepscope")
 CHECK_S = 0.01
 """Seconds between two checks of the session directory: more than `sys.getswitchinterval()`, after which another thread gets the
 interpreter's lock."""
-
-DRAIN_LIMIT = 1 << 18
-"""Events per call of the native drain: a block of 16 MiB at most."""
 
 
 OF_RINGS = ("ring_slots", "ring_bytes", "worker_ring_bytes", "overflow", "block_seconds", "session_dir")
@@ -75,7 +72,6 @@ class Recorder:
         self._options = msgspec.structs.replace(
             options, ring_bytes=limits.ring_bytes, worker_ring_bytes=limits.worker_ring_bytes
         )
-        self.late_release: LateRelease
         self._slots, self._rings = ring_sizes(options, limits.ring_bytes)
         self._overwrites = options.overflow == "drop_oldest"
         self.undelivered: dict[object, Path | None] = {}
@@ -201,12 +197,7 @@ class Recorder:
         self.clear_wake_fd()
         self.workers.check_states()
         until = _core.now()
-        blocks: list[tuple[Block, bytes]] = []
-        more = True
-        while more:
-            events, args, more = _core.drain(DRAIN_LIMIT, until)
-            if events:
-                blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
+        blocks = [(np.frombuffer(events, EVENT_DTYPE), args) for events, args in drain_rings(_core.drain, until)]
         return until, blocks + self.workers.drain(until)
 
     def needs_drain(self) -> bool:
@@ -247,10 +238,8 @@ class Recorder:
         now = time.monotonic()
         if now - self._checked_at >= CHECK_S:
             # Once it was removed, another directory of this name does not count.
-            self._checked_at, self._was_removed = (
-                now,
-                self._was_removed or (self.on_disk and is_missing(self.directory)),
-            )
+            self._checked_at = now
+            self._was_removed = self._was_removed or (self.on_disk and is_missing(self.directory))
         return self._was_removed
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.recording.joined_accounts import MAX_ENDED, WorkerAccounts, WorkerStatistics
+from stepscope.runtime.recording.recorder_statistics import MAX_ENDED, WorkerAccounts, WorkerStatistics
 from stepscope.runtime.session.directory import remove_session
 from tests.support.families import Family
 
