@@ -36,8 +36,8 @@ from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.greenlets import refusal
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.user_code import delivering
-from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.router import INTERRUPTED
+from stepscope.runtime.windows.step_marks import WindowEnds
 
 if TYPE_CHECKING:
     from stepscope.runtime.control.controller import Controller

@@ -17,7 +17,7 @@ from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import NEVER, ScheduleFunction
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.threads import locks
-from stepscope.runtime.windows.borders import WindowEnds
+from stepscope.runtime.windows.step_marks import WindowEnds
 
 log = logging.getLogger("stepscope")
 

@@ -27,8 +27,7 @@ from stepscope.runtime.steps.call_serializer import TURN_TIMEOUT_S, CallSerializ
 from stepscope.runtime.steps.transition_costs import TransitionStatistics
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.user_code import from_signal_handler
-from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
-from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.step_marks import StepMark, WindowBegins, WindowEnds
 
 log = logging.getLogger("stepscope")
 

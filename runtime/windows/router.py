@@ -20,10 +20,9 @@ from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, ends, ha
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.events.survey import Survey, count_in, of_kind, parts_in, survey
 from stepscope.runtime.schedule.detail import DetailFilter
-from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import RECORDER as RECORDER
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
-from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.step_marks import StepMark, WindowEnds
 from stepscope.runtime.windows.window import ARMED
 from stepscope.runtime.windows.window_tables import WindowTable
 
