@@ -110,13 +110,6 @@ class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"extended by {self.seconds:g} s" if self.seconds else f"extended to step {self.last}"
 
 
-class PendingEnd(NamedTuple):
-    """A change that waits for a decision."""
-
-    change: EndChange
-    plan: str
-
-
 class ChosenEnd(NamedTuple):
     """A change for all ranks; or `None` and the reason."""
 

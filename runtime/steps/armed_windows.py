@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from stepscope.runtime.events import clock
 from stepscope.runtime.requests.armed import ArmedState
 from stepscope.runtime.requests.armed_window import ArmedWindow
-from stepscope.runtime.requests.end_change import EndChange, PendingEnd
+from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.requests.window_detail import WindowDetail
 from stepscope.runtime.schedule.action import ProfilerAction
@@ -56,8 +56,8 @@ class ArmedWindows:
         """Running and waiting windows, in the order of their first steps."""
         self.past: deque[ArmedWindow] = deque(maxlen=MAX_ENDED)
         self.running: ArmedWindow | None = None
-        self.ends: list[PendingEnd] = []
-        """Changes of ends of windows that wait for a decision."""
+        self.ends: dict[str, EndChange] = {}
+        """Changes of ends of windows that wait for a decision, by their names."""
         self._ended: ArmedWindow | None = None
         """The window that ends in the current change."""
         self.detail: WindowDetail | None = None
@@ -153,7 +153,7 @@ class ArmedWindows:
     def become_inert(self) -> None:
         """Nothing runs any more."""
         self.running = None
-        self.ends = []
+        self.ends = {}
 
     def _sort(self) -> None:
         self.open.sort(key=lambda each: each.first)
@@ -251,12 +251,12 @@ class ArmedWindows:
 
     def _drop_undecided_ends(self, step: int) -> None:
         """Drops the changes of ends that matter from this step on: without a decision they have no effect."""
-        for pending in list(self.ends):
-            if step < pending.change.decided_by:
-                self.change_at(pending.change.decided_by)
+        for name, change in list(self.ends.items()):
+            if step < change.decided_by:
+                self.change_at(change.decided_by)
                 continue
-            self.ends.remove(pending)
-            log.info("profiler %r: %s: nothing was decided by step %d", self.name, pending.change.text(), step)
+            del self.ends[name]
+            log.info("profiler %r: %s: nothing was decided by step %d", self.name, change.text(), step)
 
     def _with_armed(self, step: int, action: ProfilerAction, current: ProfilerAction) -> ProfilerAction:
         for window in self.waiting:

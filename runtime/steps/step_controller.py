@@ -168,7 +168,7 @@ class StepController(_core.StepCounter):
         """Returns reasons why an ended run recorded less than the schedule wanted."""
         open_steps = self._open_steps
         if self.pipeline is not None:
-            open_steps = open_steps or self.pipeline.ending.cut_steps
+            open_steps = open_steps or self.pipeline.cut_steps
         steps, first = self.number - self._first_step, max(self._first_step, 0)
         return explain(self.schedule, steps, recorded=self._recorded_steps, open_steps=open_steps, first=first)
 
