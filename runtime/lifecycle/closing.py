@@ -50,12 +50,7 @@ class CloseProcedure:
         self._timeout = timeout
 
     def run(self, bound: Sequence[BoundSource], closes_by: Callable[[], int]) -> None:
-        """Closes the profiler.
-
-        Args:
-            bound: sources that must be stopped on other threads first.
-            closes_by: returns the deadline, in ns.
-        """
+        """Closes the profiler by the deadline that `closes_by` returns, in ns; first the `bound` sources, on their own threads."""
         _unfinished.add(self)
         deadline = closes_by()
         for source in bound:
@@ -133,11 +128,8 @@ class CloseProcedure:
 
 
 def wait_for_late_closings() -> None:
-    """Waits at the interpreter's exit for closings past their deadline, `LATE_CLOSING_S` at most. Otherwise the session
-    directory of an overloaded process would stay.
-
-    There is no wait for a closing whose loop is blocked.
-    """
+    """Waits at the interpreter's exit for closings past their deadline, `LATE_CLOSING_S` at most, but for those whose loop is
+    blocked. Otherwise the session directory of an overloaded process would stay."""
     deadline = time.monotonic() + LATE_CLOSING_S
     while _unfinished and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -38,12 +38,7 @@ _at_once = Event()
 
 
 def close_at_exit(profilers: Collection[Lifecycle], close_all: Callable[[], None]) -> None:
-    """Has profilers closed when the interpreter exits; what does that was registered when this module was imported.
-
-    Args:
-        profilers: those that are open then.
-        close_all: closes them, within their deadlines.
-    """
+    """Has `close_all` called when the interpreter exits, if any of these profilers is open then."""
     global _open, _close_all
     _open, _close_all = profilers, close_all
 

@@ -91,11 +91,7 @@ def joined() -> Path | None:
 
 
 def leave() -> bool:
-    """Ends the part of this process in another's session, if it has recorded nothing yet.
-
-    Returns:
-        Whether it takes no part (any more).
-    """
+    """Ends the part of this process in another's session, if it has recorded nothing yet. Returns whether it takes no part now."""
     global _joined, _part
     with _lock:
         if _joined is None:
@@ -197,11 +193,7 @@ def _log_once(level: int, reason: str) -> None:
 
 
 def warn_denied(error: int) -> None:
-    """Says, once, that a thread of this process cannot be recorded.
-
-    Args:
-        error: errno with which the file for its events could not be made in the session's directory.
-    """
+    """Logs that the file for a thread's events could not be made in the session's directory, with this errno."""
     why = os.strerror(error)
     if error in (errno.EACCES, errno.EPERM):
         why = f"this process became user {os.geteuid()} after it had joined, and the session is another user's"

@@ -59,14 +59,7 @@ class Lifecycle:
     def __init__(
         self, facts: RunFacts, setup: RunSetup, steps: StepController, saving: Saving, control: Controller | None
     ) -> None:
-        """
-        Args:
-            facts: name, rank and output.
-            setup: backends, exporters and settings.
-            steps: the side of the threads that step.
-            saving: gets what ends the run.
-            control: takes requests from outside, from the first start on.
-        """
+        """Args: the run; the side of the threads that step; what saves at the run's end; what takes requests from outside."""
         self.facts, self.setup, self.steps, self.control = facts, setup, steps, control
         self._saving = saving
         self.opened: OpenRun | None = None
@@ -165,10 +158,7 @@ class Lifecycle:
                 self._opening = None
 
     def _open(self) -> str:
-        """Opens the run.
-
-        Returns:
-            A sentence: the resource that the system refused, such as a directory, a thread or memory; empty if all is well.
+        """Opens the run. Returns which resource the system refused, such as a directory, thread or memory, if it did.
 
         Raises:
             OutputError: if the directory that the user named cannot be used.
@@ -183,7 +173,7 @@ class Lifecycle:
             raise
         except (OSError, MemoryError, RuntimeError) as error:
             return error_text(error)
-        self.steps.open(opened.pipeline, opened.recorder)
+        self.steps.pipeline, self.steps.recorder = opened.pipeline, opened.recorder
         _alive.add(self)
         if self.steps.state == "closed":  # start() gave this up, and nobody waits any more
             self._close_from_now()
@@ -338,10 +328,7 @@ class Lifecycle:
         self._begin_closing()
 
     def _shut_around(self) -> None:
-        """Closes although another thread is inside of a call that does not return, and ends the window in its stead.
-
-        Should it return, it finds a closed profiler.
-        """
+        """Closes although another thread is inside of a call that does not return, and ends the window in its stead."""
         log.error(
             "profiler %r is closed while another thread is inside of its schedule, or of a backend", self.facts.name
         )
@@ -381,13 +368,7 @@ class Lifecycle:
 
 
 def wait_for_start(begun: OneShot[T] | BackgroundCall[T], profiler: str, seconds: float, backend: str = "") -> T:
-    """Waits for work that `start()` needs. Returns its result, or raises its exception.
-
-    Args:
-        begun: the work.
-        profiler: name of the profiler.
-        seconds: the deadline.
-        backend: the one that is being opened, if one is.
+    """Waits for work that `start()` needs, of a backend if one is named. Returns its result, or raises its exception.
 
     Raises:
         BackendError: after the deadline, if the `open` of a backend has not returned.
@@ -409,11 +390,10 @@ _alive: set[Lifecycle] = set()
 
 
 def close_all(cause: BaseException | str | None = None) -> None:
-    """Closes every profiler that is open, within the longest of their deadlines; first what is to be done before that.
+    """Closes every profiler that is open, within the longest of their deadlines.
 
-    Args:
-        cause: what ends the program, which flight recorders are told: an exception, or a signal by its name. Default: at
-            the interpreter's exit, the exception that ended the program, if one did.
+    The cause is what ends the program, for flight recorders: an exception, or the name of a signal. Default: at the
+    interpreter's exit, the exception that ended the program, if one did.
     """
     if cause is None and not hasattr(sys, "ps1"):  # in an interactive interpreter it may be of any time
         cause = getattr(sys, "last_value", None)
@@ -435,14 +415,8 @@ def _end_all(cause: str) -> None:
 
 
 def _stop_here(number: int) -> bool:
-    """Stops the profilers that have a backend which is bound to this thread; another thread closes them.
-
-    Args:
-        number: of the signal for which all are closed.
-
-    Returns:
-        Whether that could be done; not inside of a call of one of them, which has to end first.
-    """
+    """Stops the profilers that have a backend which is bound to this thread, for a signal; another thread closes them. Returns
+    false inside of a call of one of them, which has to end first."""
     cause = signal.Signals(number).name
     for profiler in list(_alive):
         if profiler.steps.calls.is_own:

@@ -50,13 +50,7 @@ class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
 def open_run(
     facts: RunFacts, setup: RunSetup, steps: PipelineSteps, control: Callable[[Command], Future[Answer]] | None
 ) -> OpenRun:
-    """Opens a run.
-
-    Args:
-        facts: its name, rank and output, which was made.
-        setup: its backends, exporters and settings.
-        steps: the side of the threads that step.
-        control: handles commands that exporters receive; `None` if the profiler accepts none.
+    """Opens a run, whose output was made. `control` handles commands that exporters receive, if the profiler accepts any.
 
     Raises:
         OutputError: if the session directory cannot be made.

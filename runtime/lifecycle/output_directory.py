@@ -154,14 +154,8 @@ class Output:
         )
 
     def announce(self, session: Path, profiler: int, run: Run, keep_last: int = 0) -> None:
-        """Notes for `stepscope recover` where the rings are, and whose.
-
-        Args:
-            session: directory of the rings.
-            profiler: its number in them.
-            run: whose name and rank are noted, as there may be no journal that says them.
-            keep_last: steps that a flight recorder keeps.
-        """
+        """Notes for `stepscope recover` where the rings are, whose, and how many steps a flight recorder keeps. `profiler` is
+        its number in the rings. Name and rank are noted, too, as there may be no journal that has them."""
         if not self.made:
             return
         me = process_identity()

@@ -18,10 +18,7 @@ _exit: list[Callable[[], object]] = []
 def before_close(function: Callable[[], object]) -> None:
     """Registers a function to call before profilers are closed because the process ends. The last one is called first.
 
-    It may be called more than once, and in a signal handler. Exceptions are logged.
-
-    Args:
-        function: must not wait for long.
+    It may be called more than once, and in a signal handler, and must not wait for long. Exceptions are logged.
     """
     _functions.append(function)
 
@@ -32,14 +29,10 @@ def call_before_close() -> None:
 
 
 def after_signal(function: Callable[[str], object]) -> None:
-    """Registers a function to call after a signal had the profilers closed, before it ends the process. Functions of `atexit`
-    are not called then.
+    """Registers a function to call, with its name, after a signal had the profilers closed, before it ends the process.
 
     It is called in a handler or on another thread, and must not wait for locks, such as that of `sys.stderr`, as the program
     may hold them. Exceptions are logged. It is not called in forked children.
-
-    Args:
-        function: gets the name of the signal; must not wait for long.
     """
     _last.append(function)
 
@@ -50,12 +43,8 @@ def call_after_signal(name: str) -> None:
 
 
 def after_exit(function: Callable[[], object]) -> None:
-    """Registers a function to call at the interpreter's exit, after the profilers are closed and before daemon threads stop.
-    Exceptions are logged. It is called in forked children, too.
-
-    Args:
-        function: must not wait for long.
-    """
+    """Registers a function to call at the interpreter's exit, after the profilers are closed and before daemon threads stop. It
+    must not wait for long. Exceptions are logged. It is called in forked children, too."""
     _exit.append(function)
 
 

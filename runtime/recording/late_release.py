@@ -13,11 +13,7 @@ STALL_TIMEOUT_NS = 250_000_000
 
 
 class JournalBarrier:
-    """Passed when the journals have handled all events of the drains so far.
-
-    Args:
-        drained_ns: when the last one began: it drained no event that began later.
-    """
+    """Passed when the journals have handled all events of the drains so far, the last of which began at `drained_ns`."""
 
     def __init__(self, drained_ns: int) -> None:
         self._drained_ns = drained_ns
@@ -37,13 +33,9 @@ class JournalBarrier:
 class LateRelease:
     """Frees the slots of rings once the journals have handled their events. Used on the drain loop.
 
-    Without a journal, a drain frees the slots that it copies. If the rings fill up because a journal makes no progress, their
-    slots are freed early, so that other exporters lose nothing. The control page has the number of events that a kill would
-    lose then, for recovery.
-
-    Args:
-        joined: the joined processes.
-        crowded: whether threads may soon have no free slots.
+    Without a journal, a drain frees the slots that it copies. If threads may soon have no free slots (`crowded`) because a
+    journal makes no progress, slots are freed early, so that other exporters lose nothing. The control page has the number of
+    events that a kill would lose then, for recovery.
     """
 
     def __init__(self, joined: Workers, crowded: Callable[[], bool]) -> None:
@@ -59,12 +51,9 @@ class LateRelease:
         _core.release_late(True)
 
     def advance(self, drained_ns: int, routed_ns: int, journals: Sequence[ExporterWorker]) -> None:
-        """Frees slots, if possible. Must be called after each routing.
+        """Called after each routing: frees the slots of events that all journals have; without journals, all slots.
 
-        Args:
-            drained_ns: when the last drain began.
-            routed_ns: all events that began by this time were routed.
-            journals: the workers of all journals. Without any, all slots are freed.
+        The last drain began at `drained_ns`, and events that began by `routed_ns` were routed.
         """
         if not journals:
             self.end()

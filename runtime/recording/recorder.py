@@ -58,12 +58,7 @@ class Recorder:
     """
 
     def __init__(self, options: Options, limits: MemoryLimits, last: Path | None = None) -> None:
-        """Creates the session directory, and opens the native recorder in it.
-
-        Args:
-            options: settings, and the place of the directory.
-            limits: of the rings.
-            last: the last place to try.
+        """Creates the session directory, `last` in the last place, and opens the native recorder in it.
 
         Raises:
             OutputError: if no session directory can be created.
@@ -104,10 +99,7 @@ class Recorder:
         self.on_disk = True
 
     def ensure_directory(self, options: Options) -> None:
-        """Creates the session directory if it does not exist, for a profiler that starts. Nothing is recorded meanwhile.
-
-        Args:
-            options: options of that profiler, with the place of the directory.
+        """Creates the session directory if it does not exist, for a profiler that starts, where its options say.
 
         Raises:
             OutputError: if it cannot be created.
@@ -154,11 +146,9 @@ class Recorder:
         release_session(self.directory)
 
     def want(self, profiler: int, on: bool, what: int = EVERYTHING, *, waits: bool = False) -> None:
-        """Switches recording for one profiler. Events that any profiler wants are recorded.
+        """Switches recording for one profiler, by its number. Events that any profiler wants are recorded.
 
         Args:
-            profiler: its number.
-            on: whether it wants events.
             what: the kinds that it wants, `EVENTS` and `OPERATORS`. Others count as filtered out.
             waits: if it wants none now, whether it may want later those spans that are still open then.
         """
@@ -188,12 +178,8 @@ class Recorder:
         _core.clear_wake()
 
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
-        """Drains all rings, including those of joined processes.
-
-        Returns:
-            A time such that all events that ended before it are drained, and none that began later; and blocks with their heaps of
-            arguments.
-        """
+        """Drains all rings, including those of joined processes. Returns a time such that all events that ended before it are
+        drained, and none that began later; and blocks with their heaps of arguments."""
         self.clear_wake_fd()
         self.workers.check_states()
         until = _core.now()
@@ -321,11 +307,11 @@ def recorder(
     """Returns the recorder of the process, with a session directory.
 
     Args:
-        options: options; those of the first call count.
+        options: as also `last` and `limits`, those of the first call count.
         user: identifies the caller for `Recorder.delivered`.
         run: directory of its run.
-        last: the last place to try for the session directory; that of the first call counts.
-        limits: of the rings; those of the first call count. Default: for one exporter.
+        last: the last place to try for the session directory.
+        limits: of the rings. Default: for one exporter.
 
     Raises:
         OutputError: if no session directory can be created.

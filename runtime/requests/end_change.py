@@ -120,15 +120,11 @@ class ChosenEnd(NamedTuple):
 
 
 def choose_end(request: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], ahead: int) -> ChosenEnd:
-    """Chooses how the windows of several ranks end.
+    """Chooses how the windows of several ranks end: the same change for all of them, or the reason why there is none.
 
     Args:
-        request: the request.
         windows: the armed windows of each rank, also those that have ended.
         ahead: the first step that all ranks can reach in time after they have agreed on it.
-
-    Returns:
-        The same change for all ranks, or the reason why there is none.
     """
     if request.command == "abort":
         meant = {

@@ -38,16 +38,12 @@ class _Occupied(NamedTuple):
 
 
 def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> Placement:
-    """Finds the steps of a window.
+    """Finds the steps of a window, and how they differ from the request; or the reason of a refusal.
 
     Args:
-        request: the request.
         ahead: the first step that can still be recorded.
         armed: running and queued windows.
-        schedule: schedule of the profiler. It is ignored if it is no `PlannedSchedule`.
-
-    Returns:
-        First and last step, and how they differ from the request; or the reason of a refusal.
+        schedule: of the profiler. It is ignored if it is no `PlannedSchedule`.
     """
     if isinstance(schedule, Always):
         return Placement(None, reason="the profiler records every step; give it a schedule, or control=...")
@@ -173,12 +169,11 @@ def allows_later_steps(request: WindowRequest) -> bool:
 
 
 def nearest_of(request: WindowRequest | None, by: int, step: int, nearest: int | None) -> int | None:
-    """Returns the first step for another attempt after a rank refused; `None` if another attempt is pointless.
+    """Returns the first step for another attempt after a rank at this step refused; `None` if another attempt is pointless.
 
     Args:
-        request: the request; `None` for another end of a window.
+        request: `None` for another end of a window.
         by: the step before which the decision was needed.
-        step: current step of the rank.
         nearest: the first step after a colliding window, according to the rank.
     """
     if step >= by:

@@ -12,9 +12,7 @@ _HOW_TO_STEP = "call step() at the end of each iteration"
 def explain(
     schedule: ScheduleFunction, steps: int, *, recorded: int, open_steps: int = 0, first: int = 0
 ) -> tuple[str, ...]:
-    """Explains why an ended run has recorded nothing, or less than its schedule wanted.
-
-    It does not call a user's schedule, as that may count its calls.
+    """Explains why an ended run has recorded nothing, or less than its schedule wanted. A user's schedule is not called.
 
     Args:
         schedule: the run's schedule.

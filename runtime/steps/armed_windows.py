@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from stepscope.runtime.events import clock
 from stepscope.runtime.requests.armed import ArmedState
 from stepscope.runtime.requests.armed_window import ArmedWindow
@@ -165,14 +167,9 @@ class ArmedWindows:
         return 0 < self.deadline <= at
 
     def end_before(self, step: int, current: ProfilerAction) -> ArmedWindow | None:
-        """Ends the running window if it is over when this step begins, after the changes of ends that were not decided on in time.
+        """Ends the running window if it is over when this step begins, but drops changes of ends that nobody decided on.
 
-        Args:
-            step: the step that begins.
-            current: the action of the step before.
-
-        Returns:
-            The window that has ended; its state says whether it was recorded.
+        Returns the window that has ended; its state says whether it was recorded. `current` is the action of the step before.
         """
         with self.lock:
             self._drop_undecided_ends(step)
@@ -190,14 +187,9 @@ class ArmedWindows:
             return window
 
     def action(self, step: int, scheduled: ProfilerAction, current: ProfilerAction) -> ProfilerAction:
-        """The action of a step by schedule and armed windows. Lowers the step of the next change.
+        """The action of a step by schedule and armed windows; `current` is that of the step before. Lowers `next_change`.
 
         The step counter knows all windows that are armed by now. `Arming` reports later ones to it.
-
-        Args:
-            step: the step that begins.
-            scheduled: its action by the schedule.
-            current: the action of the step before.
         """
         with self.lock:
             action = self._with_armed(step, scheduled, current)
@@ -208,16 +200,11 @@ class ArmedWindows:
             return action
 
     def cut(self, step: int, reason: str, *, alone: bool, recorded: bool) -> bool:
-        """Ends the running window, as recording ends.
+        """Ends the running window, as recording ends. Returns whether the window ends here as planned.
 
         Args:
-            step: the current step.
-            reason: why recording ends.
-            alone: whether it is the first step of the run. Only a run that never calls `step()` ends its step.
+            alone: whether this is the first step of the run. Only a run that never calls `step()` ends its step.
             recorded: whether it is recorded.
-
-        Returns:
-            Whether the window ends here as planned.
         """
         with self.lock:
             self.detail = None
@@ -239,11 +226,10 @@ class ArmedWindows:
         window, self._ended = self._ended, None
         if window is None:
             return end
-        facts: dict[str, Any] = {"state": window.state, **({"note": window.reason} if window.reason else {})}
-        complete, reason = end.complete, end.reason
         if window.state == "aborted":
-            complete, reason = False, window.reason
-        return WindowEnds(end.at, complete, reason, end.cut_short, end.needs_last, armed=facts)
+            end = msgspec.structs.replace(end, complete=False, reason=window.reason)
+        facts = {"state": window.state, **({"note": window.reason} if window.reason else {})}
+        return msgspec.structs.replace(end, armed=facts)
 
     def _end(self, window: ArmedWindow, state: ArmedState, reason: str) -> None:
         self.drop(window, state, reason)

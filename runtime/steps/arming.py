@@ -35,9 +35,7 @@ class Arming:
     ) -> None:
         """
         Args:
-            windows: the windows of the profiler.
             metadata: has the stage, and gets the number of missed windows.
-            rank: of this process.
             refusal: why this profiler refuses all windows; empty if it does not.
             settings: called for each request, without the lock; its result is kept as `ArmedWindow.settings`.
         """
@@ -64,8 +62,6 @@ class Arming:
         """Adds a window that waits, or says why not.
 
         Args:
-            request: the window to record.
-            trigger: origin of the request, in a word, for the window's metadata.
             plan: a name for `withdraw` and `decide`. Steps of a window with a plan are fixed.
             proposed: record it only if `decide` commits it before its first step.
         """

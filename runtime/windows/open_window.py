@@ -33,8 +33,6 @@ class OpenWindow:
     def __init__(self, index: int, first: StepMark, *, several: bool = False, table: WindowTable | None = None) -> None:
         """
         Args:
-            index: number of the window.
-            first: mark of its first step.
             several: whether other sources than the recorder may have events on the recorder's tracks.
             table: receives all accepted events, and is finished with the window.
         """

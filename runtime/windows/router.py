@@ -356,14 +356,8 @@ class WindowRouter:
         return not late or now - since >= self._linger
 
     def finish(self, open_spans: Block) -> list[tuple[OpenWindow, list[EventBatch]]]:
-        """Closes the windows that `closable` has marked.
-
-        Args:
-            open_spans: read after `closable`, and before the latest blocks.
-
-        Returns:
-            Each closed window with its last batches.
-        """
+        """Closes the windows that `closable` has marked, and returns each with its last batches. The open spans were read after
+        `closable`, and before the latest blocks."""
         closed: list[tuple[OpenWindow, list[EventBatch]]] = []
         wanted = self.detail.wanted(open_spans, ended=False)
         if wanted is not None:

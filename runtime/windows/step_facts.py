@@ -367,14 +367,8 @@ class StepFactsBuilder:
             self.finish_until(_FOREVER)
 
     def finish_until(self, until: int) -> bool:
-        """Finishes old steps, if there are many. The newest stay open: they may have open spans.
-
-        Args:
-            until: all events before this time were added, in ns.
-
-        Returns:
-            Whether `pop_facts` has something to return.
-        """
+        """Finishes old steps, if there are many; all events before this time were added, in ns. The newest stay open: they may
+        have open spans. Returns whether `pop_facts` has something to return."""
         if self._open <= MANY_OPEN and self._interval_count <= MANY_INTERVALS:
             return False
         times = self._marks()[:, _TS]
@@ -410,11 +404,8 @@ class StepFactsBuilder:
         return facts
 
     def preview(self, *ends: int) -> Facts:
-        """The facts of steps that have ended, as far as their events were added, for live views. Changes nothing.
-
-        Args:
-            ends: as for `finish`.
-        """
+        """The facts of steps that have ended, as far as their events were added, for live views. Changes nothing. `ends` as for
+        `finish`."""
         self._gathered()
         copy = StepFactsBuilder(late=True)
         copy._steps, copy._open = self._marks().copy(), self._open
