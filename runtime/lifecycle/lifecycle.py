@@ -21,7 +21,7 @@ from stepscope.runtime.lifecycle.closing import CloseProcedure
 from stepscope.runtime.lifecycle.interpreter_exit import close_at_exit
 from stepscope.runtime.lifecycle.join import leave
 from stepscope.runtime.lifecycle.opening import OpenRun, RunFacts, open_run
-from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
+from stepscope.runtime.lifecycle.shutdown_hooks import after_signal, before_close
 from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.observers import observing
@@ -397,7 +397,7 @@ def close_all(cause: BaseException | str | None = None) -> None:
     """
     if cause is None and not hasattr(sys, "ps1"):  # in an interactive interpreter it may be of any time
         cause = getattr(sys, "last_value", None)
-    call_before_close()
+    before_close.call()
     # Nobody can end a backend that hangs on this thread: those that have none there are on their way by then.
     profilers = sorted(_alive, key=lambda profiler: bool(profiler.steps.bound()))
     for profiler in profilers:
@@ -409,7 +409,7 @@ def close_all(cause: BaseException | str | None = None) -> None:
 def _end_all(cause: str) -> None:
     """Closes everything as a signal ends the process, which calls none of what the interpreter does at its exit."""
     close_all(cause)
-    call_after_signal(cause)
+    after_signal.call(cause)
     if os.getpid() != 1:  # the system spares the first process of a container, which may trace again
         close_recorder()
 
