@@ -129,20 +129,18 @@ class Recorder:
             os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
 
     def _remove_directory(self) -> None:
-        for last in (False, False, True):  # a process that joins now may create files there
+        for last in (False, False, True):  # a process that joins or leaves now changes the files there
             try:
                 remove_session(self.directory)
+                break
             except OSError as error:
                 if is_missing(self.directory):
                     break
-                # A process that leaves now removes its own files: the rest of the session still exists.
                 if last:
                     log.warning(
                         "the session directory %s stays: %s; delete it when this process has ended",
                         *(self.directory, error.strerror or error),
                     )
-            else:
-                break
         release_session(self.directory)
 
     def want(self, profiler: int, on: bool, what: int = EVERYTHING, *, waits: bool = False) -> None:

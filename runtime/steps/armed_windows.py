@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -152,19 +152,10 @@ class ArmedWindows:
                     window.first, window.last, window.reason = first, last, reason
         self._sort()
 
-    def become_inert(self) -> None:
-        """Nothing runs any more."""
-        self.running = None
-        self.ends = {}
-
     def _sort(self) -> None:
         self.open.sort(key=lambda each: each.first)
 
     # on the stepping thread
-
-    def is_due(self, at: int) -> bool:
-        """Whether the running window ends by time, not by step number, until `at`, in ns."""
-        return 0 < self.deadline <= at
 
     def end_before(self, step: int, current: ProfilerAction) -> ArmedWindow | None:
         """Ends the running window if it is over when this step begins, but drops changes of ends that nobody decided on.
@@ -215,11 +206,6 @@ class ArmedWindows:
             window.last = step if alone else max(window.first, step - 1)
             self._end(window, "recorded" if whole else "cut", "" if whole else reason)
             return whole
-
-    def facts_of_begin(self) -> dict[str, Any] | None:
-        """Description of the request for the window that begins; `None` if the schedule begins it."""
-        window = self.running
-        return None if window is None else window.facts()
 
     def completed(self, end: WindowEnds) -> WindowEnds:
         """The message of the window's end, with what became of the request for it."""

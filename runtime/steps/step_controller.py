@@ -252,7 +252,8 @@ class StepController(_core.StepCounter):
         self.live = False
         self.calls = CallSerializer()
         self.state, self.inert_because = "inert", reason
-        self.windows.become_inert()
+        self.windows.running = None
+        self.windows.ends.clear()
         retain_untouched(self.pipeline, self.recorder)
         self.pipeline = self.recorder = None
 
@@ -323,7 +324,8 @@ class StepController(_core.StepCounter):
     def _decide(self, step: int, at: int) -> None:
         self._asked = False
         if self.live:
-            planned = self._plan(step) if step >= self.next_change or self.windows.is_due(at) else None
+            due = step >= self.next_change or 0 < self.windows.deadline <= at
+            planned = self._plan(step) if due else None
             if self.live:  # else the schedule has closed it
                 self._apply_detail(step, at)
                 if planned is not None:
@@ -473,7 +475,8 @@ class StepController(_core.StepCounter):
                 at, track, parent = self._mark(at if follows else 0)
                 skipped = self.skipped_windows - self._skipped_sent
                 mark = StepMark(at, self.number, track, parent)
-                pipeline.inbox.put(WindowBegins(mark, skipped, self.windows.facts_of_begin()), later=True)
+                armed = None if self.windows.running is None else self.windows.running.facts()
+                pipeline.inbox.put(WindowBegins(mark, skipped, armed), later=True)
                 self._skipped_sent = self.skipped_windows
                 if self._pauses and not self._pause_sent:
                     self._send_pause(at)
