@@ -21,9 +21,3 @@ class Aggregates(_core.Aggregates):
     def update(self, events: Block, /) -> None:
         """Adds the spans, instants and counters among `events`, in any order; ignores other kinds."""
         super().update(np.ascontiguousarray(events))
-
-    def copy(self) -> Aggregates:
-        """A copy, which later updates do not change."""
-        copied = Aggregates()
-        copied.merge(self)
-        return copied

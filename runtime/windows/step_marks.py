@@ -106,11 +106,6 @@ class StepMarks:
         """Whether a step has ended for which `new_spans` made no span yet."""
         return self._count - self._spans > 1
 
-    @property
-    def last(self) -> StepMark:
-        """The latest mark."""
-        ts, parent, number, track = (int(column[self._count - 1]) for column in self._columns)
-        return StepMark(ts, number, track, parent)
 
     @property
     def last_ns(self) -> int:
