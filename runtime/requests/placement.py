@@ -12,6 +12,7 @@ import msgspec
 
 from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
+from stepscope.runtime.schedule.action import step_text
 from stepscope.runtime.schedule.schedule import NEVER, Always, PlannedSchedule, ProfilerAction, ScheduleFunction
 
 MAX_CHANGES = 1000
@@ -87,9 +88,7 @@ def _past(request: WindowRequest, first: int, ahead: int) -> str:
 
 
 def _steps(first: int, last: int) -> str:
-    if last == NEVER:
-        return f"the steps from {first} on"
-    return f"step {first}" if first == last else f"steps {first}-{last}"
+    return f"the steps from {first} on" if last == NEVER else step_text(first, last)
 
 
 def _collision(first: int, last: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> _Occupied | None:

@@ -6,6 +6,7 @@ of a file.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from enum import IntEnum
@@ -406,15 +407,13 @@ class StepFactsBuilder:
     def preview(self, *ends: int) -> Facts:
         """The facts of steps that have ended, as far as their events were added, for live views. Changes nothing. `ends` as for
         `finish`."""
+        self._marks()
         self._gathered()
-        copy = StepFactsBuilder(late=True)
-        copy._steps, copy._open = self._marks().copy(), self._open
-        copy._intervals, copy._interval_count = list(self._intervals), self._interval_count
-        copy._tasks = self._tasks
-        copy._readings, copy._done = list(self._readings), list(self._done)
-        copy._before, copy._first = self._before, self._first
-        copy._part = None if self._part is None else self._part.copy()
-        return copy.finish(*ends)
+        copied = copy.copy(self)
+        # Arrays are replaced, but for the part of a step, and lists are changed.
+        copied._intervals, copied._readings, copied._done = [*self._intervals], [*self._readings], [*self._done]
+        copied._part = None if self._part is None else self._part.copy()
+        return copied.finish(*ends)
 
     @property
     def first_begin(self) -> int | None:

@@ -106,7 +106,6 @@ class StepMarks:
         """Whether a step has ended for which `new_spans` made no span yet."""
         return self._count - self._spans > 1
 
-
     @property
     def last_ns(self) -> int:
         """When the latest step began, in ns."""
