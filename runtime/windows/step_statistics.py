@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stepscope.runtime import _core
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind, empty_block
-from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Facts, join_facts
 from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 
@@ -110,7 +110,7 @@ class _Running:
         self.ns = 0
         self.parts: dict[str, int] = {}
         self.slowest: Any = None
-        self._times = Aggregates()
+        self._times = _core.Aggregates()
 
     def add(self, facts: Facts) -> None:
         """Adds steps, in the order of their times."""

@@ -10,11 +10,11 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.runtime import _core
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import Block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.threads import locks
-from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder, join_facts
 from stepscope.runtime.windows.step_statistics import StepTotals
 
@@ -85,14 +85,14 @@ class WindowTable:
         self._others = _other_processes(os.getpid())
 
     @cached_property
-    def spans(self) -> Aggregates:
+    def spans(self) -> _core.Aggregates:
         """Spans of this process, with counters and instants."""
-        return Aggregates()
+        return _core.Aggregates()
 
     @cached_property
-    def elsewhere(self) -> Aggregates:
+    def elsewhere(self) -> _core.Aggregates:
         """The same of joined processes."""
-        return Aggregates()
+        return _core.Aggregates()
 
     @cached_property
     def steps(self) -> StepTotals:

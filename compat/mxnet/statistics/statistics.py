@@ -17,7 +17,6 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
 from stepscope.runtime.threads import locks
-from stepscope.runtime.windows.aggregates import Aggregates
 
 Key: TypeAlias = tuple[int, int]
 """Ids of category and name."""
@@ -41,7 +40,7 @@ class Statistics:
 
     def _clear(self) -> None:
         self._names: dict[Kind, set[Key]] = {Kind.SPAN: set(), Kind.COUNTER: set(), Kind.INSTANT: set()}
-        self._table = Aggregates()
+        self._table = _core.Aggregates()
         """Spans and instants."""
         self._frames: dict[Key, SpanSeries] = {}
         self._counters: dict[Key, CounterSeries] = {}

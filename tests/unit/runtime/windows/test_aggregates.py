@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core
+from stepscope.runtime._core import Aggregates
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
-from stepscope.runtime.windows.aggregates import Aggregates
 from tests.support.messages import refused
 
 ERROR = 1 / 128
@@ -74,7 +73,7 @@ def of(*blocks: Block) -> Aggregates:
     return aggregates
 
 
-def rows(aggregates: _core.Aggregates) -> dict[tuple[int, int], Row]:
+def rows(aggregates: Aggregates) -> dict[tuple[int, int], Row]:
     """The rows by name and category."""
     return {(row[0], row[1]): Row(*row) for row in aggregates.rows()}
 
@@ -243,19 +242,20 @@ def test_quantiles_stay_bounded_in_memory() -> None:
         assert lengths[0] <= row[7] <= row[8] <= row[9] <= lengths[-1]
 
 
-def test_blocks_of_any_layout_are_taken() -> None:
-    """Unaligned and strided memory gives the same result; half an event is refused."""
+def test_blocks_are_contiguous_and_whole() -> None:
+    """Memory need not be aligned; strided memory and half an event are refused."""
     events = span_block([(FIRST, 0, 10, 10), (FIRST, 0, 20, 20), (FIRST, 0, 30, 30)])
-    aggregates = of(np.frombuffer(b"x" + events.tobytes(), events.dtype, offset=1), events[::2])
-    assert rows(aggregates)[FIRST, 0].total == 100
-    core = _core.Aggregates()
-    with refused(ValueError, "64", "65"):
-        core.update(bytes(65))
-    with pytest.raises(TypeError, match="int"):
-        core.update(5)
+    aggregates = of(np.frombuffer(b"x" + events.tobytes(), events.dtype, offset=1))
+    for wrong, error, word in (
+        (events[::2], ValueError, "contiguous"),
+        (bytes(65), ValueError, "65"),
+        (5, TypeError, "int"),
+    ):
+        with pytest.raises(error, match=word):
+            aggregates.update(wrong)
     with refused(TypeError, "Aggregates", "list"):
-        core.merge([])  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-    assert core.rows() == []
+        aggregates.merge([])  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    assert rows(aggregates)[FIRST, 0].total == 60
 
 
 def test_readers_see_whole_updates_only() -> None:
