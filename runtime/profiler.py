@@ -10,7 +10,7 @@ from stepscope.runtime.analysed import as_html
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.lifecycle.lifecycle import Lifecycle
-from stepscope.runtime.lifecycle.opening import RunFacts
+from stepscope.runtime.lifecycle.open_run import RunFacts
 from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.report.notebook import progress
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from stepscope.runtime.lifecycle.closing import wait_for_late_closings
+from stepscope.runtime.lifecycle.open_run import wait_for_late_closings
 from stepscope.runtime.lifecycle.shutdown_hooks import after_exit, before_close
 from stepscope.runtime.recording.recorder import close_recorder
 from stepscope.runtime.threads import signals

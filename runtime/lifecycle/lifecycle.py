@@ -17,10 +17,9 @@ from stepscope.runtime.annotations import tasks
 from stepscope.runtime.errors import BackendError, ClosedError, OutputError, ProfilerStateError, StepscopeError
 from stepscope.runtime.events import clock
 from stepscope.runtime.inbox.messages import Flush
-from stepscope.runtime.lifecycle.closing import CloseProcedure
 from stepscope.runtime.lifecycle.interpreter_exit import close_at_exit
 from stepscope.runtime.lifecycle.join import leave
-from stepscope.runtime.lifecycle.opening import OpenRun, RunFacts, open_run
+from stepscope.runtime.lifecycle.open_run import CloseProcedure, OpenRun, RunFacts, open_run
 from stepscope.runtime.lifecycle.shutdown_hooks import after_signal, before_close
 from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import RunSetup

@@ -12,7 +12,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.simulated.scripted import ScriptedBackend
-from stepscope.runtime.lifecycle.closing import LATE_CLOSING_S
+from stepscope.runtime.lifecycle.open_run import LATE_CLOSING_S
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session.note import read_note
 from tests.integration.runtime.lifecycle.test_exit import journal_names, run
