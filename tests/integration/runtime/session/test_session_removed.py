@@ -267,24 +267,3 @@ def test_a_process_that_leaves_while_the_session_is_removed(tmp_path: Path) -> N
         """,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_profiler_that_starts_after_the_recorder_was_closed(tmp_path: Path) -> None:
-    """Late in the interpreter's exit: it says so, and starts nothing."""
-    (tmp_path / "sessions").mkdir()
-    program = f"""
-import atexit, sys
-def late():
-    import threading
-    profiler = sc.trace(output_dir={str(tmp_path / "late")!r})
-    try:
-        profiler.start()
-    except sc.errors.ProfilerStateError as error:
-        print(error, threading.active_count())
-atexit.register(late)
-import stepscope as sc
-with sc.trace(output_dir={str(tmp_path / "run")!r}):
-    pass
-"""
-    done = run_to_end([sys.executable, "-c", program], timeout=60, server=None)
-    assert "the process is ending" in done.stdout and done.stdout.endswith(" 1\n"), (done.stdout, done.stderr)
