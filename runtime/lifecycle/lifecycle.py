@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import anyio
@@ -48,8 +48,6 @@ LATEST = 0.48
 CLOSED_LOOK_S = 0.002
 """Seconds between two looks of `async with` at whether the profiler is closed."""
 _CLOSED_INSIDE = "the profiler was closed inside the window"
-
-T = TypeVar("T")
 
 
 class Lifecycle:
@@ -149,9 +147,14 @@ class Lifecycle:
 
     def _have_opened(self) -> str:
         """Waits for the opening, which a start that was given up may have begun; returns what that does."""
+        seconds = self.setup.options.start_timeout
         opening = self._opening = self._opening or BackgroundCall(self._open, name="stepscope opening")
         try:
-            return wait_for_start(opening.start(), self.facts.name, self.setup.options.start_timeout)
+            if not opening.start().wait(seconds):
+                raise ProfilerStateError(
+                    f"{self._gave_up()}the runtime's loop, or the directory of the output, does not answer"
+                )
+            return opening.result(seconds)
         finally:
             if opening.finished:
                 self._opening = None
@@ -181,16 +184,26 @@ class Lifecycle:
 
     def _open_sources(self) -> None:
         assert self.opened is not None
-        elsewhere, seconds = self.steps.steps_elsewhere, self.setup.options.start_timeout
+        elsewhere = self.steps.steps_elsewhere
         for source in self.opened.pipeline.sources:
             if source.open:
                 continue
             if not isinstance(source, BoundSource):
-                wait_for_start(self.opened.loop.open(source), self.facts.name, seconds, source.name)
+                opening = self.opened.loop.open(source)
+                if not opening.wait(self.setup.options.start_timeout):
+                    raise BackendError(
+                        f"{self._gave_up()}open() of backend {source.name!r} has not returned; have it do on a thread what "
+                        "takes long"
+                    )
+                opening.result()
             elif elsewhere:
                 source.wanted = True
             else:
                 source.start()
+
+    def _gave_up(self) -> str:
+        seconds = self.setup.options.start_timeout
+        return f"start() of profiler {self.facts.name!r} gave up after {seconds:g} s (Options.start_timeout): "
 
     # stop and flush
 
@@ -364,23 +377,6 @@ class Lifecycle:
             if not _alive:
                 tasks.release()
                 end_sweep()
-
-
-def wait_for_start(begun: OneShot[T] | BackgroundCall[T], profiler: str, seconds: float, backend: str = "") -> T:
-    """Waits for work that `start()` needs, of a backend if one is named. Returns its result, or raises its exception.
-
-    Raises:
-        BackendError: after the deadline, if the `open` of a backend has not returned.
-        ProfilerStateError: after the deadline, for any other reason.
-    """
-    if begun.wait(seconds):
-        return begun.result(seconds)
-    text = f"start() of profiler {profiler!r} gave up after {seconds:g} s (Options.start_timeout): "
-    if backend:
-        raise BackendError(
-            f"{text}open() of backend {backend!r} has not returned; have it do on a thread what takes long"
-        )
-    raise ProfilerStateError(f"{text}the runtime's loop, or the directory of the output, does not answer")
 
 
 _every: WeakSet[Lifecycle] = WeakSet()
