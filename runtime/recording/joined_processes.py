@@ -196,8 +196,7 @@ class Workers:
         self._ring_bytes = ring_bytes
         self._living: dict[Path, Worker] = {}
         self._examined: set[Path] = set()
-        self._all = WorkerAccounts({})
-        self._accounts = [self._all]
+        self._accounts: list[WorkerAccounts] = []
         self._to_remove: deque[tuple[int, Path]] = deque()
         self._joins = 0
         self._most = 0
@@ -268,9 +267,9 @@ class Workers:
         now = _core.now()
         return [worker.open_spans(now) for worker in self._living.values()]
 
-    def statistics(self, accounts: WorkerAccounts | None = None) -> tuple[WorkerStatistics, ...]:
-        """Accounts of each process, ended ones first; with `accounts`, since `open_accounts` returned them."""
-        return (self._all if accounts is None else accounts).statistics(self._recording())
+    def statistics(self, accounts: WorkerAccounts) -> tuple[WorkerStatistics, ...]:
+        """Accounts of each process since `open_accounts` returned them, ended ones first."""
+        return accounts.statistics(self._recording())
 
     def open_accounts(self) -> WorkerAccounts:
         """Accounts that begin now."""

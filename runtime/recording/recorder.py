@@ -205,12 +205,12 @@ class Recorder:
         return join_blocks([np.frombuffer(_core.open_spans(), EVENT_DTYPE), *self.workers.open_spans()])
 
     def statistics(self) -> RecorderStatistics:
-        """Accounts of all recorded events so far; `RecorderAccounts` has those of one profiler."""
+        """Accounts of all events of this process so far; `RecorderAccounts` has those of one profiler, with joined processes."""
         rings: dict[str, Any] = _core.ring_statistics()
         return RecorderStatistics(
             recording=bool(_core.recording()),
             cut=_core.counts(),
-            workers=self.workers.statistics(),
+            workers=(),
             removed=self._removed(),
             unwatched=asyncio_tasks.unwatched.copy(),
             greenlets=greenlets.recorded,
