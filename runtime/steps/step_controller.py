@@ -20,7 +20,7 @@ from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.detail import FULL, Detail
-from stepscope.runtime.schedule.diagnostics import explain
+from stepscope.runtime.schedule.plan import explain
 from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource

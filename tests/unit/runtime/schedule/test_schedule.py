@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
-from stepscope.runtime.schedule.diagnostics import explain
-from stepscope.runtime.schedule.plan import plan_of
+from stepscope.runtime.schedule.plan import explain, plan_of
 from stepscope.runtime.schedule.schedule import NEVER, PlannedSchedule, Schedule, always, schedule
 from tests.support.basics import require
 from tests.support.messages import refused
