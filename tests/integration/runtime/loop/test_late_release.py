@@ -9,7 +9,7 @@ from typing import Any
 
 import stepscope
 from stepscope.runtime import _core
-from stepscope.runtime.recording.late_release import STALL_TIMEOUT_NS, JournalBarrier, LateRelease
+from stepscope.runtime.recording.late_release import STALL_TIMEOUT_NS, LateRelease
 from tests.support.recording import run_program
 
 
@@ -22,18 +22,6 @@ def joined_processes() -> Any:
     """The rings of joined processes: what was called."""
     calls: list[str] = []
     return SimpleNamespace(calls=calls, mark=lambda: calls.append("mark"), release=lambda: calls.append("release"))
-
-
-def test_a_barrier_waits_for_items_queued_before_it() -> None:
-    """What was routed later does not count."""
-    journal, barrier = a_journal(), JournalBarrier(_core.now())
-    journal.items_queued = 3
-    assert not barrier.passed(0, [journal])  # not routed yet
-    assert not barrier.passed(_core.now(), [journal])
-    journal.items_queued, journal.handled = 9, 2
-    assert not barrier.passed(_core.now(), [journal])
-    journal.handled = 3
-    assert barrier.passed(_core.now(), [journal])
 
 
 def test_slots_are_released_when_the_journals_are_through() -> None:

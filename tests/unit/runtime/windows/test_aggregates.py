@@ -120,14 +120,6 @@ def test_the_standard_deviation_is_that_of_all_durations(blocks: list[list[int]]
     assert rows(alike)[FIRST, 0].std == pytest.approx(500, rel=1e-9)
 
 
-@given(durations)
-def test_one_value_is_every_quantile(duration: int) -> None:
-    """The extremes are exact, so a single value is not blurred at all."""
-    aggregates = of(span_block([(FIRST, 0, duration, 0)]))
-    row = rows(aggregates)[FIRST, 0]
-    assert row.p50 == row.p95 == row.p99 == float(duration)
-
-
 def test_the_error_of_quantiles_is_as_stated_over_the_whole_range() -> None:
     """Values near every border between buckets, in one key with tiny and huge neighbours."""
     edges = sorted({(64 + sub) << shift for shift in range(57) for sub in (0, 1, 31, 62, 63)})
