@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
+from tests.support.flights import When
 from tests.support.messages import refused
 from tests.support.raised import LostForWords
 
@@ -72,23 +73,6 @@ class Spawning(ScriptedBackend):
         sink.run_soon(work)
 
 
-class Failing:
-    """A trigger whose evaluator raises."""
-
-    name = "failing"
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def evaluator(self) -> Failing:
-        """Itself."""
-        return self
-
-    def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
-        """Raises."""
-        raise self._error
-
-
 def parts(make: Callable[[], BaseException], directory: Path) -> dict[str, sc.Profiler]:
     """Profilers each of which has one part that raises. `KeyboardInterrupt` on the main thread is Ctrl-C, and no error of a part."""
     ctrl_c = isinstance(make(), KeyboardInterrupt)
@@ -116,7 +100,7 @@ def parts(make: Callable[[], BaseException], directory: Path) -> dict[str, sc.Pr
             exporters=[sc.exporters.MemoryExporter(fail={method: make()})], output_dir=directory / method
         )
     bad["callback"] = sc.trace(on_trace_ready=fail, output_dir=directory / "callback")
-    recorder = sc.FlightRecorder(steps=2, triggers=(Failing(make()),))
+    recorder = sc.FlightRecorder(steps=2, triggers=(When(error=make()),))
     bad["trigger"] = sc.trace(keep_last=recorder, output_dir=directory / "trigger")
     return bad
 
