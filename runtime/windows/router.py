@@ -317,7 +317,8 @@ class WindowRouter:
             return events
         self._seen[RECORDER] += count
         self._outside[RECORDER] += count
-        return events[(events["kind"] != int(Kind.STEP)) | (events["id"] == self._serial)]
+        own_events: Block = events[(events["kind"] != int(Kind.STEP)) | (events["id"] == self._serial)]
+        return own_events
 
     def _count_by_outcome(self, source: str, events: Block) -> None:
         """Counts the events of a block of which not all were accepted: as accepted, superseded, late or outside."""

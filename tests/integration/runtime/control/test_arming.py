@@ -83,13 +83,17 @@ def test_windows_in_the_past(output_dir: Path) -> None:
         ({"start_step": 5, "steps": 0}, ["WindowRequest.steps", "0", "1"]),
         ({"start_step": True, "steps": 1}, ["WindowRequest.start_step", "True"]),
         ({"steps": True}, ["WindowRequest.steps", "True"]),
+        ({"steps": 1.5}, ["WindowRequest.steps", "1.5"]),
+        ({"start_step": "soon", "steps": 1}, ["WindowRequest.start_step", "'soon'"]),
         ({}, ["steps", "stop_step", "seconds"]),
         ({"steps": 2, "seconds": 1.0}, ["steps=2", "seconds=1.0"]),
         ({"stop_step": 4}, ["stop_step", "4", "start_step", "next", "steps"]),
         ({"seconds": 0}, ["WindowRequest.seconds", "0"]),
         ({"steps": 1, "granularity": 0}, ["WindowRequest.granularity", "0"]),
         ({"steps": 1, "ranks": ()}, ["WindowRequest.ranks"]),
+        ({"steps": 1, "ranks": (-1,)}, ["WindowRequest.ranks[0]", "-1"]),
         ({"steps": 1, "run_id": "../x"}, ["WindowRequest.run_id", "'../x'"]),
+        ({"steps": 1, "past": "later"}, ["WindowRequest.past", "'later'"]),
     ],
 )
 def test_requests_that_cannot_be(fields: dict[str, Any], facts: list[str]) -> None:
