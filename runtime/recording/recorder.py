@@ -171,14 +171,10 @@ class Recorder:
             "it these options, in a new process if it was made already"
         )
 
-    def clear_wake_fd(self) -> None:
-        """Makes `wake_fd` unreadable, until a ring requests a drain again."""
-        _core.clear_wake()
-
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
         """Drains all rings, including those of joined processes. Returns a time such that all events that ended before it are
         drained, and none that began later; and blocks with their heaps of arguments."""
-        self.clear_wake_fd()
+        _core.clear_wake()  # `wake_fd` is unreadable, until a ring requests a drain again
         self.workers.check_states()
         until = _core.now()
         blocks = [(np.frombuffer(events, EVENT_DTYPE), args) for events, args in drain_rings(_core.drain, until)]
