@@ -160,11 +160,8 @@ class Lifecycle:
                 self._opening = None
 
     def _open(self) -> str:
-        """Opens the run. Returns which resource the system refused, such as a directory, thread or memory, if it did.
-
-        Raises:
-            OutputError: if the directory that the user named cannot be used.
-        """
+        """Opens the run. Returns which resource the system refused, such as a directory, thread or memory, if it did. Raises
+        `OutputError` if the directory that the user named cannot be used."""
         self.facts.output.make()
         handle = None if self.control is None else self.control.from_collector
         try:

@@ -112,12 +112,8 @@ class Output:
         return str(self.path)
 
     def make(self) -> None:
-        """Makes the directory. If it cannot be written, one warning says so, and the run goes on without: exporters that
-        write to it fail, and no others.
-
-        Raises:
-            OutputError: if the user named it and the name is wrong, as where there is no permission; says where and why.
-        """
+        """Makes the directory. If it cannot be written, one warning says so, and exporters that write to it fail, and no
+        others. Raises `OutputError` if the user named it and the name is wrong, as where there is no permission."""
         try:
             if self._ours:
                 refuse_link(self.path)
@@ -248,22 +244,15 @@ class Output:
         return tuple(dict.fromkeys(path for path in paths if path is not None))
 
     def journal_path(self) -> Path | None:
-        """The file that can be read back, of a flight recorder the directory of those that it saved; `None` if there is none yet.
-
-        Raises:
-            ProfilerStateError: if the run keeps no journal.
-        """
+        """The file that can be read back, of a flight recorder the directory of those that it saved; `None` if there is none
+        yet. Raises `ProfilerStateError` if the run keeps no journal."""
         saved = self.saved()
         return saved[-1].parent if saved else self._path_of(0)
 
     # WindowActions
 
     def summary(self, window: Window) -> Summary:
-        """The table of a window.
-
-        Raises:
-            ProfilerStateError: if so many windows have followed that it was let go.
-        """
+        """The table of a window. Raises `ProfilerStateError` if so many windows have followed that it was dropped."""
         table = self.pipeline.tables.get(window.index) if self.pipeline else None
         if table is None:
             raise ProfilerStateError(f"the table of window {window.index} is not kept any more; use the journal")

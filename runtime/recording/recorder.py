@@ -58,11 +58,8 @@ class Recorder:
     """
 
     def __init__(self, options: Options, limits: MemoryLimits, last: Path | None = None) -> None:
-        """Creates the session directory, `last` in the last place, and opens the native recorder in it.
-
-        Raises:
-            OutputError: if no session directory can be created.
-        """
+        """Creates the session directory, `last` in the last place, and opens the native recorder in it. Raises `OutputError`
+        if it cannot be created."""
         self._limits, self._last = limits, last
         self._options = msgspec.structs.replace(
             options, ring_bytes=limits.ring_bytes, worker_ring_bytes=limits.worker_ring_bytes
@@ -99,11 +96,8 @@ class Recorder:
         self.on_disk = True
 
     def ensure_directory(self, options: Options) -> None:
-        """Creates the session directory if it does not exist, for a profiler that starts, where its options say.
-
-        Raises:
-            OutputError: if it cannot be created.
-        """
+        """Creates the session directory if it does not exist, for a profiler that starts, where its options say. Raises
+        `OutputError` if it cannot be created."""
         if not self.on_disk:
             self._options = msgspec.structs.replace(self._options, session_dir=options.session_dir)
             self._make_directory(self._open_again, self.directory)

@@ -388,12 +388,8 @@ class StepFactsBuilder:
         return facts
 
     def finish(self, *ends: int, window: int = 0) -> Facts:
-        """The facts of all steps that have ended, without those that `pop_facts` has returned.
-
-        Args:
-            ends: ends of steps that no other step follows at once, in order: of the last step of each window.
-            window: its number.
-        """
+        """The facts of all steps that have ended in a window, without those that `pop_facts` has returned. `ends` are ends of
+        steps that no other step follows at once, in order: of the last step of each window."""
         marks = self._marks()
         if len(marks):
             self._steps = _with_ends(marks, np.array(ends, np.int64))

@@ -44,10 +44,7 @@ class StepFeed:
     """Hands new facts of steps to receivers. All methods but `follow` and `unfollow` run on the pipeline's loop."""
 
     def __init__(self, *, only_closed: bool = False) -> None:
-        """
-        Args:
-            only_closed: hand on the steps of closed windows only, as those of the flight recorder get their events out of order.
-        """
+        """Args: whether only closed windows count, as those of the flight recorder get their events out of order."""
         self._receivers: tuple[Receiver, ...] = ()
         self._windows: dict[int, _Followed] = {}
         """The newest windows, by their indexes."""
@@ -84,13 +81,8 @@ class StepFeed:
         self._windows.pop(window.index, None)
 
     def look(self, until: int, now: int, *, last: bool = False) -> None:
-        """Hands on the steps that have ended, if a second has passed since the last time.
-
-        Args:
-            until: all sources have delivered every event that began by this time, in ns.
-            now: the time.
-            last: the run ends, so that no second has to have passed.
-        """
+        """Hands on the steps that have ended, if a second has passed since the last time, or the run ends (`last`). All
+        sources have delivered every event that began by `until`, in ns."""
         if not self._receivers or (now - self._looked < INTERVAL_NS and not last):
             return
         self._looked = now
