@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core
+from stepscope.runtime._core import Aggregates
 from stepscope.runtime.display.text_table import (
     Column,
     columns,
@@ -60,7 +60,7 @@ def row(name: str, self_ns: int = 1000, count: int = 1, **changes: Any) -> Summa
 
 def recorded() -> Summary:
     """The summary of two kinds of span, a counter and an instant."""
-    aggregates = _core.Aggregates()
+    aggregates = Aggregates()
     events: Any = empty_block(9)
     events["kind"] = [Kind.SPAN] * 4 + [Kind.COUNTER] * 4 + [Kind.INSTANT]
     events["name"] = [strings.intern(name) for name in ["mul", "mul", "mul", "add"] + ["loss"] * 4 + ["checkpoint"]]
@@ -175,7 +175,7 @@ def test_json_gives_all_rows_in_full_precision() -> None:
 
 def test_a_summary_of_nothing_says_so() -> None:
     """Every format works without any row."""
-    empty = Summary.of(_core.Aggregates())
+    empty = Summary.of(Aggregates())
     assert empty == Summary()
     assert empty.table() == "no spans were recorded\n"
     assert empty.markdown() == "- no spans were recorded\n"
