@@ -48,7 +48,7 @@ def _remove_all() -> None:
         remove_scratch(path)
 
 
-after_exit(_remove_all)
-after_signal(lambda name: _remove_all())
+after_exit.add(_remove_all)
+after_signal.add(lambda name: _remove_all())
 # They are the parent's.
 os.register_at_fork(after_in_child=_paths.clear)

@@ -29,7 +29,7 @@ PLACES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Starting": {
         "settings.md": ("stepscope", "runtime/settings", "runtime/options", "runtime/memory_limits"),
         "record-some-steps.md": ("runtime/schedule/schedule", "runtime/schedule/plan"),
-        "what-it-touches.md": ("runtime/session", "runtime/lifecycle/join", "runtime/lifecycle/opening"),
+        "what-it-touches.md": ("runtime/session", "runtime/lifecycle/join"),
         "counters.md": ("backends/counters",),
     },
     "While recording": {

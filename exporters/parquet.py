@@ -284,6 +284,6 @@ def _end_calls() -> None:
         exporter.end_calls(max(deadline - time.monotonic(), 0.0))
 
 
-after_exit(_end_calls)
+after_exit.add(_end_calls)
 # What the parent's threads hold is never released in a forked child.
 os.register_at_fork(after_in_child=_open.clear)

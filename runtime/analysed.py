@@ -43,12 +43,7 @@ def as_html(shown: object) -> str:
 
 
 class ShownText(str):
-    """Text that notebooks show as a part of a page.
-
-    Args:
-        text: for everything else.
-        shown: gives what is shown in its place.
-    """
+    """Text that notebooks show as a part of a page: as what `shown` returns."""
 
     def __new__(cls, text: str, shown: Callable[[], object]) -> Self:
         made = super().__new__(cls, text)

@@ -44,11 +44,7 @@ def worker_ring_bytes(options: Options) -> int:
 
 
 def memory_limits(options: Options, exporters: int) -> MemoryLimits:
-    """Returns the limits of a profiler. Settings that are not set divide the rest.
-
-    Args:
-        options: its options.
-        exporters: number of its exporters.
+    """Returns the limits of a profiler with so many exporters. Settings that are not set divide the rest.
 
     Raises:
         ValueError: if the given settings need more than `Options.memory_bytes`.

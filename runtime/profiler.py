@@ -10,7 +10,7 @@ from stepscope.runtime.analysed import as_html
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.lifecycle.lifecycle import Lifecycle
-from stepscope.runtime.lifecycle.opening import RunFacts
+from stepscope.runtime.lifecycle.open_run import RunFacts
 from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.report.notebook import progress
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
@@ -65,7 +65,11 @@ class Profiler:
         refusal = why_no_arming(keep_last)
         self._arming = Arming(self._steps.windows, facts.metadata, rank=facts.rank, refusal=refusal)
         self._saving = Saving(keep_last, self._steps)
-        controller = None if control is None else _controller(control, self._arming, facts.rank, facts.world_size)
+        controller = None
+        if control is not None:
+            from stepscope.runtime.control.controller import Controller  # few programs need it
+
+            controller = Controller(control, self._arming, facts.rank, facts.world_size)
         self._life = Lifecycle(facts, setup, self._steps, self._saving, controller)
         self._reporting = Reporting(self._life, self._arming)
 
@@ -402,10 +406,3 @@ class Profiler:
             TypeError: if key or value is no str.
         """
         self._metadata.add_json(key, value)
-
-
-def _controller(control: Control, arming: Arming, rank: int | None, world_size: int | None) -> Controller:
-    """Imported when one is made: few programs need it."""
-    from stepscope.runtime.control.controller import Controller
-
-    return Controller(control, arming, rank, world_size)

@@ -22,7 +22,7 @@ from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.lifecycle import interpreter_exit as closing_at_exit
-from stepscope.runtime.lifecycle.opening import RunFacts
+from stepscope.runtime.lifecycle.open_run import RunFacts
 from stepscope.runtime.lifecycle.output_directory import Output, file_name
 from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.memory_limits import memory_limits

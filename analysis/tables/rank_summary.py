@@ -22,6 +22,7 @@ from stepscope.analysis.tables.parallel_layout import has_groups
 from stepscope.analysis.thresholds import FEWEST_STEPS
 from stepscope.backends.counters.host import HostBackend
 from stepscope.backends.pipeline_events import CATEGORY
+from stepscope.runtime import _core
 from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
@@ -29,7 +30,6 @@ from stepscope.runtime.events.arguments import arguments as arguments
 from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_batches
 from stepscope.runtime.observers import loop_callbacks, processor_demand, queue_lengths
-from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.step_facts import MOST_READ, SIGNAL, Facts, Phase, class_of
 from stepscope.runtime.windows.step_parts import durations as durations
 from stepscope.runtime.windows.step_statistics import first_steps
@@ -155,7 +155,7 @@ class RankSummary:
         ]
         self._readings = [category for kind, category, _ in self._handlers if kind == Kind.COUNTER]
         self._readings += [number for name in (SIGNAL, CATEGORY, "loader") if (number := strings.category(name))]
-        table = Aggregates()
+        table = _core.Aggregates()
         self.flops = FlopsTable()
         self.memory = MemoryTable()
         self.collectives = CollectiveTable()

@@ -21,7 +21,7 @@ from stepscope.collector.problems import ProblemError
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.end_change import NOTHING_WAITS, choose_end
-from stepscope.runtime.requests.step_choice import allows_later_steps, choose_steps, nearest_of
+from stepscope.runtime.requests.placement import allows_later_steps, choose_steps, nearest_of
 from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.ranks import ranks_from, ranks_text

@@ -10,11 +10,11 @@ import msgspec
 
 from stepscope.collector.downloads.bounded import ProcessBounds, Turns, bounded, ended
 from stepscope.collector.problems import ProblemError
+from stepscope.runtime import _core
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import WindowOpened
-from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.summary import CounterRow, InstantRow, Summary, SummaryRow
 from stepscope.runtime.windows.window import Window
 
@@ -40,7 +40,7 @@ def table(path: Path, window: int) -> Table:
         OSError, FormatError: if it cannot be read.
         NoWindowError: if there is no such window.
     """
-    aggregates, found = Aggregates(), False
+    aggregates, found = _core.Aggregates(), False
     with JournalReader(path) as reader:
         for item in reader.items(window):
             if isinstance(item, EventBatch) and item.window == window:

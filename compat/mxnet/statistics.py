@@ -24,7 +24,6 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
 from stepscope.runtime.settings.documented import Documented
 from stepscope.runtime.threads import locks
-from stepscope.runtime.windows.aggregates import Aggregates
 
 EXACT = 4096
 """Different values that are kept apart exactly; from then on they are rounded to one part in 256."""
@@ -197,7 +196,7 @@ class Statistics:
 
     def _clear(self) -> None:
         self._names: dict[Kind, set[Key]] = {Kind.SPAN: set(), Kind.COUNTER: set(), Kind.INSTANT: set()}
-        self._table = Aggregates()
+        self._table = _core.Aggregates()
         """Spans and instants."""
         self._frames: dict[Key, SpanSeries] = {}
         self._counters: dict[Key, CounterSeries] = {}

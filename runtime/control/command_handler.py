@@ -87,10 +87,8 @@ class CommandHandler:
 
     def _decide(self, command: Command) -> str:
         """Carries out a decision. Returns why it has no effect; empty if it has."""
-        if command.committed:
-            found = self._profiler.confirm(command.proposal)
-        else:
-            found = self._profiler.reject(command.proposal, command.reason or "it was decided against")
+        reason = command.reason or "it was decided against"
+        found = self._profiler.decide(command.proposal, committed=command.committed, reason=reason)
         return "" if found else "nothing of that name waits for a decision: nothing was decided in time"
 
     def _answer(self, **fields: Any) -> Answer:

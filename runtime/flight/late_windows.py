@@ -17,10 +17,9 @@ from stepscope.runtime.flight.retention import RetainedBlock, Retention
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.step_log import StepLog
 from stepscope.runtime.flight.triggers.trigger import StepTimes
-from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
 from stepscope.runtime.windows.router import RECORDER, WindowRouter, WindowsStatistics
-from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.step_marks import StepMark, WindowEnds
 
 MAX_PAUSES = MAX_LOSSES = 1 << 16
 """Pauses and losses that are remembered: as many as steps can be retained."""

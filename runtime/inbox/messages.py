@@ -11,7 +11,7 @@ from stepscope.runtime.events.record import Block
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.threads.one_shot import OneShot
-from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
+from stepscope.runtime.windows.step_marks import WindowBegins, WindowEnds
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from stepscope.runtime.lifecycle.closing import wait_for_late_closings
-from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit, call_before_close
+from stepscope.runtime.lifecycle.open_run import wait_for_late_closings
+from stepscope.runtime.lifecycle.shutdown_hooks import after_exit, before_close
 from stepscope.runtime.recording.recorder import close_recorder
 from stepscope.runtime.threads import signals
 from stepscope.runtime.threads.background_call import call_before_threads_end, start, start_also_at_exit
@@ -31,19 +31,14 @@ LOOK = 0.05
 
 _open: Collection[Lifecycle] = ()
 """Profilers that are to be closed."""
-_close_all: Callable[[], None] = call_before_close
+_close_all: Callable[[], None] = before_close.call
 _last: Thread | None = None
 """The thread that closes profilers after the program's threads have ended."""
 _at_once = Event()
 
 
 def close_at_exit(profilers: Collection[Lifecycle], close_all: Callable[[], None]) -> None:
-    """Has profilers closed when the interpreter exits; what does that was registered when this module was imported.
-
-    Args:
-        profilers: those that are open then.
-        close_all: closes them, within their deadlines.
-    """
+    """Has `close_all` called when the interpreter exits, if any of these profilers is open then."""
     global _open, _close_all
     _open, _close_all = profilers, close_all
 
@@ -111,6 +106,6 @@ def _close_what_is_open() -> None:
 call_before_threads_end(_close)
 # Called in reverse order.
 atexit.register(signals.finish)
-atexit.register(call_after_exit)
+atexit.register(after_exit.call)
 atexit.register(close_recorder)
 atexit.register(_close_what_is_open)

@@ -40,8 +40,8 @@ AUTOMATIC = "STEPSCOPE_JOIN"
 _ANCESTORS = 16
 
 _lock = locks.reentrant()
-_joined: Path | None = None
 _part: Path | None = None
+"""Directory of this process in the session that it has joined."""
 _inherited: Path | None = None
 _reported: set[str] = set()
 
@@ -71,7 +71,7 @@ def join(name: str | None = None) -> bool:
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"name must be a non-empty str, {got(name)}")
     with _lock:
-        if _joined is None and not _try_sessions(logging.WARNING):
+        if _part is None and not _try_sessions(logging.WARNING):
             return False
         if name is not None:
             _core.name_process(name, True)
@@ -81,31 +81,26 @@ def join(name: str | None = None) -> bool:
 def join_unless_own() -> None:
     """Joins, unless this process has a session of its own; says nothing where there is none to join."""
     with _lock:
-        if _joined is None and recorder.current() is None:
+        if _part is None and recorder.current() is None:
             _try_sessions(logging.DEBUG)
 
 
 def joined() -> Path | None:
     """The session of another process that this one takes part in."""
-    return _joined
+    return None if _part is None else _part.parent
 
 
 def leave() -> bool:
-    """Ends the part of this process in another's session, if it has recorded nothing yet.
-
-    Returns:
-        Whether it takes no part (any more).
-    """
-    global _joined, _part
+    """Ends the part of this process in another's session, if it has recorded nothing yet. Returns whether it takes no part now."""
+    global _part
     with _lock:
-        if _joined is None:
+        if _part is None:
             return True
         if not _core.leave():
             return False
-        assert _part is not None
         shutil.rmtree(_part, ignore_errors=True)
         _core.name_process("process", True)
-        _joined = _part = None
+        _part = None
         return True
 
 
@@ -158,7 +153,7 @@ def _session_above() -> Path | None:
 
 
 def _join(session: Path) -> None:
-    global _joined, _part
+    global _part
     if is_missing(session):
         raise SessionError(
             f"{session} is not there any more; if the program traces again in another place, nothing of this process is recorded: "
@@ -182,7 +177,7 @@ def _join(session: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
         why = "it is over" if error.errno == errno.ESTALE else error.strerror
         raise SessionError(f"{session} cannot be joined: {why}") from error
-    _joined, _part = session, part
+    _part = part
 
 
 def _program() -> str:
@@ -197,11 +192,7 @@ def _log_once(level: int, reason: str) -> None:
 
 
 def warn_denied(error: int) -> None:
-    """Says, once, that a thread of this process cannot be recorded.
-
-    Args:
-        error: errno with which the file for its events could not be made in the session's directory.
-    """
+    """Logs that the file for a thread's events could not be made in the session's directory, with this errno."""
     why = os.strerror(error)
     if error in (errno.EACCES, errno.EPERM):
         why = f"this process became user {os.geteuid()} after it had joined, and the session is another user's"
@@ -217,15 +208,15 @@ def join_from_environment() -> None:
     """Joins if the environment says that processes do so by themselves."""
     if os.environ.get(AUTOMATIC) == "1":
         with _lock:
-            if _joined is None:
+            if _part is None:
                 _try_sessions(logging.INFO)  # the first process has the variable, too, and nobody above it
 
 
 def _forked() -> None:
     """In a forked child: what its parent takes part in is what it may join."""
-    global _joined, _part, _inherited
-    _inherited = _joined or recorder.inherited() or _inherited
-    _joined = _part = None
+    global _part, _inherited
+    _inherited = joined() or recorder.inherited() or _inherited
+    _part = None
     _reported.clear()
     join_from_environment()
 

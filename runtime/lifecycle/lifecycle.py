@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import anyio
@@ -17,11 +17,10 @@ from stepscope.runtime.annotations import tasks
 from stepscope.runtime.errors import BackendError, ClosedError, OutputError, ProfilerStateError, StepscopeError
 from stepscope.runtime.events import clock
 from stepscope.runtime.inbox.messages import Flush
-from stepscope.runtime.lifecycle.closing import CloseProcedure
 from stepscope.runtime.lifecycle.interpreter_exit import close_at_exit
 from stepscope.runtime.lifecycle.join import leave
-from stepscope.runtime.lifecycle.opening import OpenRun, RunFacts, open_run
-from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
+from stepscope.runtime.lifecycle.open_run import CloseProcedure, OpenRun, RunFacts, open_run
+from stepscope.runtime.lifecycle.shutdown_hooks import after_signal, before_close
 from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.observers import observing
@@ -36,8 +35,8 @@ from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.greenlets import refusal
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.user_code import delivering
-from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.router import INTERRUPTED
+from stepscope.runtime.windows.step_marks import WindowEnds
 
 if TYPE_CHECKING:
     from stepscope.runtime.control.controller import Controller
@@ -50,8 +49,6 @@ CLOSED_LOOK_S = 0.002
 """Seconds between two looks of `async with` at whether the profiler is closed."""
 _CLOSED_INSIDE = "the profiler was closed inside the window"
 
-T = TypeVar("T")
-
 
 class Lifecycle:
     """Begins and ends the run of one profiler. `Profiler` documents the methods of the same names."""
@@ -59,14 +56,7 @@ class Lifecycle:
     def __init__(
         self, facts: RunFacts, setup: RunSetup, steps: StepController, saving: Saving, control: Controller | None
     ) -> None:
-        """
-        Args:
-            facts: name, rank and output.
-            setup: backends, exporters and settings.
-            steps: the side of the threads that step.
-            saving: gets what ends the run.
-            control: takes requests from outside, from the first start on.
-        """
+        """Args: the run; the side of the threads that step; what saves at the run's end; what takes requests from outside."""
         self.facts, self.setup, self.steps, self.control = facts, setup, steps, control
         self._saving = saving
         self.opened: OpenRun | None = None
@@ -157,22 +147,21 @@ class Lifecycle:
 
     def _have_opened(self) -> str:
         """Waits for the opening, which a start that was given up may have begun; returns what that does."""
+        seconds = self.setup.options.start_timeout
         opening = self._opening = self._opening or BackgroundCall(self._open, name="stepscope opening")
         try:
-            return wait_for_start(opening.start(), self.facts.name, self.setup.options.start_timeout)
+            if not opening.start().wait(seconds):
+                raise ProfilerStateError(
+                    f"{self._gave_up()}the runtime's loop, or the directory of the output, does not answer"
+                )
+            return opening.result(seconds)
         finally:
             if opening.finished:
                 self._opening = None
 
     def _open(self) -> str:
-        """Opens the run.
-
-        Returns:
-            A sentence: the resource that the system refused, such as a directory, a thread or memory; empty if all is well.
-
-        Raises:
-            OutputError: if the directory that the user named cannot be used.
-        """
+        """Opens the run. Returns which resource the system refused, such as a directory, thread or memory, if it did. Raises
+        `OutputError` if the directory that the user named cannot be used."""
         self.facts.output.make()
         handle = None if self.control is None else self.control.from_collector
         try:
@@ -183,7 +172,7 @@ class Lifecycle:
             raise
         except (OSError, MemoryError, RuntimeError) as error:
             return error_text(error)
-        self.steps.open(opened.pipeline, opened.recorder)
+        self.steps.pipeline, self.steps.recorder = opened.pipeline, opened.recorder
         _alive.add(self)
         if self.steps.state == "closed":  # start() gave this up, and nobody waits any more
             self._close_from_now()
@@ -192,16 +181,26 @@ class Lifecycle:
 
     def _open_sources(self) -> None:
         assert self.opened is not None
-        elsewhere, seconds = self.steps.steps_elsewhere, self.setup.options.start_timeout
+        elsewhere = self.steps.steps_elsewhere
         for source in self.opened.pipeline.sources:
             if source.open:
                 continue
             if not isinstance(source, BoundSource):
-                wait_for_start(self.opened.loop.open(source), self.facts.name, seconds, source.name)
+                opening = self.opened.loop.open(source)
+                if not opening.wait(self.setup.options.start_timeout):
+                    raise BackendError(
+                        f"{self._gave_up()}open() of backend {source.name!r} has not returned; have it do on a thread what "
+                        "takes long"
+                    )
+                opening.result()
             elif elsewhere:
                 source.wanted = True
             else:
                 source.start()
+
+    def _gave_up(self) -> str:
+        seconds = self.setup.options.start_timeout
+        return f"start() of profiler {self.facts.name!r} gave up after {seconds:g} s (Options.start_timeout): "
 
     # stop and flush
 
@@ -338,10 +337,7 @@ class Lifecycle:
         self._begin_closing()
 
     def _shut_around(self) -> None:
-        """Closes although another thread is inside of a call that does not return, and ends the window in its stead.
-
-        Should it return, it finds a closed profiler.
-        """
+        """Closes although another thread is inside of a call that does not return, and ends the window in its stead."""
         log.error(
             "profiler %r is closed while another thread is inside of its schedule, or of a backend", self.facts.name
         )
@@ -380,44 +376,20 @@ class Lifecycle:
                 end_sweep()
 
 
-def wait_for_start(begun: OneShot[T] | BackgroundCall[T], profiler: str, seconds: float, backend: str = "") -> T:
-    """Waits for work that `start()` needs. Returns its result, or raises its exception.
-
-    Args:
-        begun: the work.
-        profiler: name of the profiler.
-        seconds: the deadline.
-        backend: the one that is being opened, if one is.
-
-    Raises:
-        BackendError: after the deadline, if the `open` of a backend has not returned.
-        ProfilerStateError: after the deadline, for any other reason.
-    """
-    if begun.wait(seconds):
-        return begun.result(seconds)
-    text = f"start() of profiler {profiler!r} gave up after {seconds:g} s (Options.start_timeout): "
-    if backend:
-        raise BackendError(
-            f"{text}open() of backend {backend!r} has not returned; have it do on a thread what takes long"
-        )
-    raise ProfilerStateError(f"{text}the runtime's loop, or the directory of the output, does not answer")
-
-
 _every: WeakSet[Lifecycle] = WeakSet()
 _alive: set[Lifecycle] = set()
 """Of profilers that were started and not closed; one that nobody holds any more still delivers what it recorded."""
 
 
 def close_all(cause: BaseException | str | None = None) -> None:
-    """Closes every profiler that is open, within the longest of their deadlines; first what is to be done before that.
+    """Closes every profiler that is open, within the longest of their deadlines.
 
-    Args:
-        cause: what ends the program, which flight recorders are told: an exception, or a signal by its name. Default: at
-            the interpreter's exit, the exception that ended the program, if one did.
+    The cause is what ends the program, for flight recorders: an exception, or the name of a signal. Default: at the
+    interpreter's exit, the exception that ended the program, if one did.
     """
     if cause is None and not hasattr(sys, "ps1"):  # in an interactive interpreter it may be of any time
         cause = getattr(sys, "last_value", None)
-    call_before_close()
+    before_close.call()
     # Nobody can end a backend that hangs on this thread: those that have none there are on their way by then.
     profilers = sorted(_alive, key=lambda profiler: bool(profiler.steps.bound()))
     for profiler in profilers:
@@ -429,20 +401,14 @@ def close_all(cause: BaseException | str | None = None) -> None:
 def _end_all(cause: str) -> None:
     """Closes everything as a signal ends the process, which calls none of what the interpreter does at its exit."""
     close_all(cause)
-    call_after_signal(cause)
+    after_signal.call(cause)
     if os.getpid() != 1:  # the system spares the first process of a container, which may trace again
         close_recorder()
 
 
 def _stop_here(number: int) -> bool:
-    """Stops the profilers that have a backend which is bound to this thread; another thread closes them.
-
-    Args:
-        number: of the signal for which all are closed.
-
-    Returns:
-        Whether that could be done; not inside of a call of one of them, which has to end first.
-    """
+    """Stops the profilers that have a backend which is bound to this thread, for a signal; another thread closes them. Returns
+    false inside of a call of one of them, which has to end first."""
     cause = signal.Signals(number).name
     for profiler in list(_alive):
         if profiler.steps.calls.is_own:

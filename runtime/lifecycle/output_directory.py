@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -57,12 +58,6 @@ _warned: set[str] = set()
 """Why runs of this process are not in the working directory: it is said once."""
 
 
-def _default_runs() -> tuple[Path, str]:
-    """The directory for runs whose place nobody named, and why it is not in the working directory."""
-    place = writable_or_other(RUNS, RUNS.name)
-    return place, "" if place == RUNS else "the working directory cannot be written"
-
-
 def file_name(name: str) -> str:
     """The name of a run as it is fit for a directory."""
     return re.sub(r"[^\w.-]+", "_", name).strip(".").encode(errors="replace")[:64].decode(errors="ignore") or "run"
@@ -100,14 +95,13 @@ class Output:
         elif output_dir is not None:
             output = cls(Path(output_dir))
         else:
-            runs, elsewhere = _default_runs()
-            launch = launch_name()
+            runs, launch = writable_or_other(RUNS, RUNS.name), launch_name()
             now = datetime.datetime.now(datetime.UTC)
             if launch:
                 path = launch_directory(runs, file_name(name), file_name(launch))
             else:
                 path = own_directory(runs / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}", rank)
-            output = cls(path, named=False, elsewhere=elsewhere)
+            output = cls(path, named=False, elsewhere="" if runs == RUNS else "the working directory cannot be written")
         return output if rank is None else output.below(f"rank{rank}", ours=True)
 
     def below(self, name: str, *, ours: bool = False) -> Output:
@@ -118,12 +112,8 @@ class Output:
         return str(self.path)
 
     def make(self) -> None:
-        """Makes the directory. If it cannot be written, one warning says so, and the run goes on without: exporters that
-        write to it fail, and no others.
-
-        Raises:
-            OutputError: if the user named it and the name is wrong, as where there is no permission; says where and why.
-        """
+        """Makes the directory. If it cannot be written, one warning says so, and exporters that write to it fail, and no
+        others. Raises `OutputError` if the user named it and the name is wrong, as where there is no permission."""
         try:
             if self._ours:
                 refuse_link(self.path)
@@ -154,14 +144,8 @@ class Output:
         )
 
     def announce(self, session: Path, profiler: int, run: Run, keep_last: int = 0) -> None:
-        """Notes for `stepscope recover` where the rings are, and whose.
-
-        Args:
-            session: directory of the rings.
-            profiler: its number in them.
-            run: whose name and rank are noted, as there may be no journal that says them.
-            keep_last: steps that a flight recorder keeps.
-        """
+        """Notes for `stepscope recover` where the rings are, whose, and how many steps a flight recorder keeps. `profiler` is
+        its number in the rings. Name and rank are noted, too, as there may be no journal that has them."""
         if not self.made:
             return
         me = process_identity()
@@ -231,53 +215,44 @@ class Output:
                     )
                 remove_run(Path(note.directory), note.profiler)
 
-    def _journal(self) -> ExporterWorker | None:
+    def _journals(self) -> Iterator[tuple[ExporterWorker, _Journal]]:
         for worker in self.pipeline.workers if self.pipeline else ():
             if isinstance(worker.exporter, _Journal):
-                return worker
-        return None
+                yield worker, worker.exporter
 
-    def _readable(self) -> _Journal:
-        journal = self._journal()
-        if journal is None or not isinstance(journal.exporter, _Journal):
-            raise ProfilerStateError("this run keeps no journal (Options.journal is off), so it cannot be read back")
-        return journal.exporter
+    def _path_of(self, window: int) -> Path | None:
+        for _, journal in self._journals():
+            return journal.path_of(window)
+        raise ProfilerStateError("this run keeps no journal (Options.journal is off), so it cannot be read back")
 
     async def written(self, window: Window) -> Window:
         """The window once the journal has it, so that it can be exported, with the accounts as they are then."""
-        journal = self._journal()
-        if journal is None or self.pipeline is None:
+        worker, _ = next(self._journals(), (None, None))
+        if worker is None or self.pipeline is None:
             return window
-        await journal.window_closed(window.index)
+        await worker.window_closed(window.index)
         outputs = window.ledger.outputs | self.pipeline.fanout.outputs(window.index)
         return msgspec.structs.replace(window, ledger=msgspec.structs.replace(window.ledger, outputs=outputs))
 
     def saved(self) -> tuple[Path, ...]:
         """The journals of the windows that a flight recorder has saved and kept, the oldest first."""
-        journal = self._journal()
+        _, journal = next(self._journals(), (None, None))
         flight = None if self.pipeline is None else self.pipeline.flight
-        if flight is None or journal is None or not isinstance(journal.exporter, _Journal):
+        if flight is None or journal is None:
             return ()
-        paths = [journal.exporter.path_of(window) for window in flight.remaining]
+        paths = [journal.path_of(window) for window in flight.remaining]
         return tuple(dict.fromkeys(path for path in paths if path is not None))
 
     def journal_path(self) -> Path | None:
-        """The file that can be read back, of a flight recorder the directory of those that it saved; `None` if there is none yet.
-
-        Raises:
-            ProfilerStateError: if the run keeps no journal.
-        """
+        """The file that can be read back, of a flight recorder the directory of those that it saved; `None` if there is none
+        yet. Raises `ProfilerStateError` if the run keeps no journal."""
         saved = self.saved()
-        return saved[-1].parent if saved else self._readable().path_of(0)
+        return saved[-1].parent if saved else self._path_of(0)
 
     # WindowActions
 
     def summary(self, window: Window) -> Summary:
-        """The table of a window.
-
-        Raises:
-            ProfilerStateError: if so many windows have followed that it was let go.
-        """
+        """The table of a window. Raises `ProfilerStateError` if so many windows have followed that it was dropped."""
         table = self.pipeline.tables.get(window.index) if self.pipeline else None
         if table is None:
             raise ProfilerStateError(f"the table of window {window.index} is not kept any more; use the journal")
@@ -289,7 +264,7 @@ class Output:
 
     def export(self, window: Window, path: Path, format: str | None) -> Path:
         """Replays a window from the journal into a file."""
-        source = self._readable().path_of(window.index)
+        source = self._path_of(window.index)
         if source is None:
             raise ProfilerStateError(
                 f"window {window.index} has no file any more: newer and slower ones were saved since"

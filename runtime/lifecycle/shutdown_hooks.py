@@ -5,71 +5,40 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 
 log = logging.getLogger("stepscope")
 
-_functions: list[Callable[[], object]] = []
-_last: list[Callable[[str], object]] = []
-_exit: list[Callable[[], object]] = []
+
+class Hooks:
+    """Functions to call at one point. Exceptions are logged, as the others must be called, and the process must end."""
+
+    def __init__(self, when: str) -> None:
+        """Args: when they are called, for the log."""
+        self._when = when
+        self._functions: list[Callable[..., object]] = []
+        self.clear = self._functions.clear
+
+    def add(self, function: Callable[..., object]) -> None:
+        """Registers a function, which must not wait for long. The last one is called first."""
+        self._functions.append(function)
+
+    def call(self, *arguments: object) -> None:
+        """Calls the functions."""
+        for function in reversed(self._functions):
+            try:
+                function(*arguments)
+            except Exception as error:
+                log.error("what %s the end of profilers failed", self._when, exc_info=error)
 
 
-def before_close(function: Callable[[], object]) -> None:
-    """Registers a function to call before profilers are closed because the process ends. The last one is called first.
+before_close = Hooks("comes before")
+"""Before profilers are closed because the process ends: perhaps more than once, and in a signal handler."""
+after_signal = Hooks("follows")
+"""With the name of a signal, after that had the profilers closed, before it ends the process, which calls no functions of `atexit`
+then: in a handler or on another thread. They must not wait for locks, such as that of `sys.stderr`, as the program may hold them.
+They are not called in forked children."""
+after_exit = Hooks("follows")
+"""At the interpreter's exit, after the profilers are closed and before daemon threads stop; in forked children, too."""
 
-    It may be called more than once, and in a signal handler. Exceptions are logged.
-
-    Args:
-        function: must not wait for long.
-    """
-    _functions.append(function)
-
-
-def call_before_close() -> None:
-    """Calls the functions of `before_close`."""
-    _call(reversed(_functions), "comes before")
-
-
-def after_signal(function: Callable[[str], object]) -> None:
-    """Registers a function to call after a signal had the profilers closed, before it ends the process. Functions of `atexit`
-    are not called then.
-
-    It is called in a handler or on another thread, and must not wait for locks, such as that of `sys.stderr`, as the program
-    may hold them. Exceptions are logged. It is not called in forked children.
-
-    Args:
-        function: gets the name of the signal; must not wait for long.
-    """
-    _last.append(function)
-
-
-def call_after_signal(name: str) -> None:
-    """Calls the functions of `after_signal`."""
-    _call((partial(function, name) for function in _last), "follows")
-
-
-def after_exit(function: Callable[[], object]) -> None:
-    """Registers a function to call at the interpreter's exit, after the profilers are closed and before daemon threads stop.
-    Exceptions are logged. It is called in forked children, too.
-
-    Args:
-        function: must not wait for long.
-    """
-    _exit.append(function)
-
-
-def call_after_exit() -> None:
-    """Calls the functions of `after_exit`."""
-    _call(_exit, "follows")
-
-
-def _call(functions: Iterable[Callable[[], object]], when: str) -> None:
-    for function in functions:
-        try:
-            function()
-        except Exception as error:  # the others must be called, and the process must end
-            log.error("what %s the end of profilers failed", when, exc_info=error)
-
-
-os.register_at_fork(after_in_child=_last.clear)
+os.register_at_fork(after_in_child=after_signal.clear)

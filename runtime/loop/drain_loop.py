@@ -101,7 +101,7 @@ class DrainLoop:
         self._ended.set_exception(error)
 
     def _ring_half_full(self) -> None:
-        self._recorder.clear_wake_fd()
+        _core.clear_wake()
         self._request_drain()
 
     def _on_wake(self) -> None:

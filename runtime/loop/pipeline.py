@@ -56,10 +56,10 @@ from stepscope.runtime.sources.thread_bound import source_of
 from stepscope.runtime.sources.thread_coverage import ThreadCoverage
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.user_code import CANCEL_TIMEOUT_S, deliver_for
-from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.open_window import OpenWindow
-from stepscope.runtime.windows.router import RECORDER, Ending, WindowRouter
+from stepscope.runtime.windows.router import RECORDER, WindowRouter
 from stepscope.runtime.windows.step_feed import StepFeed
+from stepscope.runtime.windows.step_marks import WindowBegins, WindowEnds
 from stepscope.runtime.windows.step_statistics import begins_with_startup
 from stepscope.runtime.windows.window import Window, WindowActions
 from stepscope.runtime.windows.window_tables import WindowTables
@@ -203,9 +203,9 @@ class Pipeline:
         return behind or self.inbox.waiting >= MAX_WAITING or self._windows.unfinished >= MAX_WAITING
 
     @property
-    def ending(self) -> Ending:
-        """How the last window of the run ended."""
-        return self._windows.ending
+    def cut_steps(self) -> int:
+        """Number of steps of the run's last window, if it was cut before its planned end."""
+        return self._windows.cut_steps
 
     # called by the drain loop
 

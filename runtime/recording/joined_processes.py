@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,14 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Kind, empty_block
 from stepscope.runtime.files.private_files import is_missing
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.recording.joined_accounts import WorkerAccounts, WorkerStatistics
+from stepscope.runtime.recording.recorder_statistics import WorkerAccounts, WorkerStatistics
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session.directory import Identity, parts, read_identity
 
 log = logging.getLogger("stepscope")
 
 DRAIN_LIMIT = 1 << 18
-"""Events per call of the native drain."""
+"""Events per call of the native drain: a block of 16 MiB at most."""
 
 POLL_S = 0.25
 """Longest time between two drains while there are joined processes, in seconds."""
@@ -46,6 +47,17 @@ _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _DROPPED = strings.intern("dropped")
 
 
+def drain_rings(drain: Callable[[int, int], tuple[bytes, bytes, bool]], until: int) -> list[tuple[bytes, bytes]]:
+    """Calls a native drain until it has all events that began by `until`, in ns. Returns blocks with their arguments."""
+    blocks: list[tuple[bytes, bytes]] = []
+    more = True
+    while more:
+        events, args, more = drain(DRAIN_LIMIT, until)
+        if events:
+            blocks.append((events, args))
+    return blocks
+
+
 class Worker:
     """One joined process, with its rings."""
 
@@ -60,7 +72,8 @@ class Worker:
         self._refused = self._lost = 0
         self._denied = ""
         self._drained: list[tuple[bytes, bytes]] = []
-        self._unnamed_since = 0
+        self._unread_since = 0
+        """Since when something cannot be read, in ns; 0: everything can."""
         self._files = SessionFiles(directory)
         self.rings = _core.Attached(str(directory))
         self._ids = IdMap()
@@ -76,32 +89,31 @@ class Worker:
 
     def drain(self, until: int) -> list[tuple[Block, bytes]]:
         """Drains from its rings what began by `until`, in ns. If the files with its names cannot be read now, the events wait."""
-        more = True
-        while more:
-            events, args, more = self.rings.drain(DRAIN_LIMIT, until)
-            if events:
-                self._drained.append((events, args))
-        self._drained += self._without_ring()
+        self._drained += drain_rings(self.rings.drain, until)
+        self._count_refused()
         if not self._drained:
             return []
         # A name is written to its file before its event. So after the drain, the file has all names.
         self._files.unread = False
         self._files.load_ids(self._ids)
-        now = _core.now()
-        if self._files.unread and now - (self._unnamed_since or now) < READ_TIMEOUT_NS:
-            self._unnamed_since = self._unnamed_since or now
+        if self._waits_for(self._files.unread):
             return []
-        self._unnamed_since = 0
         drained, self._drained = self._drained, []
         return [self._localised(events, args) for events, args in drained]
 
-    def has_unread(self) -> bool:
-        """After it has ended, whether events could not be read for lack of descriptors or memory."""
+    def waits(self) -> bool:
+        """After it has ended, whether to wait for events that cannot be read now, for lack of descriptors or memory."""
         rings = self.rings.statistics()
         try:
-            return bool(self._drained) or rings["waiting"] > 0 or rings["rings"] < self._files.ring_count()
+            unread = bool(self._drained) or rings["waiting"] > 0 or rings["rings"] < self._files.ring_count()
         except OSError:
-            return True
+            unread = True
+        return self._waits_for(unread)
+
+    def _waits_for(self, unread: bool) -> bool:
+        now = _core.now()
+        self._unread_since = (self._unread_since or now) if unread else 0
+        return unread and now - self._unread_since < READ_TIMEOUT_NS
 
     def drop_waiting(self) -> list[tuple[Block, bytes]]:
         """Counts the remaining events of its rings as dropped, and returns a gap for them."""
@@ -138,15 +150,14 @@ class Worker:
         """Closes its files."""
         self._files.close()
 
-    def _without_ring(self) -> list[tuple[bytes, bytes]]:
-        """A gap for events, since the last drain, of threads without a ring."""
+    def _count_refused(self) -> None:
+        """Adds a gap for events, since the last drain, of threads without a ring."""
         count = _core.take_refused(self.identity.pid)
-        self._refused += count
         if count:
+            self._refused += count
             self._denied = _reason(_core.denied(self.identity.pid))
-        gap = [(self._gap(count), b"")] if count else []
+            self._drained.append((self._gap(count), b""))
         self._drained_ns = _core.now()
-        return gap
 
     def _gap(self, count: int) -> bytes:
         """A gap for `count` events that were lost since the last drain."""
@@ -185,12 +196,10 @@ class Workers:
         self._ring_bytes = ring_bytes
         self._living: dict[Path, Worker] = {}
         self._examined: set[Path] = set()
-        self._all = WorkerAccounts({})
-        self._accounts = [self._all]
+        self._accounts: list[WorkerAccounts] = []
         self._to_remove: deque[tuple[int, Path]] = deque()
         self._joins = 0
         self._most = 0
-        self._unread_since: dict[Path, int] = {}
         self._failure: OSError | None = None
 
     def interval(self) -> tuple[float, ...]:
@@ -220,7 +229,7 @@ class Workers:
             self._most = max(self._most, sum(events.nbytes + len(args) for events, args in drained))
             blocks += drained
             if not worker.running:
-                blocks += [] if self._waits_for(worker) else self._end(worker, drained)
+                blocks += [] if worker.waits() else self._end(worker, drained)
             elif not worker.joined:
                 self._remove(worker, "left")
         while self._to_remove and self._to_remove[0][0] < _core.now():
@@ -258,9 +267,9 @@ class Workers:
         now = _core.now()
         return [worker.open_spans(now) for worker in self._living.values()]
 
-    def statistics(self, accounts: WorkerAccounts | None = None) -> tuple[WorkerStatistics, ...]:
-        """Accounts of each process, ended ones first; with `accounts`, since `open_accounts` returned them."""
-        return (self._all if accounts is None else accounts).statistics(self._recording())
+    def statistics(self, accounts: WorkerAccounts) -> tuple[WorkerStatistics, ...]:
+        """Accounts of each process since `open_accounts` returned them, ended ones first."""
+        return accounts.statistics(self._recording())
 
     def open_accounts(self) -> WorkerAccounts:
         """Accounts that begin now."""
@@ -316,11 +325,6 @@ class Workers:
                 log.warning("a process that joined cannot be followed: %s", error)
         self._examined.add(directory)
 
-    def _waits_for(self, worker: Worker) -> bool:
-        """Whether to wait for the remaining events of an ended process, which cannot be read now."""
-        now = _core.now()
-        return worker.has_unread() and now - self._unread_since.setdefault(worker.directory, now) < READ_TIMEOUT_NS
-
     def _end(self, worker: Worker, last: list[tuple[Block, bytes]]) -> list[tuple[Block, bytes]]:
         """Removes an ended process, and returns its open spans and a gap for lost events.
 
@@ -348,5 +352,4 @@ class Workers:
         for accounts in self._accounts:
             accounts.end(worker.directory, last)
         del self._living[worker.directory]
-        self._unread_since.pop(worker.directory, None)
         worker.close()

@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from stepscope.runtime import _core
+from stepscope.runtime.export.exporter_worker import ExporterWorker
+from stepscope.runtime.recording.joined_processes import Workers
 
 STALL_TIMEOUT_NS = 250_000_000
 """Time without progress of the journals after which full rings are freed."""
 
 
-class JournalWorker(Protocol):
-    """The worker of a journal's exporter."""
-
-    @property
-    def items_queued(self) -> int: ...
-    @property
-    def handled(self) -> int: ...
-    @property
-    def unreported_drops(self) -> int: ...
-
-
-class JoinedRings(Protocol):
-    """The rings of joined processes."""
-
-    def mark(self) -> None: ...
-    def release(self) -> None: ...
-
-
 class JournalBarrier:
-    """Passed when the journals have handled all events of the drains so far.
-
-    Args:
-        drained_ns: when the last one began: it drained no event that began later.
-    """
+    """Passed when the journals have handled all events of the drains so far, the last of which began at `drained_ns`."""
 
     def __init__(self, drained_ns: int) -> None:
         self._drained_ns = drained_ns
-        self._goals: list[tuple[JournalWorker, int]] | None = None
+        self._goals: list[tuple[ExporterWorker, int]] | None = None
 
-    def passed(self, routed_ns: int, journals: Sequence[JournalWorker]) -> bool:
+    def passed(self, routed_ns: int, journals: Sequence[ExporterWorker]) -> bool:
         """Whether they have. All events that began by `routed_ns` were routed."""
         if self._goals is None and routed_ns >= self._drained_ns:
             self._goals = [(journal, journal.items_queued) for journal in journals]
@@ -54,16 +33,12 @@ class JournalBarrier:
 class LateRelease:
     """Frees the slots of rings once the journals have handled their events. Used on the drain loop.
 
-    Without a journal, a drain frees the slots that it copies. If the rings fill up because a journal makes no progress, their
-    slots are freed early, so that other exporters lose nothing. The control page has the number of events that a kill would
-    lose then, for recovery.
-
-    Args:
-        joined: the rings of joined processes.
-        crowded: whether threads may soon have no free slots.
+    Without a journal, a drain frees the slots that it copies. If threads may soon have no free slots (`crowded`) because a
+    journal makes no progress, slots are freed early, so that other exporters lose nothing. The control page has the number of
+    events that a kill would lose then, for recovery.
     """
 
-    def __init__(self, joined: JoinedRings, crowded: Callable[[], bool]) -> None:
+    def __init__(self, joined: Workers, crowded: Callable[[], bool]) -> None:
         self._joined, self._crowded = joined, crowded
         self._barrier: JournalBarrier | None = None
         self._early: tuple[int, JournalBarrier] | None = None
@@ -75,13 +50,10 @@ class LateRelease:
         """A journal was added: from the next drain on, slots wait for it."""
         _core.release_late(True)
 
-    def advance(self, drained_ns: int, routed_ns: int, journals: Sequence[JournalWorker]) -> None:
-        """Frees slots, if possible. Must be called after each routing.
+    def advance(self, drained_ns: int, routed_ns: int, journals: Sequence[ExporterWorker]) -> None:
+        """Called after each routing: frees the slots of events that all journals have; without journals, all slots.
 
-        Args:
-            drained_ns: when the last drain began.
-            routed_ns: all events that began by this time were routed.
-            journals: the workers of all journals. Without any, all slots are freed.
+        The last drain began at `drained_ns`, and events that began by `routed_ns` were routed.
         """
         if not journals:
             self.end()
@@ -93,8 +65,7 @@ class LateRelease:
         if self._barrier is not None and self._stalled(journals) and self._crowded():
             self._free_early(drained_ns)
         if self._barrier is None:
-            _core.mark_rings()
-            self._joined.mark()
+            self._mark()
             self._barrier = JournalBarrier(drained_ns)
             self._progress = sum(journal.handled for journal in journals), _core.now()
             if self._barrier.passed(routed_ns, journals):
@@ -125,12 +96,16 @@ class LateRelease:
         self._joined.release()
         _core.set_at_risk(0)
 
+    def _mark(self) -> None:
+        _core.mark_rings()
+        self._joined.mark()
+
     def _release(self) -> None:
         _core.release_rings()
         self._joined.release()
         self._barrier = None
 
-    def _stalled(self, journals: Sequence[JournalWorker]) -> bool:
+    def _stalled(self, journals: Sequence[ExporterWorker]) -> bool:
         handled, now = sum(journal.handled for journal in journals), _core.now()
         if handled != self._progress[0]:
             self._progress = handled, now
@@ -138,8 +113,7 @@ class LateRelease:
 
     def _free_early(self, drained_ns: int) -> None:
         before = 0 if self._early is None else self._early[0]
-        _core.mark_rings()
-        self._joined.mark()
+        self._mark()
         count = _core.unreleased()
         self._release()
         self._early = before + count, JournalBarrier(drained_ns)

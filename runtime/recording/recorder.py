@@ -22,7 +22,7 @@ from stepscope.runtime.files.paths import temporary_directory
 from stepscope.runtime.files.private_files import is_missing
 from stepscope.runtime.memory_limits import MemoryLimits, memory_limits
 from stepscope.runtime.options import Options
-from stepscope.runtime.recording.joined_processes import Workers
+from stepscope.runtime.recording.joined_processes import Workers, drain_rings
 from stepscope.runtime.recording.late_release import LateRelease
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_in_background
@@ -44,9 +44,6 @@ CHECK_S = 0.01
 """Seconds between two checks of the session directory: more than `sys.getswitchinterval()`, after which another thread gets the
 interpreter's lock."""
 
-DRAIN_LIMIT = 1 << 18
-"""Events per call of the native drain: a block of 16 MiB at most."""
-
 
 OF_RINGS = ("ring_slots", "ring_bytes", "worker_ring_bytes", "overflow", "block_seconds", "session_dir")
 """Options of rings and session, which only the first profiler of a process decides."""
@@ -61,21 +58,12 @@ class Recorder:
     """
 
     def __init__(self, options: Options, limits: MemoryLimits, last: Path | None = None) -> None:
-        """Creates the session directory, and opens the native recorder in it.
-
-        Args:
-            options: settings, and the place of the directory.
-            limits: of the rings.
-            last: the last place to try.
-
-        Raises:
-            OutputError: if no session directory can be created.
-        """
+        """Creates the session directory, `last` in the last place, and opens the native recorder in it. Raises `OutputError`
+        if it cannot be created."""
         self._limits, self._last = limits, last
         self._options = msgspec.structs.replace(
             options, ring_bytes=limits.ring_bytes, worker_ring_bytes=limits.worker_ring_bytes
         )
-        self.late_release: LateRelease
         self._slots, self._rings = ring_sizes(options, limits.ring_bytes)
         self._overwrites = options.overflow == "drop_oldest"
         self.undelivered: dict[object, Path | None] = {}
@@ -108,14 +96,8 @@ class Recorder:
         self.on_disk = True
 
     def ensure_directory(self, options: Options) -> None:
-        """Creates the session directory if it does not exist, for a profiler that starts. Nothing is recorded meanwhile.
-
-        Args:
-            options: options of that profiler, with the place of the directory.
-
-        Raises:
-            OutputError: if it cannot be created.
-        """
+        """Creates the session directory if it does not exist, for a profiler that starts, where its options say. Raises
+        `OutputError` if it cannot be created."""
         if not self.on_disk:
             self._options = msgspec.structs.replace(self._options, session_dir=options.session_dir)
             self._make_directory(self._open_again, self.directory)
@@ -141,28 +123,24 @@ class Recorder:
             os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
 
     def _remove_directory(self) -> None:
-        for last in (False, False, True):  # a process that joins now may create files there
+        for last in (False, False, True):  # a process that joins or leaves now changes the files there
             try:
                 remove_session(self.directory)
+                break
             except OSError as error:
                 if is_missing(self.directory):
                     break
-                # A process that leaves now removes its own files: the rest of the session still exists.
                 if last:
                     log.warning(
                         "the session directory %s stays: %s; delete it when this process has ended",
                         *(self.directory, error.strerror or error),
                     )
-            else:
-                break
         release_session(self.directory)
 
     def want(self, profiler: int, on: bool, what: int = EVERYTHING, *, waits: bool = False) -> None:
-        """Switches recording for one profiler. Events that any profiler wants are recorded.
+        """Switches recording for one profiler, by its number. Events that any profiler wants are recorded.
 
         Args:
-            profiler: its number.
-            on: whether it wants events.
             what: the kinds that it wants, `EVENTS` and `OPERATORS`. Others count as filtered out.
             waits: if it wants none now, whether it may want later those spans that are still open then.
         """
@@ -187,26 +165,13 @@ class Recorder:
             "it these options, in a new process if it was made already"
         )
 
-    def clear_wake_fd(self) -> None:
-        """Makes `wake_fd` unreadable, until a ring requests a drain again."""
-        _core.clear_wake()
-
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
-        """Drains all rings, including those of joined processes.
-
-        Returns:
-            A time such that all events that ended before it are drained, and none that began later; and blocks with their heaps of
-            arguments.
-        """
-        self.clear_wake_fd()
+        """Drains all rings, including those of joined processes. Returns a time such that all events that ended before it are
+        drained, and none that began later; and blocks with their heaps of arguments."""
+        _core.clear_wake()  # `wake_fd` is unreadable, until a ring requests a drain again
         self.workers.check_states()
         until = _core.now()
-        blocks: list[tuple[Block, bytes]] = []
-        more = True
-        while more:
-            events, args, more = _core.drain(DRAIN_LIMIT, until)
-            if events:
-                blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
+        blocks = [(np.frombuffer(events, EVENT_DTYPE), args) for events, args in drain_rings(_core.drain, until)]
         return until, blocks + self.workers.drain(until)
 
     def needs_drain(self) -> bool:
@@ -230,12 +195,12 @@ class Recorder:
         return join_blocks([np.frombuffer(_core.open_spans(), EVENT_DTYPE), *self.workers.open_spans()])
 
     def statistics(self) -> RecorderStatistics:
-        """Accounts of all recorded events so far; `RecorderAccounts` has those of one profiler."""
+        """Accounts of all events of this process so far; `RecorderAccounts` has those of one profiler, with joined processes."""
         rings: dict[str, Any] = _core.ring_statistics()
         return RecorderStatistics(
             recording=bool(_core.recording()),
             cut=_core.counts(),
-            workers=self.workers.statistics(),
+            workers=(),
             removed=self._removed(),
             unwatched=asyncio_tasks.unwatched.copy(),
             greenlets=greenlets.recorded,
@@ -247,10 +212,8 @@ class Recorder:
         now = time.monotonic()
         if now - self._checked_at >= CHECK_S:
             # Once it was removed, another directory of this name does not count.
-            self._checked_at, self._was_removed = (
-                now,
-                self._was_removed or (self.on_disk and is_missing(self.directory)),
-            )
+            self._checked_at = now
+            self._was_removed = self._was_removed or (self.on_disk and is_missing(self.directory))
         return self._was_removed
 
     def close(self) -> None:
@@ -332,11 +295,11 @@ def recorder(
     """Returns the recorder of the process, with a session directory.
 
     Args:
-        options: options; those of the first call count.
+        options: as also `last` and `limits`, those of the first call count.
         user: identifies the caller for `Recorder.delivered`.
         run: directory of its run.
-        last: the last place to try for the session directory; that of the first call counts.
-        limits: of the rings; those of the first call count. Default: for one exporter.
+        last: the last place to try for the session directory.
+        limits: of the rings. Default: for one exporter.
 
     Raises:
         OutputError: if no session directory can be created.

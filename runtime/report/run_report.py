@@ -15,8 +15,7 @@ from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
 from stepscope.runtime.overhead.budget import MIN_RECORDED_NS
-from stepscope.runtime.recording.joined_accounts import WorkerStatistics
-from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
+from stepscope.runtime.recording.recorder_statistics import RecorderStatistics, WorkerStatistics
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.settings.documented import Documented
 from stepscope.runtime.sources.sink import BackendReport

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from stepscope.runtime.schedule.action import step_text
 from stepscope.runtime.settings.documented import Documented
 
 Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -46,11 +47,7 @@ class Armed(Documented, frozen=True, omit_defaults=True):
         elif self.last is None:
             text = f"recording from step {self.first} on"
         else:
-            text = (
-                f"recording steps {self.first}-{self.last}"
-                if self.last > self.first
-                else f"recording step {self.first}"
-            )
+            text = f"recording {step_text(self.first, self.last)}"
         return f"{text} ({self.reason})" if self.reason else text
 
 

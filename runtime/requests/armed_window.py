@@ -48,12 +48,7 @@ class ArmedWindow:
         return self.request.seconds is not None
 
     def is_over(self, step: int, now: int) -> bool:
-        """Whether the running window has ended before this step.
-
-        Args:
-            step: the step that begins.
-            now: the time, in ns.
-        """
+        """Whether the running window has ended before this step, which begins `now`, in ns."""
         return step > self.last or (0 < self.deadline <= now)
 
     def move(self, step: int) -> None:
@@ -104,13 +99,7 @@ class ArmedWindow:
 
 
 def add_recorded(facts: dict[str, Any], rank: int | None, steps: Sequence[Step]) -> None:
-    """Completes the metadata of a finished window, if it was armed, by the recorded steps.
-
-    Args:
-        facts: metadata of the window, which are changed.
-        rank: rank of the process.
-        steps: steps of the window.
-    """
+    """Completes the metadata of a finished window, if it was armed, by the steps that this rank has recorded."""
     armed: dict[str, Any] | None = facts.get(ARMED)
     if armed is None or not steps:
         return

@@ -110,13 +110,6 @@ class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"extended by {self.seconds:g} s" if self.seconds else f"extended to step {self.last}"
 
 
-class PendingEnd(NamedTuple):
-    """A change that waits for a decision."""
-
-    change: EndChange
-    plan: str
-
-
 class ChosenEnd(NamedTuple):
     """A change for all ranks; or `None` and the reason."""
 
@@ -127,15 +120,11 @@ class ChosenEnd(NamedTuple):
 
 
 def choose_end(request: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], ahead: int) -> ChosenEnd:
-    """Chooses how the windows of several ranks end.
+    """Chooses how the windows of several ranks end: the same change for all of them, or the reason why there is none.
 
     Args:
-        request: the request.
         windows: the armed windows of each rank, also those that have ended.
         ahead: the first step that all ranks can reach in time after they have agreed on it.
-
-    Returns:
-        The same change for all ranks, or the reason why there is none.
     """
     if request.command == "abort":
         meant = {

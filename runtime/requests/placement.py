@@ -1,4 +1,4 @@
-"""Placement of a requested window: its steps, next to the schedule's windows and other armed windows.
+"""The steps of a requested window: on one rank, next to the schedule's windows and other armed ones; and the same on all ranks.
 
 Pure functions over step numbers: no clock, no thread.
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from stepscope.runtime.requests.armed_window import ArmedWindow
-from stepscope.runtime.requests.window_request import WindowRequest
+from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
+from stepscope.runtime.schedule.action import step_text
 from stepscope.runtime.schedule.schedule import NEVER, Always, PlannedSchedule, ProfilerAction, ScheduleFunction
 
 MAX_CHANGES = 1000
@@ -36,16 +39,12 @@ class _Occupied(NamedTuple):
 
 
 def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> Placement:
-    """Finds the steps of a window.
+    """Finds the steps of a window, and how they differ from the request; or the reason of a refusal.
 
     Args:
-        request: the request.
         ahead: the first step that can still be recorded.
         armed: running and queued windows.
-        schedule: schedule of the profiler. It is ignored if it is no `PlannedSchedule`.
-
-    Returns:
-        First and last step, and how they differ from the request; or the reason of a refusal.
+        schedule: of the profiler. It is ignored if it is no `PlannedSchedule`.
     """
     if isinstance(schedule, Always):
         return Placement(None, reason="the profiler records every step; give it a schedule, or control=...")
@@ -89,9 +88,7 @@ def _past(request: WindowRequest, first: int, ahead: int) -> str:
 
 
 def _steps(first: int, last: int) -> str:
-    if last == NEVER:
-        return f"the steps from {first} on"
-    return f"step {first}" if first == last else f"steps {first}-{last}"
+    return f"the steps from {first} on" if last == NEVER else step_text(first, last)
 
 
 def _collision(first: int, last: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> _Occupied | None:
@@ -119,3 +116,65 @@ def _of_schedule(first: int, last: int, schedule: PlannedSchedule) -> _Occupied 
             return _Occupied(begun, end, f"the schedule's window with step {begun}")
         step = schedule.next_change(step)
     return None
+
+
+class ChosenSteps(NamedTuple):
+    """The request with numbers for its steps; or `None` and the reason."""
+
+    request: WindowRequest | None
+    reason: str = ""
+
+
+def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, latest: str) -> ChosenSteps:
+    """Chooses the steps of a window.
+
+    Args:
+        request: the request.
+        ahead: the first step that all ranks can reach in time after they have agreed on it.
+        least: lower bound from a previous attempt; 0: this is the first attempt.
+        too_near: the ranks cannot agree on a fixed step before this one.
+        latest: position of the furthest rank, for messages.
+    """
+    floor = max(ahead, least)
+    first, last = request.rounded(floor)
+    waits = request.overlap == "queue" and least > 0
+    earliest = ahead if waits else floor
+    if first < earliest and (request.past == "clip" or (first < too_near and not waits)):
+        where = f"start_step {first} is past, or too near: {latest}"
+        if request.past == "refuse":
+            return ChosenSteps(None, f"{where}; the nearest that all ranks can record is {floor}")
+        first = request.group_from(earliest)
+        if first > last:
+            return ChosenSteps(None, f"{where}; nothing of the window is left that all ranks can record")
+    if waits and first < floor:
+        moved = request.group_from(floor)
+        first, last = moved, NEVER if last == NEVER else last + moved - first
+    beyond = first if last == NEVER else max(first, last)
+    if beyond > MAX_STEP:
+        return ChosenSteps(
+            None,
+            f"it would come to step {beyond:,}, and {MAX_STEP:,} is the last number that a step can have; {latest}",
+        )
+    stop = None if last == NEVER else last
+    chosen = msgspec.structs.replace(
+        request, start_step=first, steps=None, stop_step=stop, ranks=None, past="refuse", overlap="refuse"
+    )
+    return ChosenSteps(chosen)
+
+
+def allows_later_steps(request: WindowRequest) -> bool:
+    """Whether the request allows later steps."""
+    return request.start_step == "next" or request.past == "clip" or request.overlap == "queue"
+
+
+def nearest_of(request: WindowRequest | None, by: int, step: int, nearest: int | None) -> int | None:
+    """Returns the first step for another attempt after a rank at this step refused; `None` if another attempt is pointless.
+
+    Args:
+        request: `None` for another end of a window.
+        by: the step before which the decision was needed.
+        nearest: the first step after a colliding window, according to the rank.
+    """
+    if step >= by:
+        return step + 1
+    return nearest if request is not None and request.overlap == "queue" else None

@@ -9,9 +9,7 @@ import msgspec
 
 from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.settings.checked import Checked
-from stepscope.runtime.settings.validation import did_you_mean
-
-MAX_EVERY = 1 << 20
+from stepscope.runtime.settings.validation import did_you_mean, find_invalid_value
 
 _REMEDIES = {
     "stacks": "add PythonStacksBackend() or TorchBackend(mode='kineto')",
@@ -42,7 +40,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     }
     """Names that users may expect here, with the reason why they are no fields."""
 
-    every: Annotated[int, msgspec.Meta(ge=0, le=MAX_EVERY)] = 1
+    every: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 1
     """Events of the program, and live operators, are recorded only in steps whose number is a multiple of this. 0: in none, so that
     the window has only step marks, and events of other backends."""
     shortest_us: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
@@ -104,8 +102,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 SHORTEST = "shortest_us"
 SWITCHES = ("operators", "stacks", "shapes", "memory", "flops", "modules")
-_LIMITS = {"every": MAX_EVERY, SHORTEST: 1_000_000_000}
-_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+_WORDS = {"": True, "on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
 def detail_from(spec: str | WindowDetail | None) -> WindowDetail | None:
@@ -119,34 +116,17 @@ def detail_from(spec: str | WindowDetail | None) -> WindowDetail | None:
     """
     if spec is None or isinstance(spec, WindowDetail):
         return spec
-    fields: dict[str, bool | float] = {}
+    fields: dict[str, bool | str] = {}
     for part in spec.split(","):
         name, _, value = (text.strip() for text in part.partition("="))
-        if name in WindowDetail.__fixed__:
-            raise ValueError(
-                f"detail is {spec!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
-            )
-        if name not in (*_LIMITS, *SWITCHES):
-            suggestion = did_you_mean(name, (*_LIMITS, *SWITCHES))
-            raise ValueError(f"detail is {spec!r}: {part.strip()!r} is nothing that a window can have{suggestion}")
         if name in fields:
             raise ValueError(f"detail is {spec!r}: it says {name} twice")
-        fields[name] = _number(spec, name, value) if name in _LIMITS else _switch(spec, name, value)
-    return msgspec.convert(fields, WindowDetail)
-
-
-def _switch(spec: str, name: str, value: str) -> bool:
-    word = value.lower() or "on"
-    if word not in _WORDS:
-        raise ValueError(f"detail is {spec!r}: {name} is {value!r}{did_you_mean(word, ('on', 'off'))}")
-    return _WORDS[word]
-
-
-def _number(spec: str, name: str, value: str) -> float:
-    try:
-        number = int(value) if name == "every" else float(value)
-    except ValueError as error:
-        raise ValueError(f"detail is {spec!r}: {name} is {value!r}; write a number, such as {name}=10") from error
-    if not 0 <= number <= _LIMITS[name]:
-        raise ValueError(f"detail is {spec!r}: {name} is {value}; it must be 0 to {_LIMITS[name]}")
-    return number
+        fields[name] = value
+        if name in SWITCHES:
+            if value.lower() not in _WORDS:
+                raise ValueError(f"detail is {spec!r}: {name} is {value!r}{did_you_mean(value.lower(), ('on', 'off'))}")
+            fields[name] = _WORDS[value.lower()]
+    invalid = find_invalid_value(fields, WindowDetail, strict=False)
+    if invalid is not None:
+        raise ValueError(f"detail is {spec!r}: {invalid.text}")
+    return msgspec.convert(fields, WindowDetail, strict=False)

@@ -93,11 +93,8 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.steps
 
     def rounded(self, ahead: int) -> tuple[int, int]:
-        """Returns first and last step, rounded to the granularity; the last is `NEVER` if the length is in seconds.
-
-        Args:
-            ahead: the first step that can still be recorded.
-        """
+        """Returns first and last step, rounded to the granularity; the last is `NEVER` if the length is in seconds. `ahead` is
+        the first step that can still be recorded."""
         if self.start_step == "next":
             start = first = self.group_from(ahead)
         else:

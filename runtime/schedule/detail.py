@@ -102,11 +102,7 @@ class DetailFilter:
         del self._times[:-_MAX_CHANGES], self._masks[:-_MAX_CHANGES]
 
     def wanted(self, events: Block, *, ended: bool = True) -> Mask | None:
-        """Whether each event is wanted; `None`: all are.
-
-        Args:
-            ended: whether they have their durations.
-        """
+        """Whether each event is wanted; `None`: all are. `ended`: whether they have their durations."""
         if not self._masks:
             return None
         if self._arrays is None:

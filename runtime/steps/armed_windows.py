@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
+
+import msgspec
 
 from stepscope.runtime.events import clock
 from stepscope.runtime.requests.armed import ArmedState
 from stepscope.runtime.requests.armed_window import ArmedWindow
-from stepscope.runtime.requests.end_change import EndChange, PendingEnd
+from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.requests.window_detail import WindowDetail
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import NEVER, ScheduleFunction
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.threads import locks
-from stepscope.runtime.windows.borders import WindowEnds
+from stepscope.runtime.windows.step_marks import WindowEnds
 
 log = logging.getLogger("stepscope")
 
@@ -56,8 +58,8 @@ class ArmedWindows:
         """Running and waiting windows, in the order of their first steps."""
         self.past: deque[ArmedWindow] = deque(maxlen=MAX_ENDED)
         self.running: ArmedWindow | None = None
-        self.ends: list[PendingEnd] = []
-        """Changes of ends of windows that wait for a decision."""
+        self.ends: dict[str, EndChange] = {}
+        """Changes of ends of windows that wait for a decision, by their names."""
         self._ended: ArmedWindow | None = None
         """The window that ends in the current change."""
         self.detail: WindowDetail | None = None
@@ -150,29 +152,15 @@ class ArmedWindows:
                     window.first, window.last, window.reason = first, last, reason
         self._sort()
 
-    def become_inert(self) -> None:
-        """Nothing runs any more."""
-        self.running = None
-        self.ends = []
-
     def _sort(self) -> None:
         self.open.sort(key=lambda each: each.first)
 
     # on the stepping thread
 
-    def is_due(self, at: int) -> bool:
-        """Whether the running window ends by time, not by step number, until `at`, in ns."""
-        return 0 < self.deadline <= at
-
     def end_before(self, step: int, current: ProfilerAction) -> ArmedWindow | None:
-        """Ends the running window if it is over when this step begins, after the changes of ends that were not decided on in time.
+        """Ends the running window if it is over when this step begins, but drops changes of ends that nobody decided on.
 
-        Args:
-            step: the step that begins.
-            current: the action of the step before.
-
-        Returns:
-            The window that has ended; its state says whether it was recorded.
+        Returns the window that has ended; its state says whether it was recorded. `current` is the action of the step before.
         """
         with self.lock:
             self._drop_undecided_ends(step)
@@ -190,14 +178,9 @@ class ArmedWindows:
             return window
 
     def action(self, step: int, scheduled: ProfilerAction, current: ProfilerAction) -> ProfilerAction:
-        """The action of a step by schedule and armed windows. Lowers the step of the next change.
+        """The action of a step by schedule and armed windows; `current` is that of the step before. Lowers `next_change`.
 
         The step counter knows all windows that are armed by now. `Arming` reports later ones to it.
-
-        Args:
-            step: the step that begins.
-            scheduled: its action by the schedule.
-            current: the action of the step before.
         """
         with self.lock:
             action = self._with_armed(step, scheduled, current)
@@ -208,16 +191,11 @@ class ArmedWindows:
             return action
 
     def cut(self, step: int, reason: str, *, alone: bool, recorded: bool) -> bool:
-        """Ends the running window, as recording ends.
+        """Ends the running window, as recording ends. Returns whether the window ends here as planned.
 
         Args:
-            step: the current step.
-            reason: why recording ends.
-            alone: whether it is the first step of the run. Only a run that never calls `step()` ends its step.
+            alone: whether this is the first step of the run. Only a run that never calls `step()` ends its step.
             recorded: whether it is recorded.
-
-        Returns:
-            Whether the window ends here as planned.
         """
         with self.lock:
             self.detail = None
@@ -229,21 +207,15 @@ class ArmedWindows:
             self._end(window, "recorded" if whole else "cut", "" if whole else reason)
             return whole
 
-    def facts_of_begin(self) -> dict[str, Any] | None:
-        """Description of the request for the window that begins; `None` if the schedule begins it."""
-        window = self.running
-        return None if window is None else window.facts()
-
     def completed(self, end: WindowEnds) -> WindowEnds:
         """The message of the window's end, with what became of the request for it."""
         window, self._ended = self._ended, None
         if window is None:
             return end
-        facts: dict[str, Any] = {"state": window.state, **({"note": window.reason} if window.reason else {})}
-        complete, reason = end.complete, end.reason
         if window.state == "aborted":
-            complete, reason = False, window.reason
-        return WindowEnds(end.at, complete, reason, end.cut_short, end.needs_last, armed=facts)
+            end = msgspec.structs.replace(end, complete=False, reason=window.reason)
+        facts = {"state": window.state, **({"note": window.reason} if window.reason else {})}
+        return msgspec.structs.replace(end, armed=facts)
 
     def _end(self, window: ArmedWindow, state: ArmedState, reason: str) -> None:
         self.drop(window, state, reason)
@@ -251,12 +223,12 @@ class ArmedWindows:
 
     def _drop_undecided_ends(self, step: int) -> None:
         """Drops the changes of ends that matter from this step on: without a decision they have no effect."""
-        for pending in list(self.ends):
-            if step < pending.change.decided_by:
-                self.change_at(pending.change.decided_by)
+        for name, change in list(self.ends.items()):
+            if step < change.decided_by:
+                self.change_at(change.decided_by)
                 continue
-            self.ends.remove(pending)
-            log.info("profiler %r: %s: nothing was decided by step %d", self.name, pending.change.text(), step)
+            del self.ends[name]
+            log.info("profiler %r: %s: nothing was decided by step %d", self.name, change.text(), step)
 
     def _with_armed(self, step: int, action: ProfilerAction, current: ProfilerAction) -> ProfilerAction:
         for window in self.waiting:

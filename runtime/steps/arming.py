@@ -7,7 +7,7 @@ from collections.abc import Callable
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.armed_window import ArmedWindow
-from stepscope.runtime.requests.end_change import EndChange, EndRequest, PendingEnd, choose_end
+from stepscope.runtime.requests.end_change import EndChange, EndRequest, choose_end
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.settings.arguments import got
@@ -35,9 +35,7 @@ class Arming:
     ) -> None:
         """
         Args:
-            windows: the windows of the profiler.
             metadata: has the stage, and gets the number of missed windows.
-            rank: of this process.
             refusal: why this profiler refuses all windows; empty if it does not.
             settings: called for each request, without the lock; its result is kept as `ArmedWindow.settings`.
         """
@@ -64,10 +62,8 @@ class Arming:
         """Adds a window that waits, or says why not.
 
         Args:
-            request: the window to record.
-            trigger: origin of the request, in a word, for the window's metadata.
-            plan: a name for `withdraw`, `confirm` and `reject`. Steps of a window with a plan are fixed.
-            proposed: record it only if `confirm` is called before its first step.
+            plan: a name for `withdraw` and `decide`. Steps of a window with a plan are fixed.
+            proposed: record it only if `decide` commits it before its first step.
         """
         if not isinstance(request, WindowRequest):
             raise TypeError(
@@ -123,15 +119,10 @@ class Arming:
 
     def extend(self, steps: int = 0, *, seconds: float = 0.0, stop_step: int = 0) -> Armed:
         """Extends the running window by steps or seconds, or to a step."""
-        if (
-            isinstance(steps, bool)
-            or not isinstance(steps, int)
-            or not 0 <= steps <= MAX_STEP
-            or not 0 <= seconds <= 86400
-        ):
-            return Armed(
-                False, reason=f"extend takes a number of steps, or seconds up to 86400, got {steps!r} and {seconds!r}"
-            )
+        whole = isinstance(steps, int) and not isinstance(steps, bool)
+        if not (whole and 0 <= steps <= MAX_STEP and 0 <= seconds <= 86400):
+            reason = f"extend takes a number of steps, or seconds up to 86400, got {steps!r} and {seconds!r}"
+            return Armed(False, reason=reason)
         request = EndRequest(command="extend", steps=steps, seconds=seconds, stop_step=stop_step)
         with self._windows.lock:
             change, _, reason = choose_end(request, {0: self.armed()}, 0)
@@ -152,7 +143,7 @@ class Arming:
             return tuple(window.status() for window in ended)
 
     def change_end(self, change: EndChange, *, proposal: str = "") -> Armed:
-        """Applies a change of ends. Args: the change; a name if it is to wait for `confirm`."""
+        """Applies a change of ends. Args: the change; a name if it is to wait for `decide`."""
         windows, steps = self._windows, self._steps
         with windows.lock:
             if steps.state in ("closed", "inert"):
@@ -167,25 +158,26 @@ class Arming:
                 late = f"too late: the loop is at step {steps.number} already"
                 return Armed(False, run_id=answer.run_id, reason=late, nearest=steps.number + 1)
             if proposal:
-                windows.ends.append(PendingEnd(change, proposal))
+                windows.ends[proposal] = change
             else:
                 windows.apply_end(change)
             return answer
 
-    def confirm(self, plan: str) -> bool:
-        """Lets the proposed window of this plan begin, or applies its change of an end. Returns whether there was one."""
+    def decide(self, plan: str, *, committed: bool, reason: str = "") -> bool:
+        """Lets proposed windows of this plan begin, and applies its change of an end; or withdraws them, for the reason. Returns
+        whether anything waited for the decision."""
         windows = self._windows
         with windows.lock:
-            for window in windows.waiting:
-                if window.plan == plan and window.proposed:
+            proposed = [window for window in windows.waiting if window.plan == plan and window.proposed]
+            for window in proposed:
+                if committed:
                     window.proposed = False
-                    return True
-            for pending in windows.ends:
-                if pending.plan == plan:
-                    windows.ends.remove(pending)
-                    windows.apply_end(pending.change)
-                    return True
-        return False
+                else:
+                    windows.drop(window, "withdrawn", reason)
+            change = windows.ends.pop(plan, None)
+            if change is not None and committed:
+                windows.apply_end(change)
+            return bool(proposed) or change is not None
 
     def withdraw(self, plan: str, reason: str) -> None:
         """Withdraws the windows of this plan that have not begun."""
@@ -193,18 +185,6 @@ class Arming:
         with windows.lock:
             for window in [window for window in windows.waiting if window.plan == plan]:
                 windows.drop(window, "withdrawn", reason)
-
-    def reject(self, plan: str, reason: str) -> bool:
-        """Withdraws what waits under this name for a decision: windows, and changes of ends. Returns whether there was anything."""
-        windows = self._windows
-        with windows.lock:
-            proposed = [window for window in windows.waiting if window.plan == plan and window.proposed]
-            for window in proposed:
-                windows.drop(window, "withdrawn", reason)
-            ends = [pending for pending in windows.ends if pending.plan == plan]
-            for pending in ends:
-                windows.ends.remove(pending)
-            return bool(proposed or ends)
 
     def armed(self) -> tuple[ArmedStatus, ...]:
         """Ended windows, then the running one, then waiting ones."""

@@ -40,15 +40,8 @@ class CallSerializer:
         return running is not None and running[0] == get_ident()
 
     def run(self, call: Callable[[], None], *, timeout_s: float = TURN_TIMEOUT_S) -> bool:
-        """Runs a call, or defers it.
-
-        Args:
-            call: the call.
-            timeout_s: seconds to wait for its turn, unless this thread runs a call.
-
-        Returns:
-            Whether it was run; else it was deferred.
-        """
+        """Runs a call, or defers it if its turn does not come in this many seconds, or this thread runs a call. Returns whether
+        it was run."""
         try:
             if self._run_in_turn(call, timeout_s):
                 return True

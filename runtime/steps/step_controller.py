@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.errors import ClosedError
@@ -18,7 +20,7 @@ from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.detail import FULL, Detail
-from stepscope.runtime.schedule.diagnostics import explain
+from stepscope.runtime.schedule.plan import explain
 from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
@@ -27,8 +29,7 @@ from stepscope.runtime.steps.call_serializer import TURN_TIMEOUT_S, CallSerializ
 from stepscope.runtime.steps.transition_costs import TransitionStatistics
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.user_code import from_signal_handler
-from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
-from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.step_marks import StepMark, WindowBegins, WindowEnds
 
 log = logging.getLogger("stepscope")
 
@@ -169,7 +170,7 @@ class StepController(_core.StepCounter):
         """Returns reasons why an ended run recorded less than the schedule wanted."""
         open_steps = self._open_steps
         if self.pipeline is not None:
-            open_steps = open_steps or self.pipeline.ending.cut_steps
+            open_steps = open_steps or self.pipeline.cut_steps
         steps, first = self.number - self._first_step, max(self._first_step, 0)
         return explain(self.schedule, steps, recorded=self._recorded_steps, open_steps=open_steps, first=first)
 
@@ -184,11 +185,11 @@ class StepController(_core.StepCounter):
 
     def pause(self) -> None:
         """Pauses recording until `resume()`."""
-        self.call(self._pause)
+        self.call(partial(self._change_pauses, 1))
 
     def resume(self) -> None:
         """Ends the latest `pause()`."""
-        self.call(self._resume)
+        self.call(partial(self._change_pauses, -1))
 
     def call(self, call: Callable[[], None], *, timeout_s: float = TURN_TIMEOUT_S) -> bool:
         """Runs a call that must not interleave with others, see `CallSerializer.run`.
@@ -202,14 +203,9 @@ class StepController(_core.StepCounter):
                 raise
             return True
 
-    def _pause(self) -> None:
-        if self.live and self.pipeline is not None:
-            self._set_pauses(self._pauses + 1)
-            self.carry_out()
-
-    def _resume(self) -> None:
-        if self.live and self.pipeline is not None and self._pauses:
-            self._set_pauses(self._pauses - 1)
+    def _change_pauses(self, by: int) -> None:
+        if self.live and self.pipeline is not None and self._pauses + by >= 0:
+            self._set_pauses(self._pauses + by)
             self.carry_out()
 
     def _set_pauses(self, pauses: int) -> None:
@@ -256,16 +252,13 @@ class StepController(_core.StepCounter):
         self.live = False
         self.calls = CallSerializer()
         self.state, self.inert_because = "inert", reason
-        self.windows.become_inert()
+        self.windows.running = None
+        self.windows.ends.clear()
         retain_untouched(self.pipeline, self.recorder)
         self.pipeline = self.recorder = None
 
-    def open(self, pipeline: Pipeline, recorder: Recorder) -> None:
-        """The run was opened: `begin` may follow."""
-        self.pipeline, self.recorder = pipeline, recorder
-
     def begin(self) -> None:
-        """Follows the schedule from the current step on."""
+        """Follows the schedule from the current step on. The run is open: pipeline and recorder are set."""
         self.state = "running"
         self._first_step = self.number
         self.live = True
@@ -276,7 +269,7 @@ class StepController(_core.StepCounter):
             planned, at = self._plan(self.number), clock.now()
             if self.live:
                 self._apply_detail(self.number, at)
-                self._change(planned, at)
+                self._change(planned, WindowEnds(at, True))
             self._deadline = self.windows.deadline
         except BaseException:
             self._retry()
@@ -302,9 +295,7 @@ class StepController(_core.StepCounter):
                 self._open_steps = self.number - self._window_first
             whole = self.action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
             self._begin_change()
-            self._change(
-                ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=self.stepped
-            )
+            self._change(ProfilerAction.NONE, WindowEnds(clock.now(), whole, "" if whole else reason, self.stepped))
             self._want(False)
         finally:
             self.live = False
@@ -319,7 +310,7 @@ class StepController(_core.StepCounter):
 
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, at every step if the schedule does not know the next change, and on request."""
-        self.call(lambda: self._follow(step, at))
+        self.call(partial(self._follow, step, at))
 
     def _follow(self, step: int, at: int) -> None:
         try:
@@ -333,13 +324,12 @@ class StepController(_core.StepCounter):
     def _decide(self, step: int, at: int) -> None:
         self._asked = False
         if self.live:
-            if step >= self.next_change or self.windows.is_due(at):
-                planned = self._plan(step)
-                if self.live:  # else the schedule has closed it
-                    self._apply_detail(step, at)
-                    self._change(planned, at)
-            else:
+            due = step >= self.next_change or 0 < self.windows.deadline <= at
+            planned = self._plan(step) if due else None
+            if self.live:  # else the schedule has closed it
                 self._apply_detail(step, at)
+                if planned is not None:
+                    self._change(planned, WindowEnds(at, True))
             self._deadline = self.windows.deadline
         self._end_change()
 
@@ -347,7 +337,7 @@ class StepController(_core.StepCounter):
         """`step()` while not running: it is counted, and logged once. Training continues."""
         self.ignored += 1
         if self._asked:
-            self._step_asked()
+            self.call(partial(self.carry_out, stepping=True))
         if self.ignored == 1:
             because = f" ({self.inert_because})" if self.inert_because else ""
             if self.state == "new":
@@ -355,9 +345,6 @@ class StepController(_core.StepCounter):
             else:
                 when, hint = f"while it is {self.state}{because}", ""
             log.warning("step() of profiler %r %s: ignored, and counted%s", self.name, when, hint)
-
-    def _step_asked(self) -> None:
-        self.call(lambda: self.carry_out(stepping=True))
 
     def carry_out(self, *, stepping: bool = False) -> None:
         """Makes the changes of backends that are bound to this thread. `step()` calls again while others wait."""
@@ -403,11 +390,8 @@ class StepController(_core.StepCounter):
             self._kinds, self._every = self._detail.kinds, self._detail.every
 
     def _plan(self, step: int) -> ProfilerAction:
-        """The action from this step on: that of schedule and armed windows, but no window begins while the loop is too far behind.
-
-        A window that cannot begin is skipped as a whole, and counted. So memory is bounded even if windows begin faster than they
-        are written.
-        """
+        """The action from this step on: that of schedule and armed windows, but a window that would begin while the loop is too
+        far behind is skipped as a whole, and counted. So memory is bounded even if windows begin faster than they are written."""
         assert self.pipeline is not None
         scheduled, self.next_change = self._scheduled(step)
         idle = self.windows.idle  # after `next_change`, which a later window lowers
@@ -456,28 +440,24 @@ class StepController(_core.StepCounter):
             log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error_text(error))
             return ProfilerAction.NONE, NEVER
 
-    def _change(
-        self, after: ProfilerAction, at: int, *, complete: bool = True, reason: str = "", cut_short: bool = False
-    ) -> None:
-        """Changes the current action to `after`, at a time that was read after `_begin_change()`. Calls `_end_change`.
+    def _change(self, after: ProfilerAction, end: WindowEnds) -> None:
+        """Changes the current action to `after`. `end` is for the window that this ends, if it does; its time was read after
+        `_begin_change()`. Calls `_end_change`.
 
-        Recording is switched, and the loop gets its messages, before backends are called, which may be slow. If a signal handler
-        interrupts that, it is done again before its exception propagates: a second message has no effect.
+        Recording is switched, and the loop gets its messages, before backends are called, which may be slow. If a signal
+        handler interrupts that, it is done again before its exception propagates: a second message has no effect.
         """
-        send = self._send_change
-        _finish(partial(send, self.action, after, at, complete=complete, reason=reason, cut_short=cut_short))
+        _finish(partial(self._send_change, self.action, after, end))
 
-    def _send_change(
-        self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
-    ) -> None:
+    def _send_change(self, before: ProfilerAction, after: ProfilerAction, end: WindowEnds) -> None:
         self.action = after
-        pipeline = self.pipeline
+        pipeline, at = self.pipeline, end.at
         assert pipeline is not None
         saved = before is ProfilerAction.RECORD_AND_SAVE
         ends = before.records and (saved or not after.records)
         begins = after.records and (ends or not before.records)
         if ends:
-            self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
+            self._end_window(before, after, end)
         # A window that follows another one begins where that ends, so that no event of another thread is between them. But the
         # time of backends that are bound to this thread is in neither window.
         follows = ends and begins and not any(source.backend.thread_bound for source in pipeline.sources)
@@ -495,7 +475,8 @@ class StepController(_core.StepCounter):
                 at, track, parent = self._mark(at if follows else 0)
                 skipped = self.skipped_windows - self._skipped_sent
                 mark = StepMark(at, self.number, track, parent)
-                pipeline.inbox.put(WindowBegins(mark, skipped, self.windows.facts_of_begin()), later=True)
+                armed = None if self.windows.running is None else self.windows.running.facts()
+                pipeline.inbox.put(WindowBegins(mark, skipped, armed), later=True)
                 self._skipped_sent = self.skipped_windows
                 if self._pauses and not self._pause_sent:
                     self._send_pause(at)
@@ -507,16 +488,15 @@ class StepController(_core.StepCounter):
             follows = any(not source.backend.thread_bound for source in pipeline.sources)
             pipeline.inbox.put(ActionChanged(before, after, at), later=not follows)
 
-    def _end_window(
-        self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
-    ) -> None:
+    def _end_window(self, before: ProfilerAction, after: ProfilerAction, end: WindowEnds) -> None:
         assert self.pipeline is not None
-        if before is not ProfilerAction.RECORD_AND_SAVE and complete and self.live:
-            complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
+        saved = before is ProfilerAction.RECORD_AND_SAVE
+        if not saved and end.complete and self.live:
+            reason = f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
+            end = msgspec.structs.replace(end, complete=False, reason=reason)
         self._want(after.records and not self._pauses)
-        needs_last = before is ProfilerAction.RECORD_AND_SAVE and not isinstance(self.schedule, Always)
-        ended = WindowEnds(at, complete, reason, cut_short, needs_last)
-        self.pipeline.inbox.put(self.windows.completed(ended), later=True)
+        end = msgspec.structs.replace(end, needs_last=saved and not isinstance(self.schedule, Always))
+        self.pipeline.inbox.put(self.windows.completed(end), later=True)
         if self._window_first is not None:
             self._recorded_steps += self.number - self._window_first
             self._window_first = None

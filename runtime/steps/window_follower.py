@@ -24,13 +24,7 @@ class WindowFollower:
     def __init__(
         self, name: str, *, rank: int | None, step: int = 0, settings: Callable[[], object] = lambda: None
     ) -> None:
-        """
-        Args:
-            name: for messages.
-            rank: of this process.
-            step: number of the step that goes on; a window can begin with the next one.
-            settings: called for each request; its result is kept as `ArmedWindow.settings`.
-        """
+        """Args: as for `Arming`; `step` is the number of the step that goes on: a window can begin with the next one."""
         self.number, self.next_change, self.live = step, NEVER, True
         self.state = "running"
         self.schedule: ScheduleFunction = never

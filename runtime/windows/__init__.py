@@ -1,4 +1,4 @@
 """Windows: assigns events to windows and steps, and computes the tables and statistics of each window.
 
-Read first: `router`, then `open_window` with `borders` and `step_marks`, then `step_facts` and `summary`.
+Read first: `router`, then `open_window` with `step_marks`, then `step_facts` and `summary`.
 """

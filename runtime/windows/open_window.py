@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.runtime.accounting.ledger import SourceLedger, losses
+from stepscope.runtime.accounting.ledger import SourceLedger
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.intervals import FOREVER, Interval, clip, ends, touching, touching_any, without
 from stepscope.runtime.events.nesting import Rows
@@ -33,8 +33,6 @@ class OpenWindow:
     def __init__(self, index: int, first: StepMark, *, several: bool = False, table: WindowTable | None = None) -> None:
         """
         Args:
-            index: number of the window.
-            first: mark of its first step.
             several: whether other sources than the recorder may have events on the recorder's tracks.
             table: receives all accepted events, and is finished with the window.
         """
@@ -71,7 +69,7 @@ class OpenWindow:
         self.marks = StepMarks(first)
         self._rows = Rows() if several else None
         self._latest = first.ts
-        self._accepted: dict[str, int] = {}
+        self._accepted: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
 
     def end_at(self, at: int) -> None:
@@ -115,11 +113,10 @@ class OpenWindow:
         if not found.events:
             return events
         if found.gaps:
-            for reason, count in losses(events).items():
-                self.count_dropped(source, reason, count)
+            self.count_dropped(source, "overflow", found.lost)
             self.gap_events += found.gaps
             self._latest = max(self._latest, found.end_ns)  # the lost events may be the last ones
-        self._accepted[source] = self._accepted.get(source, 0) + found.events - found.gaps
+        self._accepted[source] += found.events - found.gaps
         self.events += found.loud
         numbered = self.marks.with_steps(events, found.first_ns)
         if before is not None:
@@ -215,10 +212,9 @@ class OpenWindow:
 
     def ledger(self) -> dict[str, SourceLedger]:
         """Accounts per source."""
-        sources = sorted({*self._accepted, *self._dropped, *self._missing})
         ledgers: dict[str, SourceLedger] = {}
-        for source in sources:
-            accepted, dropped = self._accepted.get(source, 0), dict(self._dropped.get(source, {}))
+        for source in sorted({*self._accepted, *self._dropped, *self._missing}):
+            accepted, dropped = self._accepted[source], dict(self._dropped.get(source, {}))
             missing = dict(self._missing.get(source, {}))
             ledgers[source] = SourceLedger(accepted + sum(dropped.values()), accepted, dropped, missing=missing)
         return ledgers
@@ -231,7 +227,6 @@ class OpenWindow:
         """A span for each step that ended since the last call; with `last`, also for the last step of the window.
 
         A step is also on `fallback_track` if a pause cuts the span around it, or if the span around the last step ends before it.
-        Spans that begin in the last step do not matter, as the window's end cuts them.
         """
         spans = self.marks.new_spans(fallback_track, self.steps_end if last else None)
         if self.gaps and len(spans):
@@ -247,7 +242,7 @@ class OpenWindow:
         """Counts and returns the `step_spans`. A pause does not split them: viewers count steps."""
         spans = self.step_spans(fallback_track, last=last)
         if len(spans):
-            self._accepted[STEPS] = self._accepted.get(STEPS, 0) + len(spans)
+            self._accepted[STEPS] += len(spans)
             self._latest = max(self._latest, int(spans["ts"][-1]))
             if self.table is not None:
                 self.table.update(spans)

@@ -15,15 +15,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.accounting.ledger import SourceLedger, losses
+from stepscope.runtime.accounting.ledger import SourceLedger
 from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.events.survey import Survey, count_in, of_kind, parts_in, survey
 from stepscope.runtime.schedule.detail import DetailFilter
-from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import RECORDER as RECORDER
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
-from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.step_marks import StepMark, WindowEnds
 from stepscope.runtime.windows.window import ARMED
 from stepscope.runtime.windows.window_tables import WindowTable
 
@@ -65,13 +64,6 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     """Events of the recorder that were filtered out, by the detail level of their step."""
 
 
-class Ending(NamedTuple):
-    """How the last window of the run ended."""
-
-    cut_steps: int = 0
-    """Its number of steps, if `step()` did not end the last one of the schedule."""
-
-
 class _Closed(NamedTuple):
     interval: Interval
     superseded: set[int]
@@ -91,7 +83,8 @@ class WindowRouter:
         self._count = self._closed_count = 0
         self._entered = self._released = self._withheld = 0
         self._paused_at: int | None = None
-        self.ending = Ending()
+        self.cut_steps = 0
+        """Number of steps of the run's last window, if `step()` did not end the last one of the schedule."""
         self._seen: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
         self._outside: Counter[str] = Counter()
@@ -198,7 +191,7 @@ class WindowRouter:
 
     def source_dropped(self, source: str, reason: str, count: int, at: int) -> None:
         """Counts events that a source or the inbox dropped around the time `at`."""
-        self._dropped.setdefault(source, Counter())[reason] += count
+        self._count_dropped(source, reason, count)
         for window in self._open:
             if window.interval[0] <= at < window.interval[1]:
                 window.count_dropped(source, reason, count)
@@ -228,6 +221,10 @@ class WindowRouter:
         if start < end:
             self._missing.setdefault(source, Counter())[why] += end - start
 
+    def _count_dropped(self, source: str, reason: str, count: int) -> None:
+        if count:
+            self._dropped.setdefault(source, Counter())[reason] += count
+
     # events
 
     def route(self, source: str, events: Block, args: bytes, found: Survey | None = None) -> list[EventBatch]:
@@ -236,9 +233,8 @@ class WindowRouter:
         if not len(events):
             return batches
         for window, part in self._divide(events, found):
-            batches += self._release(
-                window, self._accept(window, source, part, args, found if part is events else None)
-            )
+            accepted = window.accept(source, part, found if part is events else None)
+            batches += self._release(window, EventBatch(source, window.index, accepted, args))
         total = found.events - found.gaps
         recorded = [interval for window in self._open for interval in window.recorded]
         inside = len(recorded) == 1 and recorded[0][0] <= found.first_ns and found.end_ns < recorded[0][1]
@@ -270,7 +266,7 @@ class WindowRouter:
                 return self._release(window, EventBatch(source, window.index, accepted, args))
         if any(closed.interval[0] < before <= closed.interval[1] for closed in self._closed):
             self._late[source] += len(events)
-            self._dropped.setdefault(source, Counter())["late"] += len(events)
+            self._count_dropped(source, "late", len(events))
         else:
             self._outside[source] += len(events)
         return []
@@ -287,25 +283,18 @@ class WindowRouter:
                 # A window that has ended gets its last spans of steps when it closes.
                 if window.end is None and window.marks.pending:
                     batches += self._release_steps(window)
-        if found.gaps:
-            self._dropped.setdefault(source, Counter()).update(losses(events))
+        self._count_dropped(source, "overflow", found.lost)
         self._seen[source] += found.events - found.gaps
         return events, found, batches
 
     def add_marks(self, marks: Block) -> None:
         """Adds step marks ahead of the events between them. Known marks are ignored."""
-        own = marks[marks["id"] == self._serial]
-        own = in_order(own)
+        own = in_order(marks[marks["id"] == self._serial])
         self.detail.add_marks(own)
         if len(own):
             for window, first, end in places(self._open, own["ts"]):
                 if first < end:
                     window.add_marks(own[first:end])
-
-    def _accept(
-        self, window: OpenWindow, source: str, events: Block, args: bytes, found: Survey | None = None
-    ) -> EventBatch:
-        return EventBatch(source, window.index, window.accept(source, events, found), args)
 
     def _release_steps(self, window: OpenWindow, *, last: bool = False) -> list[EventBatch]:
         spans = window.accept_steps(self._track, last=last)
@@ -349,8 +338,7 @@ class WindowRouter:
         late &= ~known
         self._superseded[source] += int(known.sum())
         self._late[source] += int(late.sum())
-        if late.any():
-            self._dropped.setdefault(source, Counter())["late"] += int(late.sum())
+        self._count_dropped(source, "late", int(late.sum()))
         self._outside[source] += int((rest & ~late & ~known).sum())
 
     # closing
@@ -369,39 +357,24 @@ class WindowRouter:
         return not late or now - since >= self._linger
 
     def finish(self, open_spans: Block) -> list[tuple[OpenWindow, list[EventBatch]]]:
-        """Closes the windows that `closable` has marked.
-
-        Args:
-            open_spans: read after `closable`, and before the latest blocks.
-
-        Returns:
-            Each closed window with its last batches.
-        """
+        """Closes the windows that `closable` has marked, and returns each with its last batches. The open spans were read after
+        `closable`, and before the latest blocks."""
         closed: list[tuple[OpenWindow, list[EventBatch]]] = []
         wanted = self.detail.wanted(open_spans, ended=False)
         if wanted is not None:
             open_spans = open_spans[wanted]
         first = int(open_spans["ts"].min(initial=FOREVER))
         for window in [window for window in self._open if window.ready]:
-            end = window.interval[1]
-            late = [source for source, at in self._watermarks.items() if at < end]
-            if late:
-                for source in late:
-                    start = max(window.start, self._watermarks[source], self._late_to.get(source, 0))
-                    self._count_missing(source, NOT_IN_TIME, start, end)
-                    window.count_missing(source, NOT_IN_TIME, start, end)
-                    self._late_to[source] = end
-                waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}; raise Options.linger"
-                window.reason = f"{window.reason}; {waited}" if window.reason else waited
+            self._count_late_sources(window)
             batches: list[EventBatch] = []
-            if first < end:
+            if first < window.interval[1]:
                 accepted = window.accept_open_spans(open_spans)
                 batches = self._release(window, EventBatch(RECORDER, window.index, accepted, b""))
             window.trim()
             if window.cut_short and window.needs_last and not window.empty:
                 window.complete, window.reason = False, CUT
             if window.cut_short:
-                self.ending = Ending(0 if window.complete else len(window.steps()))
+                self.cut_steps = 0 if window.complete else len(window.steps())
             batches += self._release_steps(window, last=True)
             if not window.empty:  # exporters do not get an empty one, not even an open span in it
                 withheld = window.release_withheld()
@@ -415,6 +388,18 @@ class WindowRouter:
             closed.append((window, batches))
         self._open = [window for window in self._open if not window.ready]
         return closed
+
+    def _count_late_sources(self, window: OpenWindow) -> None:
+        end = window.interval[1]
+        late = [source for source, at in self._watermarks.items() if at < end]
+        for source in late:
+            start = max(window.start, self._watermarks[source], self._late_to.get(source, 0))
+            self._count_missing(source, NOT_IN_TIME, start, end)
+            window.count_missing(source, NOT_IN_TIME, start, end)
+            self._late_to[source] = end
+        if late:
+            waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}; raise Options.linger"
+            window.reason = f"{window.reason}; {waited}" if window.reason else waited
 
     @property
     def unfinished(self) -> int:

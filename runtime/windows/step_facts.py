@@ -6,6 +6,7 @@ of a file.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from enum import IntEnum
@@ -367,14 +368,8 @@ class StepFactsBuilder:
             self.finish_until(_FOREVER)
 
     def finish_until(self, until: int) -> bool:
-        """Finishes old steps, if there are many. The newest stay open: they may have open spans.
-
-        Args:
-            until: all events before this time were added, in ns.
-
-        Returns:
-            Whether `pop_facts` has something to return.
-        """
+        """Finishes old steps, if there are many; all events before this time were added, in ns. The newest stay open: they may
+        have open spans. Returns whether `pop_facts` has something to return."""
         if self._open <= MANY_OPEN and self._interval_count <= MANY_INTERVALS:
             return False
         times = self._marks()[:, _TS]
@@ -393,12 +388,8 @@ class StepFactsBuilder:
         return facts
 
     def finish(self, *ends: int, window: int = 0) -> Facts:
-        """The facts of all steps that have ended, without those that `pop_facts` has returned.
-
-        Args:
-            ends: ends of steps that no other step follows at once, in order: of the last step of each window.
-            window: its number.
-        """
+        """The facts of all steps that have ended in a window, without those that `pop_facts` has returned. `ends` are ends of
+        steps that no other step follows at once, in order: of the last step of each window."""
         marks = self._marks()
         if len(marks):
             self._steps = _with_ends(marks, np.array(ends, np.int64))
@@ -410,20 +401,15 @@ class StepFactsBuilder:
         return facts
 
     def preview(self, *ends: int) -> Facts:
-        """The facts of steps that have ended, as far as their events were added, for live views. Changes nothing.
-
-        Args:
-            ends: as for `finish`.
-        """
+        """The facts of steps that have ended, as far as their events were added, for live views. Changes nothing. `ends` as for
+        `finish`."""
+        self._marks()
         self._gathered()
-        copy = StepFactsBuilder(late=True)
-        copy._steps, copy._open = self._marks().copy(), self._open
-        copy._intervals, copy._interval_count = list(self._intervals), self._interval_count
-        copy._tasks = self._tasks
-        copy._readings, copy._done = list(self._readings), list(self._done)
-        copy._before, copy._first = self._before, self._first
-        copy._part = None if self._part is None else self._part.copy()
-        return copy.finish(*ends)
+        copied = copy.copy(self)
+        # Arrays are replaced, but for the part of a step, and lists are changed.
+        copied._intervals, copied._readings, copied._done = [*self._intervals], [*self._readings], [*self._done]
+        copied._part = None if self._part is None else self._part.copy()
+        return copied.finish(*ends)
 
     @property
     def first_begin(self) -> int | None:

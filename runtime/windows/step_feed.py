@@ -16,6 +16,7 @@ import numpy as np
 from stepscope.runtime.events.record import NO_STEP, join_blocks
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder, join_facts
+from stepscope.runtime.windows.window_tables import WindowTable
 
 INTERVAL_NS = 1_000_000_000
 """Time between two looks."""
@@ -33,6 +34,7 @@ class _Followed(msgspec.Struct):
     """A window whose steps are handed on."""
 
     window: OpenWindow
+    table: WindowTable
     closed: bool = False
     until: int = 0
     """Steps that ended by this time were handed on."""
@@ -42,10 +44,7 @@ class StepFeed:
     """Hands new facts of steps to receivers. All methods but `follow` and `unfollow` run on the pipeline's loop."""
 
     def __init__(self, *, only_closed: bool = False) -> None:
-        """
-        Args:
-            only_closed: hand on the steps of closed windows only, as those of the flight recorder get their events out of order.
-        """
+        """Args: whether only closed windows count, as those of the flight recorder get their events out of order."""
         self._receivers: tuple[Receiver, ...] = ()
         self._windows: dict[int, _Followed] = {}
         """The newest windows, by their indexes."""
@@ -64,7 +63,8 @@ class StepFeed:
 
     def open(self, window: OpenWindow) -> None:
         """A window opens."""
-        self._windows[window.index] = _Followed(window)
+        if window.table is not None:
+            self._windows[window.index] = _Followed(window, window.table)
         if len(self._windows) > MAX_WINDOWS:
             del self._windows[next(iter(self._windows))]
 
@@ -81,19 +81,14 @@ class StepFeed:
         self._windows.pop(window.index, None)
 
     def look(self, until: int, now: int, *, last: bool = False) -> None:
-        """Hands on the steps that have ended, if a second has passed since the last time.
-
-        Args:
-            until: all sources have delivered every event that began by this time, in ns.
-            now: the time.
-            last: the run ends, so that no second has to have passed.
-        """
+        """Hands on the steps that have ended, if a second has passed since the last time, or the run ends (`last`). All
+        sources have delivered every event that began by `until`, in ns."""
         if not self._receivers or (now - self._looked < INTERVAL_NS and not last):
             return
         self._looked = now
         ready = [one for one in self._windows.values() if one.closed or not self._only_closed]
-        small = [one for one in ready if one.window.table is not None and one.window.table.collected is not None]
-        large = [one for one in ready if one.window.table is not None and one.window.table.collected is None]
+        small = [one for one in ready if one.table.collected is not None]
+        large = [one for one in ready if one.table.collected is None]
         facts = join_facts([*_of_small(small), *(_of_large(one) for one in large)])
         facts = facts[facts["step"] != NO_STEP]
         facts = facts[np.argsort(facts["begin"], kind="stable")]
@@ -109,8 +104,7 @@ def _of_small(windows: Sequence[_Followed]) -> list[Facts]:
     if not windows:
         return []
     builder = StepFactsBuilder(late=True)
-    tables = [one.window.table for one in windows if one.window.table is not None]
-    builder.update(join_blocks([events for table in tables if (events := table.own_collected()) is not None]))
+    builder.update(join_blocks([events for one in windows if (events := one.table.own_collected()) is not None]))
     # Windows that have ended are followed by the time between two windows, also if they are not closed yet.
     facts = builder.finish(*(one.window.steps_end for one in windows if one.window.end is not None))
     starts = np.array([one.window.start for one in windows])
@@ -121,17 +115,15 @@ def _of_small(windows: Sequence[_Followed]) -> list[Facts]:
 
 
 def _of_large(followed: _Followed) -> Facts:
-    assert followed.window.table is not None
-    facts = followed.window.table.preview()
+    facts = followed.table.preview()
     facts["window"] = followed.window.index
     return facts
 
 
 def _new_steps(followed: _Followed, facts: Facts, until: int) -> Facts:
     """The steps of a window that were not handed on yet."""
-    table = followed.window.table
     mine = facts["window"] == followed.window.index
-    if table is not None and table.optimizer:
+    if followed.table.optimizer:
         mine &= facts["step"] != 0  # see step_statistics.OPTIMIZER
     mine &= facts["end"] > followed.until
     if not followed.closed:

@@ -1,4 +1,4 @@
-"""The step marks of a window, which assign events to steps, and the spans of its steps."""
+"""Messages of the stepping thread: a step, a window begins or ends; and the step marks of a window, which assign events to steps."""
 
 from __future__ import annotations
 
@@ -33,6 +33,30 @@ class StepMark(msgspec.Struct, frozen=True, gc=False):
     track: int = 0
     parent: int = 0
     """Id of the span around the call, 0 = none."""
+
+
+class WindowBegins(msgspec.Struct, frozen=True):
+    """A window begins with this step."""
+
+    mark: StepMark
+    skipped: int = 0
+    """Windows that were skipped before this one, because the loop was too far behind."""
+    armed: dict[str, Any] | None = None
+    """Description of the request that armed it, for the window's metadata."""
+
+
+class WindowEnds(msgspec.Struct, frozen=True):
+    """The open window ends."""
+
+    at: int
+    complete: bool
+    reason: str = ""
+    cut_short: bool = False
+    """The run ended after a call of `step()`. Events after that call belong to no step."""
+    needs_last: bool = False
+    """If it is cut short, it is incomplete: the schedule includes the step that was not ended."""
+    armed: dict[str, Any] | None = None
+    """Additions to the description of the request in the window's metadata."""
 
 
 class _Columns(NamedTuple):
@@ -81,12 +105,6 @@ class StepMarks:
     def pending(self) -> bool:
         """Whether a step has ended for which `new_spans` made no span yet."""
         return self._count - self._spans > 1
-
-    @property
-    def last(self) -> StepMark:
-        """The latest mark."""
-        ts, parent, number, track = (int(column[self._count - 1]) for column in self._columns)
-        return StepMark(ts, number, track, parent)
 
     @property
     def last_ns(self) -> int:

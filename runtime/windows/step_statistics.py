@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stepscope.runtime import _core
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind, empty_block
-from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Facts, join_facts
 from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 
@@ -72,11 +72,7 @@ def startup_step(facts: Facts, metadata: Mapping[str, Any]) -> bool:
 
 
 def statistics_of(facts: Facts, judged: Facts) -> StepStatistics:
-    """Statistics of steps, of which some are judged.
-
-    Raises:
-        ValueError: if none is judged.
-    """
+    """Statistics of steps, of which some are judged. Raises `ValueError` if none is."""
     running = _Running()
     running.add(judged)
     return running.statistics(len(facts), judged)
@@ -110,7 +106,7 @@ class _Running:
         self.ns = 0
         self.parts: dict[str, int] = {}
         self.slowest: Any = None
-        self._times = Aggregates()
+        self._times = _core.Aggregates()
 
     def add(self, facts: Facts) -> None:
         """Adds steps, in the order of their times."""
@@ -137,15 +133,9 @@ class _Running:
         self._times.merge(other._times)
 
     def statistics(self, steps: int, last: Facts) -> StepStatistics:
-        """Statistics of these steps. Quantiles are exact if `last` has all of them, else off by less than 1/128.
-
-        Args:
-            steps: number of all steps, including those that are not judged.
-            last: facts of the last ones.
-
-        Raises:
-            ValueError: if there are no steps.
-        """
+        """Statistics of these steps, with the facts of the last ones, and the number of all, including those that are not
+        judged. Quantiles are exact if `last` has all of them, else off by less than 1/128. Raises `ValueError` if there are
+        no steps."""
         if not self.count:
             raise ValueError("there are no statistics of no steps")
         if len(last) >= self.count:
@@ -184,11 +174,8 @@ _NAME = strings.intern("step")
 
 
 class StepTotals:
-    """Statistics of the steps of a window, or of many.
-
-    Args:
-        optimizer: whether an optimizer's step() ends the steps, so that step 0 is startup.
-    """
+    """Statistics of the steps of a window, or of many. `optimizer`: an optimizer's step() ends the steps, so that step 0 is
+    startup."""
 
     def __init__(self, *, optimizer: bool = False) -> None:
         self.optimizer = optimizer

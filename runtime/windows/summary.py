@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any, TextIO, TypeVar
 
 import msgspec
@@ -83,20 +84,7 @@ class InstantRow(msgspec.Struct, frozen=True, gc=False):
 
 _Named = TypeVar("_Named", CounterRow, InstantRow)
 
-_SORT: Mapping[str, Callable[[SummaryRow], Any]] = {
-    "self": lambda row: row.self_ns,
-    "total": lambda row: row.total_ns,
-    "count": lambda row: row.count,
-    "mean": lambda row: row.mean_ns,
-    "min": lambda row: row.min_ns,
-    "max": lambda row: row.max_ns,
-    "p50": lambda row: row.p50_ns,
-    "p95": lambda row: row.p95_ns,
-    "p99": lambda row: row.p99_ns,
-    "name": lambda row: row.name,
-    "category": lambda row: row.category,
-}
-SORT_KEYS = tuple(_SORT)
+SORT_KEYS = ("self", "total", "count", "mean", "min", "max", "p50", "p95", "p99", "name", "category")
 """Values of `sort_by`. Numbers sort with the largest first, texts from A to Z."""
 FORMATS = ("table", "markdown", "json")
 """Values of `format`."""
@@ -177,7 +165,10 @@ class Summary(Documented, frozen=True):
     def of(cls, aggregates: _core.Aggregates) -> Summary:
         """The summary of running statistics."""
         text = strings.text
-        rows = _rows(aggregates)
+        rows = [
+            SummaryRow(text(name), text(category), count, total, self_, low, high, total / count, p50, p95, p99)
+            for name, category, count, total, self_, low, high, p50, p95, p99, _ in aggregates.rows()
+        ]
         counters = [
             CounterRow(text(name), text(category), count, low, high, last, mean, total)
             for name, category, count, low, high, last, mean, total in aggregates.counter_rows()
@@ -265,7 +256,7 @@ class Summary(Documented, frozen=True):
         yield "a step", human_time(sum(part.total_ns for part in self.parts) / steps), "100.0%"
 
     def _top(self, sort_by: str, top: int | None) -> list[SummaryRow]:
-        if sort_by not in _SORT:
+        if sort_by not in SORT_KEYS:
             raise ValueError(f"cannot sort by {sort_by!r}: it must be one of {', '.join(SORT_KEYS)}")
         if top is not None and (not isinstance(top, int) or isinstance(top, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"top must be an integer or None, {got(top)}")
@@ -340,21 +331,14 @@ def _widest() -> int:
     return sys.maxsize
 
 
-def _rows(aggregates: _core.Aggregates) -> list[SummaryRow]:
-    text = strings.text
-    return [
-        SummaryRow(text(name), text(category), count, total, self_, low, high, total / count, p50, p95, p99)
-        for name, category, count, total, self_, low, high, p50, p95, p99, _ in aggregates.rows()
-    ]
-
-
 def _by_name(rows: Iterable[_Named]) -> tuple[_Named, ...]:
     return tuple(sorted(rows, key=lambda row: (row.name, row.category)))
 
 
 def _sorted(rows: list[SummaryRow] | tuple[SummaryRow, ...], sort_by: str) -> list[SummaryRow]:
     by_name = sorted(rows, key=lambda row: (row.name, row.category))
-    return sorted(by_name, key=_SORT[sort_by], reverse=sort_by not in ("name", "category"))
+    field = sort_by if sort_by in ("count", "name", "category") else f"{sort_by}_ns"
+    return sorted(by_name, key=attrgetter(field), reverse=sort_by not in ("name", "category"))
 
 
 def _shortener(limit: int) -> Callable[[str], str]:

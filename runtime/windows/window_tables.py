@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.runtime import _core
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import Block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.threads import locks
-from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder, join_facts
 from stepscope.runtime.windows.step_statistics import StepTotals
 
@@ -36,8 +36,9 @@ _changing = locks.reentrant()
 class _OtherProcesses:
     """Finds the tracks of other processes, such as a DataLoader's workers. Devices are no processes."""
 
-    def __init__(self) -> None:
-        self.pid = os.getpid()
+    def __init__(self, pid: int) -> None:
+        """Args: the id of this process."""
+        self._pid = pid
         self._known: NDArray[np.bool_] = np.zeros(1, np.bool_)
         self._any = False
 
@@ -45,7 +46,7 @@ class _OtherProcesses:
         """Mask of the events of other processes; `None` if there are none."""
         with _changing:
             for track in tracks.since(len(self._known)):
-                is_other = track.kind in _PROCESSES and track.pid != self.pid
+                is_other = track.kind in _PROCESSES and track.pid != self._pid
                 self._known = np.append(self._known, is_other)
                 self._any |= is_other
         if not self._any:
@@ -54,17 +55,8 @@ class _OtherProcesses:
         return found if found.any() else None
 
 
-_others: _OtherProcesses | None = None
-
-
-def _other_processes() -> _OtherProcesses:
-    """One object for the process, so that its tracks are read once."""
-    global _others
-    if _others is None or _others.pid != os.getpid():
-        _others = _OtherProcesses()
-    return _others
-
-
+_other_processes = cache(_OtherProcesses)
+"""One object for the process, so that its tracks are read once."""
 _PROCESSES = (TrackKind.PROCESS, TrackKind.THREAD, TrackKind.TASK)
 
 
@@ -90,17 +82,17 @@ class WindowTable:
         self.collected: list[Block] | None = []
         """The events of a small window, which are not counted yet; `None` = all are counted."""
         self._collected_bytes = 0
-        self._others = _other_processes()
+        self._others = _other_processes(os.getpid())
 
     @cached_property
-    def spans(self) -> Aggregates:
+    def spans(self) -> _core.Aggregates:
         """Spans of this process, with counters and instants."""
-        return Aggregates()
+        return _core.Aggregates()
 
     @cached_property
-    def elsewhere(self) -> Aggregates:
+    def elsewhere(self) -> _core.Aggregates:
         """The same of joined processes."""
-        return Aggregates()
+        return _core.Aggregates()
 
     @cached_property
     def steps(self) -> StepTotals:

@@ -70,7 +70,7 @@ class When:
 
     name = "when"
 
-    def __init__(self, *numbers: int, error: Exception | None = None) -> None:
+    def __init__(self, *numbers: int, error: BaseException | None = None) -> None:
         self.numbers = numbers
         self.error = error
 

@@ -383,5 +383,5 @@ def _terminate_all() -> None:
 
 
 call_before_threads_end(_close_all)
-before_close(_terminate_all)
+before_close.add(_terminate_all)
 os.register_at_fork(after_in_child=_open_monitors.clear)

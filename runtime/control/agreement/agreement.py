@@ -24,7 +24,7 @@ from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.end_change import NOTHING_WAITS, EndChange, EndRequest, choose_end
-from stepscope.runtime.requests.step_choice import allows_later_steps, choose_steps, nearest_of
+from stepscope.runtime.requests.placement import allows_later_steps, choose_steps, nearest_of
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.session.ranks import ranks_text
 from stepscope.runtime.steps.arming import Arming

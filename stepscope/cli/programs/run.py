@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     owner, output = os.getpid(), sys.stdout
     if not arguments.quiet:
-        after_signal(traced.print_signal)
+        after_signal.add(traced.print_signal)
     traced.start(arguments)
     EnvProfiler.init_profiler()
     try:

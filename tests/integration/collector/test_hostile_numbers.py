@@ -24,7 +24,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.requests.armed import ArmedStatus
 from stepscope.runtime.requests.command import MAX_RATE, Answer
 from stepscope.runtime.requests.end_change import EndRequest, choose_end
-from stepscope.runtime.requests.step_choice import choose_steps
+from stepscope.runtime.requests.placement import choose_steps
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from tests.support.collecting import ask
 from tests.support.collectors import Running, answer, collecting, connected

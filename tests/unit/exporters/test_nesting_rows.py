@@ -13,9 +13,8 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.nesting import FRAMES, MAX_CUT_NS, MAX_CUT_SHARE, cut_frames
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.router import RECORDER, WindowRouter
-from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.step_marks import StepMark, WindowEnds
 from tests.support.nesting import overlaps
 from tests.unit.exporters.test_perfetto_nesting import Span, ended, forests, read
 

@@ -471,9 +471,9 @@ def test_a_decision_leaves_windows_of_plans() -> None:
     """The watched file and other ranks have plans, whose names are no proposals."""
     arming = WindowFollower("loop", rank=0).arming
     assert arming.arm(WindowRequest(start_step=3, steps=1), plan=PLAN)
-    assert not arming.reject(PLAN, "guessed")
+    assert not arming.decide(PLAN, committed=False, reason="guessed")
     assert arming.arm(WindowRequest(start_step=5, steps=1), plan=PLAN, proposed=True)
-    assert arming.reject(PLAN, "decided against")
+    assert arming.decide(PLAN, committed=False, reason="decided against")
     assert [(status.first, status.state) for status in arming.armed()] == [(5, "withdrawn"), (3, "queued")]
     arming.withdraw(PLAN, "the file asks for something else")
     assert [(status.first, status.state) for status in arming.armed()] == [(5, "withdrawn"), (3, "withdrawn")]

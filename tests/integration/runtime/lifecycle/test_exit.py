@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.windows.window import Window
 from tests.support.collecting import until
+from tests.support.crashes import names, windows
 from tests.support.launch import STRICT, Server, run_to_end
 from tests.support.messages import said
 
@@ -24,22 +23,6 @@ def run(
     done = run_to_end(command, timeout=60, cwd=directory, server=server)
     assert done.returncode == code, done.stderr
     return done
-
-
-def journal_names(path: Path) -> tuple[list[str], list[Window]]:
-    """Names of the events in a journal, and its closed windows."""
-    from stepscope.runtime.events import strings
-    from stepscope.runtime.events.record import EventBatch
-
-    names: list[str] = []
-    windows: list[Window] = []
-    with JournalReader(path) as reader:
-        for item in reader.items():
-            if isinstance(item, EventBatch):
-                names += [strings.text(int(name)) for name in item.events["name"]]
-            elif isinstance(item, Window):
-                windows.append(item)
-    return names, windows
 
 
 TRACE = """
@@ -63,9 +46,8 @@ with sc.span("work"):
 def test_a_trace_left_open_is_closed_at_exit(ending: str, code: int, tmp_path: Path) -> None:
     """Nobody called stop(): the window is delivered all the same, and the files are whole."""
     run(TRACE + ending, tmp_path, code=code)
-    names, windows = journal_names(tmp_path / "run" / "journal")
-    assert "work" in names
-    assert len(windows) == 1
+    assert names(tmp_path / "run" / "journal")["work"] == 1
+    assert len(windows(tmp_path / "run" / "journal")) == 1
     events = json.loads((tmp_path / "run" / "trace.json").read_text())
     assert "work" in [event.get("name") for event in events]
     assert not (tmp_path / "run" / "session").exists()
@@ -88,9 +70,8 @@ def train():
 def test_a_thread_that_still_trains_is_recorded_to_its_end(tmp_path: Path) -> None:
     """The program's main thread has returned, and its exit waits for the other one: so does the profiler."""
     done = run(TRAINED + "threading.Thread(target=train).start()", tmp_path)
-    names, windows = journal_names(tmp_path / "run" / "journal")
-    assert names.count("work") == 20
-    assert len(windows) == 1
+    assert names(tmp_path / "run" / "journal")["work"] == 20
+    assert len(windows(tmp_path / "run" / "journal")) == 1
     assert not done.stderr
     events = json.loads((tmp_path / "run" / "trace.json").read_text())
     assert [event.get("name") for event in events].count("work") == 20
@@ -101,7 +82,7 @@ def test_the_exit_waits_for_no_thread_of_a_pool(tmp_path: Path) -> None:
     """Those may be idle, and end only after the profiler has closed."""
     script = TRAINED + "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor().submit(int).result()"
     run(script, tmp_path)
-    assert len(journal_names(tmp_path / "run" / "journal")[1]) == 1
+    assert len(windows(tmp_path / "run" / "journal")) == 1
 
 
 def test_a_profiler_that_the_main_thread_steps_is_closed_by_it(tmp_path: Path) -> None:
@@ -140,31 +121,7 @@ threading.Thread(target=work).start()
 """
     )
     run(script, tmp_path)
-    assert "before" in journal_names(tmp_path / "run" / "journal")[0]
-
-
-def test_a_forked_child_is_inert(tmp_path: Path) -> None:
-    """It neither records nor writes for its parent, step() and close() return, and its exit touches nothing."""
-    script = """
-import stepscope as sc, os, sys
-with sc.trace(output_dir="run") as profiler:
-    with sc.span("parent"):
-        pass
-    pid = os.fork()
-    if pid == 0:
-        with sc.span("child"):
-            profiler.step()
-        profiler.pause(); profiler.resume(); profiler.add_metadata("x", 1); profiler.close()
-        sys.exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    with sc.span("parent again"):
-        pass
-"""
-    run(script, tmp_path)
-    names, windows = journal_names(tmp_path / "run" / "journal")
-    assert {"parent", "parent again"} <= set(names)
-    assert "child" not in names
-    assert len(windows) == 1
+    assert "before" in names(tmp_path / "run" / "journal")
 
 
 def test_without_uvloop_the_loop_is_asyncios(tmp_path: Path) -> None:
@@ -182,7 +139,7 @@ with sc.trace(output_dir="run"):
 """
     assert run(script, tmp_path).stdout == "uvloop\n"
     assert run(script.replace("len(sys.argv) > 1", "True"), tmp_path).stdout == "asyncio\n"
-    assert "work" in journal_names(tmp_path / "run" / "journal")[0]
+    assert "work" in names(tmp_path / "run" / "journal")
 
 
 HANGING = """
@@ -226,8 +183,8 @@ def test_a_bound_backend_that_hangs_keeps_no_other_profiler_from_its_end(tmp_pat
         until(lambda: all(map(ended, others)))
         for number in others:
             journal = tmp_path / f"run{number}" / "journal"
-            until(lambda: len(journal_names(journal)[1]) == 1)  # noqa: B023
-            assert "work" in journal_names(journal)[0]
+            until(lambda: len(windows(journal)) == 1)  # noqa: B023
+            assert "work" in names(journal)
         assert process.poll() is None
     finally:
         process.kill()

@@ -18,7 +18,6 @@ from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events.record import Kind
 from tests.support.basics import poll
 from tests.support.flights import QUIET
-from tests.support.raised import length
 
 ONES_OWN = (
     "handle_messages",
@@ -205,14 +204,3 @@ def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     trace = faults.raised.errors[0].__traceback__
     assert trace is not None and trace.tb_next is not None
     assert trace.tb_next.tb_frame.f_locals == {}
-
-
-def test_a_fault_that_is_raised_again_does_not_grow() -> None:
-    """It is counted each time, kept once, and its traceback is the first."""
-    faults, error = InternalErrors("somebody"), RuntimeError("again")
-    for _ in range(20):
-        try:
-            raise error
-        except RuntimeError:
-            faults.record("fail", error)
-    assert (faults.raised.count, faults.raised.errors, length(error)) == (20, [error], 1)

@@ -10,6 +10,15 @@ import pytest
 
 from tests.support.messages import said
 
+
+def run(directory: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program that writes into a directory."""
+    path = directory / "program.py"
+    path.write_text(program)
+    command = [sys.executable, str(path), str(directory), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
 PROGRAM = """
 import multiprocessing, sys
 import stepscope as sc
@@ -37,9 +46,7 @@ if __name__ == "__main__":
 
 def test_workers_join_each_trace_of_a_process(tmp_path: Path) -> None:
     """A later trace is found by what the fork server knows of the first."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=100)
+    done = run(tmp_path, PROGRAM)
     assert done.stdout.split() == ["40", "40", "40"], done.stderr
 
 
@@ -77,8 +84,7 @@ print(said.strip(), memory.names().count("child"), sorted(os.listdir(f"{place}/s
 def test_a_program_with_the_environment_of_an_earlier_trace(name: str, expected: str, tmp_path: Path) -> None:
     """It starts between two traces and joins the second. Where another has taken the name it joins nothing, and says so."""
     (tmp_path / "sessions").mkdir()
-    command = [sys.executable, "-c", INHERITED, str(tmp_path), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run(tmp_path, INHERITED, name)
     assert done.stdout.strip() == expected, done.stderr
     assert ("cannot join the session" in done.stderr) is (name == "taken")
 
@@ -108,12 +114,9 @@ if __name__ == "__main__":
 
 
 def _moved(directory: Path, *places: str) -> subprocess.CompletedProcess[str]:
-    program = directory / "program.py"
-    program.write_text(MOVED)
     for place in filter(None, places):
         Path(place).mkdir(exist_ok=True)
-    command = [sys.executable, str(program), str(directory), *places]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return run(directory, MOVED, *places)
 
 
 def test_a_session_that_moves_to_the_usual_place_is_found(tmp_path: Path) -> None:
@@ -132,8 +135,8 @@ def test_a_session_that_moves_elsewhere_is_not_found_and_the_worker_says_what_to
 
 def test_a_process_that_joins_as_the_session_is_removed(tmp_path: Path) -> None:
     """It joins after the owner looked for processes: the session stays for it, and the next trace has its events."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    done = run(
+        tmp_path,
         """
 import os, subprocess, sys
 import stepscope as sc
@@ -158,16 +161,15 @@ with sc.trace(output_dir=f"{place}/1", exporters=[memory]):
     assert os.environ["STEPSCOPE_SESSION"] == first
     children[0].communicate("go\\n")
 print(memory.names().count("child"), os.path.exists(first))
-"""
+""",
     )
-    done = subprocess.run([sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["1", "False"], done.stderr
 
 
 def test_a_process_that_fails_to_join_removes_no_session(tmp_path: Path) -> None:
     """Its owner has removed the session meanwhile, and made the directory again: it is empty for a moment."""
-    program = tmp_path / "program.py"
-    program.write_text(
+    done = run(
+        tmp_path,
         """
 import os, shutil, sys
 from pathlib import Path
@@ -187,7 +189,6 @@ with sc.trace(output_dir=f"{sys.argv[1]}/0"):
         print(sc.join(), directory.exists(), flush=True)
         os._exit(0)
     os.wait()
-"""
+""",
     )
-    done = subprocess.run([sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["False", "True"], done.stderr

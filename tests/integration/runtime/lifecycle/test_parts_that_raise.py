@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,11 +15,12 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.simulated.scripted import Moment, Raise, ScriptedBackend
+from stepscope.exporters.memory import Method
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
-from tests.support.interrupting import interrupting
+from tests.support.flights import When
 from tests.support.messages import refused
 from tests.support.raised import LostForWords
 
@@ -50,6 +50,7 @@ KINDS: tuple[Callable[[], BaseException], ...] = (
     Speechless,
 )
 NAMES = [type(make()).__name__ for make in KINDS]
+METHODS: tuple[Method, ...] = ("open", "export", "close_window", "aclose")
 
 
 class Spawning(ScriptedBackend):
@@ -69,23 +70,6 @@ class Spawning(ScriptedBackend):
             await (asyncio.create_task(fail()) if self._task else fail())
 
         sink.run_soon(work)
-
-
-class Failing:
-    """A trigger whose evaluator raises."""
-
-    name = "failing"
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def evaluator(self) -> Failing:
-        """Itself."""
-        return self
-
-    def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
-        """Raises."""
-        raise self._error
 
 
 def parts(make: Callable[[], BaseException], directory: Path) -> dict[str, sc.Profiler]:
@@ -110,12 +94,12 @@ def parts(make: Callable[[], BaseException], directory: Path) -> dict[str, sc.Pr
         bad[name] = sc.trace(backends=[Spawning(make(), task=task)], output_dir=directory / name)
     if not ctrl_c:
         bad["schedule"] = sc.trace(schedule=fail, output_dir=directory / "schedule")
-    for method in ("open", "export", "aclose"):
+    for method in METHODS:
         bad[method] = sc.trace(
             exporters=[sc.exporters.MemoryExporter(fail={method: make()})], output_dir=directory / method
         )
     bad["callback"] = sc.trace(on_trace_ready=fail, output_dir=directory / "callback")
-    recorder = sc.FlightRecorder(steps=2, triggers=(Failing(make()),))
+    recorder = sc.FlightRecorder(steps=2, triggers=(When(error=make()),))
     bad["trigger"] = sc.trace(keep_last=recorder, output_dir=directory / "trigger")
     return bad
 
@@ -253,33 +237,3 @@ def test_an_exception_that_is_slow_to_speak_costs_its_exporter_only(tmp_path: Pa
         profiler.raise_errors()
     assert error.threads == ["stepscope bad"]
     error.over.set()
-
-
-def test_an_exception_of_a_handler_in_a_schedule_of_ours(tmp_path: Path) -> None:
-    """At every point of a step that changes the action: the program sees it, and recording goes on."""
-
-    def bell() -> None:
-        raise Bell
-
-    memory, point = sc.exporters.MemoryExporter(), 0
-    schedule = sc.schedule(wait=0, warmup=0, active=1)
-    with (
-        sc.trace(schedule=schedule, exporters=[memory], output_dir=tmp_path) as profiler,
-        interrupting() as interrupt,
-    ):
-        for point in itertools.count(1):
-            seen = False
-            try:
-                interrupted = interrupt(profiler.step, point, bell)
-            except Bell:
-                seen = interrupted = True
-            assert seen is interrupted, interrupt.where
-            profiler.step()
-            assert profiler.schedule_error is None, interrupt.where
-            sc.instant(f"after {point}")
-            assert point % 16 or profiler.flush(30)
-            if not interrupted:
-                break
-    assert point > 20
-    profiler.raise_errors()
-    assert memory.names(kind=Kind.INSTANT) == [f"after {number + 1}" for number in range(point)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.memory import MemoryExporter, Method
+from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.events.record import Flag, Kind
@@ -239,22 +239,6 @@ def test_on_trace_ready_gets_each_window_off_the_training_thread(kind: str, outp
     profiler.raise_errors()
     assert seen == [(0, 4), (1, 4)]
     assert threading.main_thread().name not in threads
-
-
-@pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
-def test_a_raising_exporter_costs_its_own_output_only(method: Method, output_dir: Path) -> None:
-    """The loop goes on, the other exporter has everything, and raise_errors() tells."""
-    bad = MemoryExporter(name="bad", fail={method: RuntimeError("no luck")})
-    good = MemoryExporter(name="good")
-    with sc.trace(exporters=[bad, good], output_dir=output_dir) as profiler:
-        for _ in range(3):
-            sc.instant("tick")
-            profiler.step()
-    assert names_of(good, kind=Kind.INSTANT) == ["tick"] * 3
-    with pytest.raises(ExceptionGroup) as caught:
-        profiler.raise_errors()
-    assert "no luck" in str(caught.value.exceptions[0])
-    assert "no luck" in str(profiler.report())
 
 
 def test_a_raising_callback_is_kept(output_dir: Path) -> None:

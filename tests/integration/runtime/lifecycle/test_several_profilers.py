@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -62,43 +62,6 @@ class Model:
             self.ticks.append(name)
 
 
-class Actor:
-    """A thread that makes calls when it is told to, one after the other."""
-
-    def __init__(self) -> None:
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._work: Callable[[], object] | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            self._go.acquire()
-            if self._work is None:
-                return
-            try:
-                self._work()
-            except BaseException as error:
-                self._error = error
-            self._done.release()
-
-    def do(self, work: Callable[[], object]) -> None:
-        """Has the thread do it, and raises what it raised."""
-        self._work = work
-        self._go.release()
-        self._done.acquire()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def end(self) -> None:
-        """Ends the thread."""
-        self._work = None
-        self._go.release()
-        self._thread.join()
-
-
 Call = tuple[int, int, str]
 """Number of the profiler, number of the thread, and what it calls."""
 
@@ -110,7 +73,7 @@ Call = tuple[int, int, str]
 )
 def test_any_interleaving_gives_each_what_it_would_have_alone(chosen: list[int], calls: list[Call]) -> None:
     """Up to four profilers, three threads: starts, steps, pauses, stops and closings in any order, against a model."""
-    actors = [Actor() for _ in range(3)]
+    actors = [ThreadPoolExecutor(1) for _ in range(3)]
     with tempfile.TemporaryDirectory() as directory:
         memories = [sc.exporters.MemoryExporter() for _ in chosen]
         models = [Model(SCHEDULES[number]()) for number in chosen]
@@ -127,16 +90,16 @@ def test_any_interleaving_gives_each_what_it_would_have_alone(chosen: list[int],
             for place, (which, thread, name) in enumerate(calls):
                 number = which % len(profilers)
                 if models[number].call(name):
-                    actors[thread].do(getattr(profilers[number], name))
+                    actors[thread].submit(getattr(profilers[number], name)).result()
                 tick = f"tick {place}"
-                actors[(thread + 1) % 3].do(lambda tick=tick: sc.instant(tick))  # type: ignore[misc]
+                actors[(thread + 1) % 3].submit(sc.instant, tick).result()
                 for model in models:
                     model.tick(tick)
         finally:
             for profiler in profilers:
                 profiler.close()
             for actor in actors:
-                actor.end()
+                actor.shutdown()
     for profiler, model, memory in zip(profilers, models, memories, strict=True):
         profiler.raise_errors()
         names = memory.names(kind=Kind.INSTANT)

@@ -4,50 +4,29 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import stepscope
 from stepscope.runtime import _core
-from stepscope.runtime.recording.late_release import STALL_TIMEOUT_NS, JournalBarrier, LateRelease
+from stepscope.runtime.recording.late_release import STALL_TIMEOUT_NS, LateRelease
 from tests.support.recording import run_program
 
 
-class Journal:
+def a_journal() -> Any:
     """The worker of a journal, as far as rings wait for it."""
-
-    def __init__(self) -> None:
-        self.items_queued = 0
-        self.handled = 0
-        self.unreported_drops = 0
+    return SimpleNamespace(items_queued=0, handled=0, unreported_drops=0)
 
 
-class Joined:
+def joined_processes() -> Any:
     """The rings of joined processes: what was called."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def mark(self) -> None:
-        self.calls.append("mark")
-
-    def release(self) -> None:
-        self.calls.append("release")
-
-
-def test_a_barrier_waits_for_items_queued_before_it() -> None:
-    """What was routed later does not count."""
-    journal, barrier = Journal(), JournalBarrier(_core.now())
-    journal.items_queued = 3
-    assert not barrier.passed(0, [journal])  # not routed yet
-    assert not barrier.passed(_core.now(), [journal])
-    journal.items_queued, journal.handled = 9, 2
-    assert not barrier.passed(_core.now(), [journal])
-    journal.handled = 3
-    assert barrier.passed(_core.now(), [journal])
+    calls: list[str] = []
+    return SimpleNamespace(calls=calls, mark=lambda: calls.append("mark"), release=lambda: calls.append("release"))
 
 
 def test_slots_are_released_when_the_journals_are_through() -> None:
     """One barrier at a time; each release covers what was marked before, as soon as the journals have it."""
-    joined, journal = Joined(), Journal()
+    joined, journal = joined_processes(), a_journal()
     release = LateRelease(joined, lambda: False)
     release.begin()
     journal.items_queued = 1
@@ -70,7 +49,7 @@ def test_slots_are_released_when_the_journals_are_through() -> None:
 
 def test_a_stalled_journal_does_not_keep_full_rings() -> None:
     """They are freed once it makes no progress, and that is counted; not while it does."""
-    full, journal, joined = [False], Journal(), Joined()
+    full, journal, joined = [False], a_journal(), joined_processes()
     release = LateRelease(joined, lambda: full[0])
     journal.items_queued = 1
     release.begin()

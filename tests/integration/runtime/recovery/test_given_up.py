@@ -12,12 +12,13 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.simulated.scripted import ScriptedBackend
-from stepscope.runtime.lifecycle.closing import LATE_CLOSING_S
+from stepscope.runtime.lifecycle.open_run import LATE_CLOSING_S
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session.note import read_note
-from tests.integration.runtime.lifecycle.test_exit import journal_names, run
+from tests.integration.runtime.lifecycle.test_exit import run
 from tests.support.basics import poll
 from tests.support.blocking import BlockingBackend
+from tests.support.crashes import names
 from tests.support.messages import said
 
 BLOCKED = """
@@ -61,8 +62,7 @@ def test_a_part_that_blocks_the_loop_loses_nothing(end: str, loop: str, tmp_path
     assert note is not None and note.directory in done.stderr and Path(note.directory).is_dir()
     for name in ("good", "bad"):
         recovered = recover(tmp_path / name, remove_session=True).journal
-        names, _ = journal_names(recovered)
-        assert set(names) >= (WORK | {"before"} if name == "good" else WORK)
+        assert set(names(recovered)) >= (WORK | {"before"} if name == "good" else WORK)
     assert not Path(note.directory).exists()
 
 

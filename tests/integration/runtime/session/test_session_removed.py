@@ -21,8 +21,9 @@ START = """
 import atexit, multiprocessing, os, signal, subprocess, sys, threading, time
 import stepscope as sc
 place = sys.argv[1]
-def trace(name, **more):
-    return sc.trace(output_dir=f"{place}/{name}", options=sc.Options(session_dir=f"{place}/sessions", **more))
+def trace(name, *exporters, **more):
+    options = sc.Options(session_dir=f"{place}/sessions", **more)
+    return sc.trace(output_dir=f"{place}/{name}", exporters=exporters, options=options)
 def left():
     return os.listdir(f"{place}/sessions")
 """
@@ -159,8 +160,7 @@ def test_recording_again_loses_nothing(tmp_path: Path) -> None:
         threading.Thread(target=stays, daemon=True).start()
         for number in range(10):
             memory = sc.exporters.MemoryExporter()
-            with sc.trace(output_dir=f"{place}/{number}", exporters=[memory],
-                          options=sc.Options(session_dir=f"{place}/sessions")) as profiler:
+            with trace(number, memory) as profiler:
                 thread = threading.Thread(target=work)
                 thread.start(), asked.release(), work()
                 thread.join(), done.acquire()
@@ -191,8 +191,7 @@ def test_a_process_that_has_joined_and_lives(method: str, tmp_path: Path) -> Non
                 process = multiprocessing.get_context("{method}").Process(target=child, args=(there,), daemon=True)
                 for number in range(2):
                     memory = sc.exporters.MemoryExporter()
-                    with sc.trace(output_dir=f"{{place}}/{{number}}", exporters=[memory],
-                                  options=sc.Options(session_dir=f"{{place}}/sessions")):
+                    with trace(number, memory):
                         number or process.start()
                         here.send(f"child {{number}}"), here.recv()
                     assert memory.names(kind=sc.exporters.Kind.INSTANT) == [f"child {{number}}"]
@@ -221,8 +220,7 @@ def test_joined_processes_that_have_ended_keep_nothing(tmp_path: Path) -> None:
             sc.join(), sc.instant("child")
         context = multiprocessing.get_context("fork")
         memory = sc.exporters.MemoryExporter()
-        with sc.trace(output_dir=f"{place}/run", exporters=[memory],
-                      options=sc.Options(session_dir=f"{place}/sessions")):
+        with trace("run", memory):
             process = context.Process(target=child)
             process.start(), process.join()
             other = context.Process(target=time.sleep, args=(60,), daemon=True)
@@ -267,24 +265,3 @@ def test_a_process_that_leaves_while_the_session_is_removed(tmp_path: Path) -> N
         """,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_profiler_that_starts_after_the_recorder_was_closed(tmp_path: Path) -> None:
-    """Late in the interpreter's exit: it says so, and starts nothing."""
-    (tmp_path / "sessions").mkdir()
-    program = f"""
-import atexit, sys
-def late():
-    import threading
-    profiler = sc.trace(output_dir={str(tmp_path / "late")!r})
-    try:
-        profiler.start()
-    except sc.errors.ProfilerStateError as error:
-        print(error, threading.active_count())
-atexit.register(late)
-import stepscope as sc
-with sc.trace(output_dir={str(tmp_path / "run")!r}):
-    pass
-"""
-    done = run_to_end([sys.executable, "-c", program], timeout=60, server=None)
-    assert "the process is ending" in done.stdout and done.stdout.endswith(" 1\n"), (done.stdout, done.stderr)

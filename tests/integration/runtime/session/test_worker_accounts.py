@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.recording.joined_accounts import MAX_ENDED, WorkerAccounts, WorkerStatistics
+from stepscope.runtime.recording.recorder_statistics import WorkerAccounts, WorkerStatistics
 from stepscope.runtime.session.directory import remove_session
 from tests.support.families import Family
 
@@ -296,13 +296,3 @@ def test_accounts_of_any_history(history: list[tuple[str, int]]) -> None:
         assert worker.produced == worker.drained + worker.dropped + worker.waiting
         assert min(worker.produced, worker.drained, worker.dropped, worker.waiting) >= 0
     assert len(opened[0].statistics(living)) == joined
-
-
-def test_the_accounts_of_thousands() -> None:
-    """Of early ones only the sum is kept."""
-    accounts = WorkerAccounts({})
-    for number in range(5000):
-        known = WorkerStatistics(pid=number + 1, name="x", state="ended", produced=2, drained=2)
-        accounts.end(Path(f"{number}"), known)
-    found = accounts.statistics({})
-    assert len(found) == MAX_ENDED + 1 and sum(worker.produced for worker in found) == 10_000

@@ -13,10 +13,9 @@ from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_
 from stepscope.runtime.flight.late_windows import FlightWindows
 from stepscope.runtime.flight.retention import Retention
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
 from stepscope.runtime.windows.router import RECORDER
-from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.step_marks import StepMark, WindowEnds
 from tests.support.blocks import gap_block, instant_block, mark_block, span_block
 
 SERIAL = 7

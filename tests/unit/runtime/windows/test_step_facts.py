@@ -41,6 +41,16 @@ KINDS = {
     Phase.SPAN: ("work", "user_annotation"),
 }
 WAITING = ("suspended", "task")
+COLLECTIVES = (
+    "gloo:all_reduce",
+    "xccl:all_reduce",
+    "ucc:broadcast",
+    "c10d::allreduce_",
+    "record_param_comms",
+    "all_reduce",
+)
+PREFIXES = ("", Phase.COMMUNICATION), ("my_", Phase.SPAN)
+NO_PHASE = 255
 
 
 def marks(count: int) -> Block:
@@ -205,12 +215,6 @@ def test_devices_are_counted_apart(name: str, category: str, kind: Device) -> No
     assert found["device"][0, kind] == 50 and not found["phases"].any()
 
 
-def test_the_profilers_own_spans_are_no_phase() -> None:
-    """Steps' spans cover the whole step."""
-    assert class_of("ProfilerStep#3", "user_annotation") == 255
-    assert class_of("f (x.py:3)", "python_function") == 255
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 100), st.integers(1, 30)), max_size=20), st.lists(st.integers(0, 150), max_size=5)
 )
@@ -241,16 +245,6 @@ def test_intervals_that_are_still_needed(rows: list[tuple[int, int, int, int]], 
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["gloo:all_reduce", "xccl:all_reduce", "ucc:broadcast", "c10d::allreduce_", "record_param_comms", "all_reduce"],
-)
-def test_names_of_collectives(name: str) -> None:
-    """As torch names them, for each library of process groups, and as programs do."""
-    assert class_of(name, "user_annotation") == Phase.COMMUNICATION
-    assert class_of(f"my_{name}", "user_annotation") != Phase.COMMUNICATION
-
-
-@pytest.mark.parametrize(
     ("name", "category", "phase"),
     [
         ("TupleIterator.__next__", "dataloader", Phase.DATA),
@@ -265,8 +259,12 @@ def test_names_of_collectives(name: str) -> None:
         ("Default/Receive-op2", "cpu_op", Phase.COMMUNICATION),
         ("Default/ReduceSum-op2", "cpu_op", Phase.FORWARD),
         ("exchange of halos", "communication", Phase.COMMUNICATION),
+        *((f"{prefix}{name}", "user_annotation", phase) for name in COLLECTIVES for prefix, phase in PREFIXES),
+        ("ProfilerStep#3", "user_annotation", NO_PHASE),
+        ("f (x.py:3)", "python_function", NO_PHASE),
     ],
 )
-def test_phases_of_mindspore(name: str, category: str, phase: Phase) -> None:
-    """By the scopes of its operators, collectives in any of them, and the waiting of its data sets."""
+def test_phases(name: str, category: str, phase: int) -> None:
+    """Of MindSpore by the scopes of its operators, collectives in any of them, and the waiting of its data sets; collectives as
+    torch names them, for each library of process groups, and as programs do. Spans of steps cover the whole step."""
     assert class_of(name, category) == phase

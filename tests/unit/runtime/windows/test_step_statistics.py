@@ -14,11 +14,10 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.windows import step_facts, window_tables
-from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import RECORDER
 from stepscope.runtime.windows.router import WindowRouter
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNAL, SIGNALS, Phase, StepFactsBuilder
-from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.step_marks import StepMark, WindowEnds
 from stepscope.runtime.windows.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, durations, parts_of
 from stepscope.runtime.windows.step_statistics import (
     FIRST_STEPS,

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.runtime._core import Aggregates
 from stepscope.runtime.display.text_table import (
     Column,
     columns,
@@ -26,7 +27,6 @@ from stepscope.runtime.display.text_table import (
 )
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind, empty_block
-from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.step_parts import RUNNING
 from stepscope.runtime.windows.step_statistics import Part, StepStatistics
 from stepscope.runtime.windows.summary import (

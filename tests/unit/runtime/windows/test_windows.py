@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_blocks
-from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
 from stepscope.runtime.windows.router import RECORDER, WindowRouter
-from stepscope.runtime.windows.step_marks import StepMark, StepMarks
+from stepscope.runtime.windows.step_marks import StepMark, StepMarks, WindowEnds
 from stepscope.runtime.windows.window import Step
 from tests.support.blocks import gap_block, instant_block, mark_block, span_block
 

@@ -1,4 +1,4 @@
-"""Closes a profiler on a separate thread, after its recording has ended."""
+"""The run of a profiler: opened as session and recorder, drain loop and pipeline, and closed on a thread of its own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+
+import msgspec
 
 from stepscope.runtime.events import clock
-from stepscope.runtime.lifecycle.opening import OpenRun
+from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.messages import Message
+from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.loop import drain_loop
+from stepscope.runtime.loop.pipeline import Pipeline, PipelineSteps, RunSetup
+from stepscope.runtime.recording.recorder import Recorder, RecorderAccounts, recorder
+from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.one_shot import OneShot
@@ -29,6 +40,83 @@ POLL_S = 0.02
 
 _unfinished: set[CloseProcedure] = set()
 """Closings that have begun and not ended, without those whose loop is blocked by a `derive` of a backend."""
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose run it is, and where it is written."""
+
+    name: str
+    rank: int | None
+    world_size: int | None
+    metadata: Metadata
+    output: Output
+
+
+class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts that `start()` has opened."""
+
+    loop: drain_loop.DrainLoop
+    pipeline: Pipeline
+    recorder: Recorder
+    accounts: RecorderAccounts
+    anchor: clock.ClockAnchor
+    """Read when the run was opened."""
+    without_effect: str
+    """A note on options of rings that have no effect, as the rings exist already."""
+
+
+def open_run(
+    facts: RunFacts, setup: RunSetup, steps: PipelineSteps, control: Callable[[Command], Future[Answer]] | None
+) -> OpenRun:
+    """Opens a run, whose output was made. `control` handles commands that exporters receive, if the profiler accepts any.
+
+    Raises:
+        OutputError: if the session directory cannot be made.
+        OSError, MemoryError, RuntimeError: if the system gives no files, memory or thread.
+    """
+    output, options, keep_last = facts.output, setup.options, setup.keep_last
+    source = recorder(options, output, output.path, output.path if output.made else None, setup.limits)
+    accounts: list[RecorderAccounts] = []
+    with ExitStack() as undo:
+        undo.callback(source.delivered, output)
+        without_effect = source.without_effect(options)
+        if without_effect:
+            log.warning("profiler %r: %s", facts.name, without_effect)
+        anchor = clock.ClockAnchor.read()
+        clock.wall_clock.look(anchor)
+        writers = (getattr(exporter, "writer", None) for exporter in setup.exporters)
+        run = Run.here(
+            name=facts.name,
+            output_dir=output.path,
+            rank=facts.rank,
+            world_size=facts.world_size,
+            anchor=anchor,
+            metadata=facts.metadata.snapshot,
+            note_output=output.note_output,
+            control=control,
+            journal=next((writer for writer in writers if isinstance(writer, JournalWriter)), None),
+        )
+        output.announce(source.directory, steps.serial, run, 0 if keep_last is None else keep_last.steps)
+        loop = drain_loop.acquire(source)
+        undo.callback(drain_loop.release)
+
+        def make() -> Pipeline:
+            accounts.append(RecorderAccounts(source))
+            inbox: Inbox[Message] = Inbox(setup.limits.inbox_bytes, loop.wake, loop.wake_later)
+            return Pipeline(run, setup, inbox, steps, actions=output, session=source.directory)
+
+        output.pipeline = pipeline = loop.add(make)
+        undo.pop_all()
+    if not output.announced:
+        source.undelivered[output] = None
+    return OpenRun(
+        loop=loop,
+        pipeline=pipeline,
+        recorder=source,
+        accounts=accounts[0],
+        anchor=anchor,
+        without_effect=without_effect,
+    )
 
 
 class CloseProcedure:
@@ -50,12 +138,7 @@ class CloseProcedure:
         self._timeout = timeout
 
     def run(self, bound: Sequence[BoundSource], closes_by: Callable[[], int]) -> None:
-        """Closes the profiler.
-
-        Args:
-            bound: sources that must be stopped on other threads first.
-            closes_by: returns the deadline, in ns.
-        """
+        """Closes the profiler by the deadline that `closes_by` returns, in ns; first the `bound` sources, on their own threads."""
         _unfinished.add(self)
         deadline = closes_by()
         for source in bound:
@@ -133,11 +216,8 @@ class CloseProcedure:
 
 
 def wait_for_late_closings() -> None:
-    """Waits at the interpreter's exit for closings past their deadline, `LATE_CLOSING_S` at most. Otherwise the session
-    directory of an overloaded process would stay.
-
-    There is no wait for a closing whose loop is blocked.
-    """
+    """Waits at the interpreter's exit for closings past their deadline, `LATE_CLOSING_S` at most, but for those whose loop is
+    blocked. Otherwise the session directory of an overloaded process would stay."""
     deadline = time.monotonic() + LATE_CLOSING_S
     while _unfinished and time.monotonic() < deadline:
         time.sleep(POLL_S)
