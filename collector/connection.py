@@ -12,13 +12,13 @@ import msgspec
 from litestar.types import Receive, Send, WebSocketScope
 
 from stepscope.collector.audit import Audit
+from stepscope.collector.clocks.server_clock import ServerClock
 from stepscope.collector.errors import FullError
 from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.problems import ProblemError, send_problem
-from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.step_summary import count_steps

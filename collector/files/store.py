@@ -15,11 +15,10 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.files.blocking_pool import BlockingPool
+from stepscope.collector.files.blocking_pool import BlockingPool, in_own_task, uncancelled
 from stepscope.collector.files.disk_quota import DiskQuota
 from stepscope.collector.files.disk_use import Failed, fails
 from stepscope.collector.files.stream_file import NewFrames, StreamFile
-from stepscope.collector.files.uncancelled import uncancelled, uncancelled_context
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.runs import evicted
 from stepscope.collector.settings import CollectorSettings
@@ -169,7 +168,7 @@ class Store:
         """
         async with self._owned(hello.stream, disconnect) as owner:
             # It is released when no thread has the file any more: a thread that goes on later would cut confirmed frames.
-            async with uncancelled_context(self._file(hello), lambda: self._release(hello.stream, owner)) as file:
+            async with in_own_task(self._file(hello), lambda: self._release(hello.stream, owner)) as file:
                 yield file
 
     @contextlib.asynccontextmanager

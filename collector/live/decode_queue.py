@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+import time
+from collections.abc import AsyncGenerator, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
-from stepscope.collector.files.uncancelled import uncancelled
-from stepscope.collector.live.slices import SLICE
+from stepscope.collector.files.blocking_pool import uncancelled
 from stepscope.collector.live.stream import Frame, Stream
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from stepscope.collector.files.stream_file import NewFrames
 
 log = logging.getLogger("stepscope.collector")
+
+T = TypeVar("T")
+
+SLICE = 0.004
+"""Seconds after which everything else on the loop has its turn."""
 
 
 class DecodeQueue:
@@ -63,3 +69,13 @@ class DecodeQueue:
                     await asyncio.sleep(0)
         finally:
             del self._tasks[stream]
+
+
+async def in_slices(items: Iterable[T]) -> AsyncGenerator[T]:
+    """Yields items for work of much less than `SLICE` each. Anything may change between two of them."""
+    end = time.perf_counter() + SLICE
+    for item in items:
+        yield item
+        if time.perf_counter() >= end:
+            await asyncio.sleep(0)
+            end = time.perf_counter() + SLICE

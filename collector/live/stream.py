@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from stepscope.collector.clocks.latest import LatestClock
+from stepscope.collector.clocks.server_clock import LatestClock
 from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses

@@ -13,8 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.live.decode_queue import DecodeQueue
-from stepscope.collector.live.slices import in_slices
+from stepscope.collector.live.decode_queue import DecodeQueue, in_slices
 from stepscope.collector.live.stream import Amounts, Process, Stream
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten

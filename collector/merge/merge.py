@@ -14,8 +14,7 @@ import numpy as np
 
 from stepscope.collector.live.verdicts import Judge, LiveProcess, judged_steps
 from stepscope.collector.live.views import LiveFinding
-from stepscope.collector.merge.aligned import AlignedEvents
-from stepscope.collector.merge.placement import Sharing
+from stepscope.collector.merge.aligned import AlignedEvents, Sharing
 from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
 from stepscope.collector.merge.report import MemberReport, MergeReport, evicted, member_report
 from stepscope.collector.runs.job import Job, Member

@@ -15,6 +15,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from stepscope.collector.audit import Audit
+from stepscope.collector.clocks.server_clock import ServerClock
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.stream import STEPS_PER_SECOND
 from stepscope.collector.live.streams import Streams
@@ -24,12 +25,10 @@ from stepscope.collector.nats.leases import Leases, room, surplus
 from stepscope.collector.nats.partition import GAP_SECONDS, Partition, Session
 from stepscope.collector.nats.retries import Retries
 from stepscope.collector.nats.roster import Roster
-from stepscope.collector.server_clock import ServerClock
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.names import Names, key_of, partition_of
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsLimits, Servers
 from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import job_of

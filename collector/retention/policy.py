@@ -9,8 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.collector.retention.inventory import StoredStream
-from stepscope.collector.retention.segment import Segment, SegmentWindow
+from stepscope.collector.retention.inventory import Segment, SegmentWindow, StoredStream
 from stepscope.collector.runs.places import Mark, places
 from stepscope.runtime.settings.checked import Checked
 

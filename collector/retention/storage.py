@@ -16,9 +16,8 @@ from stepscope.collector.files.disk_use import disk_use, on_disk
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
-from stepscope.collector.retention.inventory import Inventory, StoredStream
+from stepscope.collector.retention.inventory import Inventory, Segment, StoredStream
 from stepscope.collector.retention.policy import LAST, Candidate, StoragePolicy, candidates
-from stepscope.collector.retention.segment import Segment
 from stepscope.collector.runs.evicted import Evicted, evict, read_evicted
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.files.private_files import replace_private

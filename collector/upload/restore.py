@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.collector import clock_names
+from stepscope.collector.clocks import server_clock
 from stepscope.collector.files.lock import DirectoryLock
 from stepscope.collector.upload.object_store import ObjectStore
 from stepscope.collector.upload.uploader import CLOCKS, EVICTED, FILE, read_clocks
@@ -62,9 +62,9 @@ def restore(objects: ObjectStore, directory: Path) -> Restored:
     segments: list[str] = []
 
     def add_clocks() -> None:
-        names = clock_names.read(directory) or frozenset()
+        names = server_clock.read_clock_names(directory) or frozenset()
         for clock in sorted(read_clocks(objects, sizes.get(CLOCKS, 0)) - names):
-            clock_names.add(directory, clock)
+            server_clock.add_clock_name(directory, clock)
 
     def restore_file(name: str, match: re.Match[str]) -> None:
         path = directory / "streams" / name

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from stepscope.collector import clock_names
+from stepscope.collector.clocks import server_clock
 from stepscope.collector.files.disk_use import is_silent
 from stepscope.collector.live.views import UploadView
 from stepscope.collector.upload.object_store import ENDING_S, ObjectStore
@@ -249,7 +249,7 @@ class Uploader:
         """Adds the names of this collector's clocks to those in the store: a merge needs all."""
         if self._clocks is None:
             self._clocks = read_clocks(self.store, self._sizes.get(CLOCKS, 0))
-        names = self._clocks | (clock_names.read(self._streams.parent) or frozenset())
+        names = self._clocks | (server_clock.read_clock_names(self._streams.parent) or frozenset())
         if names != self._clocks:
             data = msgspec.json.format(msgspec.json.encode(sorted(names)))
             self.store.put(CLOCKS, io.BytesIO(data), len(data))

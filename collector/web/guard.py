@@ -17,9 +17,8 @@ from stepscope.collector import page
 from stepscope.collector.audit import Audit
 from stepscope.collector.problems import ProblemError, send_problem
 from stepscope.collector.settings import host_name
-from stepscope.collector.web.tickets import Tickets
 from stepscope.collector.web.tokens import Scope as TokenScope
-from stepscope.collector.web.tokens import Token, Tokens
+from stepscope.collector.web.tokens import Tickets, Token, Tokens
 from stepscope.exporters.stream.address import is_local
 
 OPEN_PATHS = frozenset({*page.PATHS, "/healthz", "/openapi.json"})

@@ -17,8 +17,7 @@ from litestar.types import ASGIApp
 from stepscope.collector.errors import ListenError
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.settings import CollectorSettings, host_name
-from stepscope.collector.web.connection_limit import ConnectionLimit
-from stepscope.collector.web.web_protocols import Handshake, HttpProtocol, WebSocketProtocol
+from stepscope.collector.web.web_protocols import ConnectionLimit, Handshake, HttpProtocol, WebSocketProtocol
 from stepscope.exporters.stream.address import is_local
 
 TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"

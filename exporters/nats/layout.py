@@ -20,8 +20,8 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
 from nats.js.kv import KeyValue
 
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.names import Names
+from stepscope.exporters.nats.servers import NatsLimits
 from stepscope.runtime.errors import FormatError
 
 HELLO_SPARE = 86_400.0

@@ -17,14 +17,12 @@ from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
 
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.names import Names, StreamNames
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsLimits, Servers
 from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream import protocol
-from stepscope.exporters.stream.settings import LinkSettings
-from stepscope.exporters.stream.transport import Feed, Transport
+from stepscope.exporters.stream.transport import Feed, LinkSettings, Transport
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 

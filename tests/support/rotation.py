@@ -18,7 +18,7 @@ from stepscope.collector.runs.evicted import read_evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import batch_of, spans
 from stepscope.exporters.stream.exporter import CollectorExporter
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths

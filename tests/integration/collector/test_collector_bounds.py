@@ -20,7 +20,7 @@ from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web import connection_limit, web_protocols
+from stepscope.collector.web import web_protocols
 from stepscope.exporters.specimens import run_in as a_run
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
@@ -39,7 +39,7 @@ OTHER = "fedcba9876543210" * 2
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that never ends its request; one that asks is not disturbed."""
-    monkeypatch.setattr(connection_limit, "PATIENCE", 0.3)
+    monkeypatch.setattr(web_protocols, "REQUEST_SECONDS", 0.3)
     async with collecting(tmp_path) as running:
         host, port = running.url.removeprefix("ws://").split("/")[0].split(":")
         silent, slow = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
@@ -63,7 +63,7 @@ def test_libraries_without_what_bounds_need_are_named(tmp_path: Path, monkeypatc
 
 async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after one that was answered, and with a body that does not come; who is refused is not listened to."""
-    monkeypatch.setattr(connection_limit, "PATIENCE", 0.3)
+    monkeypatch.setattr(web_protocols, "REQUEST_SECONDS", 0.3)
     async with collecting(tmp_path, token="t") as running:
         for first, more, answered in (
             (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"G", b"200 "),

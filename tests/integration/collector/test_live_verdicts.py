@@ -17,7 +17,7 @@ from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.verdicts import MAX_RANKS, LiveProcess, Verdicts
 from stepscope.collector.live.views import JobVerdict, LiveFinding
-from stepscope.collector.web.heatmap import HeatmapQuery, Heatmaps
+from stepscope.collector.web.charts import HeatmapQuery, Heatmaps
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.exporters.stream.step_summary import summary_of
 from stepscope.runtime.requests.command import Answer, Command

@@ -19,7 +19,7 @@ from stepscope.collector.errors import FullError
 from stepscope.collector.files.disk_quota import DiskQuota
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web import web_protocols
-from stepscope.collector.web.announced import Announced
+from stepscope.collector.web.web_protocols import Announced
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.requests.command import Command
 from tests.support.basics import poll

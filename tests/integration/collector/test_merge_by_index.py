@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.merge.plan import Selection
-from stepscope.collector.retention.segment import Segment
+from stepscope.collector.retention.inventory import Segment
 from stepscope.collector.runs.evicted import evict
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.memory import MemoryExporter

@@ -20,7 +20,7 @@ from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.merge.plan import Selection
 from stepscope.collector.merge.sources import gather
-from stepscope.collector.retention.segment import Segment
+from stepscope.collector.retention.inventory import Segment
 from stepscope.collector.runs.evicted import evict
 from stepscope.collector.runs.recording import recordings_in
 from stepscope.exporters.specimens import batch_of, run_in, window_of

@@ -14,9 +14,8 @@ from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.orders.addressees import addressees
 from stepscope.collector.orders.order import WindowOrder
-from stepscope.collector.orders.orders import Orders
+from stepscope.collector.orders.orders import Orders, addressees
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
 from stepscope.exporters.specimens import run_in

@@ -15,7 +15,7 @@ from stepscope.collector.live import startup_recovery
 from stepscope.collector.live.footers import Footer, read_footer
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.retention.segment import Segment
+from stepscope.collector.retention.inventory import Segment
 from stepscope.collector.runs.evicted import evict
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of

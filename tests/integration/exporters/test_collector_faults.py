@@ -23,7 +23,7 @@ import stepscope as sc
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.exporter import CollectorExporter
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.run import Run
 from tests.support.basics import BUSY, poll

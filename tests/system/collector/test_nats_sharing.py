@@ -21,7 +21,7 @@ from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.nats.names import PARTITIONS, partition_of
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from tests.support.basics import poll
 from tests.support.beside import running
 from tests.support.jetstreams import LIMITS, NAMES, Publisher, connected, jetstream

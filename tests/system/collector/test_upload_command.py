@@ -9,7 +9,7 @@ from typing import IO, Any
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.collector import clock_names
+from stepscope.collector.clocks import server_clock
 from tests.integration.collector.test_merge import syncs_of
 from tests.support.collecting import collecting
 from tests.support.messages import said
@@ -56,7 +56,7 @@ def job(tmp_path: Path) -> Path:
     directory = tmp_path / "job"
     for rank in (0, 1):
         add(directory, rank, named(syncs_of(rank * 10**9), OURS))
-    clock_names.add(directory, OURS)
+    server_clock.add_clock_name(directory, OURS)
     return directory
 
 
@@ -75,7 +75,7 @@ def test_what_was_uploaded_is_restored_and_merged(
     assert json.loads(capsys.readouterr().out)["streams"] == 2
     made = {name: data for name, data in contents(job / "streams").items() if name.endswith("/journal")}
     assert contents(back / "streams") == made
-    assert clock_names.read(back) == frozenset({OURS})
+    assert server_clock.read_clock_names(back) == frozenset({OURS})
     spans, report = merged(back, tmp_path / "back.json", capsys)
     assert (spans, report) == merged(job, tmp_path / "job.json", capsys) and len(spans) > 20
     second = max(back.glob("streams/*/journal"))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.files.journal_copy import AT_ONCE, journal_copy
+from stepscope.collector.downloads.downloads import AT_ONCE, journal_copy
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import segment_path, segment_paths
 from tests.support.journals import batch_with_arguments, events_of, read_journal, write_journal

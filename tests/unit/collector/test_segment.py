@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collector.files.disk_use import SegmentFile
-from stepscope.collector.retention.segment import MAX_WINDOWS, Segment
+from stepscope.collector.retention.inventory import MAX_WINDOWS, Segment
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.events.record import EventBatch

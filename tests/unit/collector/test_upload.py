@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.collector import clock_names
+from stepscope.collector.clocks import server_clock
 from stepscope.collector.upload import uploader as uploader_module
 from stepscope.collector.upload.object_store import CALLS, REFUSALS, ObjectStore
 from stepscope.collector.upload.restore import restore
@@ -242,14 +242,14 @@ def test_counts_of_evicted_segments_are_put(collected: Path, url: str) -> None:
 def test_the_names_of_clocks_of_all_collectors_are_put(tmp_path: Path, url: str) -> None:
     for number, clock in enumerate(("a" * 32, "b" * 32)):
         Stream(tmp_path / str(number), number, windows=3).end()
-        clock_names.add(tmp_path / str(number), clock)
+        server_clock.add_clock_name(tmp_path / str(number), clock)
         Uploader(tmp_path / str(number), url).upload()
     assert json.loads(in_store(url)["clocks.json"]) == ["a" * 32, "b" * 32]
     restore(ObjectStore(url), tmp_path / "back")
-    assert clock_names.read(tmp_path / "back") == frozenset({"a" * 32, "b" * 32})
+    assert server_clock.read_clock_names(tmp_path / "back") == frozenset({"a" * 32, "b" * 32})
     store = ObjectStore(url)
     store.put("clocks.json", io.BytesIO(b"["), 1)
-    clock_names.add(tmp_path / "0", "c" * 32)
+    server_clock.add_clock_name(tmp_path / "0", "c" * 32)
     Stream(tmp_path / "0", 7, windows=3).end()
     uploader = Uploader(tmp_path / "0", url)
     with refused(FormatError, "clocks.json"):

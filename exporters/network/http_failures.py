@@ -1,8 +1,16 @@
-"""Connections of which one end speaks TLS and the other does not: what their failures look like, and what to do."""
+"""Messages about redirects, and about connections of which only one end speaks TLS.
+
+No client of ours follows a redirect: the token and the traces go to no other host than the one that was named.
+"""
 
 from __future__ import annotations
 
 import ssl
+from urllib.parse import urlsplit, urlunsplit
+
+from stepscope.runtime.display.text_table import printable
+
+_MOST_CHARACTERS = 200
 
 _NO_TLS = frozenset(
     {
@@ -15,6 +23,21 @@ _NO_TLS = frozenset(
     }
 )
 """Reasons of OpenSSL for an answer that is no TLS; which one depends on its version and on what the answer is."""
+
+
+def redirected(location: str) -> str:
+    """A message about an answer that redirects, without the query of the new address, which may hold a secret.
+
+    Args:
+        location: the answer's header `Location`; empty if it has none.
+    """
+    try:
+        parts = urlsplit(location)
+        shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    except ValueError:
+        shown = ""
+    where = f" to {printable(shown)[:_MOST_CHARACTERS]}" if shown else ""
+    return f"a redirect{where}, which is not followed: give the address that this should go to"
 
 
 def wants_plain(error: object, plain: str) -> str:
