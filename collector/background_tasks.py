@@ -27,12 +27,7 @@ class BackgroundTasks:
     async def working(
         self, endless: Mapping[str, Coroutine[Any, Any, None]], passing: Mapping[str, Coroutine[Any, Any, None]]
     ) -> AsyncGenerator[None]:
-        """They go on inside.
-
-        Args:
-            endless: those that do not end by themselves, by name.
-            passing: those that are done at some time.
-        """
+        """Runs tasks inside, by name: `endless` ones, and `passing` ones, which are done at some time."""
         tasks: list[asyncio.Task[None]] = []
         for name, work in {**passing, **endless}.items():
             self._problems[name] = ""

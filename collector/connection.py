@@ -60,12 +60,6 @@ class Connection:
     ) -> None:
         """
         Args:
-            scope, receive, send: of the WebSocket to the exporter, as ASGI has them.
-            settings: limits and times.
-            store: takes the frames.
-            streams: the live state.
-            clock: the collector's clock.
-            audit: where streams and refusals are noted.
             admit: called with the stream's id and each run that it says it is of, first that of `Hello`; raises `FormatError` if
                 it may not send that. `None`: any may be sent.
         """

@@ -134,9 +134,6 @@ class Downloads:
     async def journal(self, path: Path) -> AsyncGenerator[bytes]:
         """The bytes of a stream's segments, as far as they are written now.
 
-        Args:
-            path: of the stream's first segment.
-
         Raises:
             ProblemError: before the first byte, if it is there no more.
             StuckError: before the first byte, if the disk does not answer.

@@ -75,7 +75,6 @@ def disk_use(directory: Path, failed: Failed = fails) -> DiskUse:
     """Looks at every file once; links are not followed.
 
     Args:
-        directory: of a collector.
         failed: is told what cannot be looked at; it does not count then.
 
     Raises:

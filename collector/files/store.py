@@ -157,7 +157,6 @@ class Store:
         """The file of a stream, at its end, for one connection: those before it are asked to leave, and waited for.
 
         Args:
-            hello: who it is.
             disconnect: is called when another connection wants the stream.
 
         Raises:

@@ -57,8 +57,6 @@ class StreamFile:
 
     Args:
         directory: of the stream; the first file is made when the first frame comes.
-        sync: sync word of the stream's frames.
-        run: whose stream it is.
         durable: wait until the disk has the existing files, and their names.
 
     Raises:

@@ -77,14 +77,9 @@ class Live:
     ) -> None:
         """
         Args:
-            streams: what to look at.
-            downloads: kinds of files that can be downloaded.
             exposed: whether others than this machine can reach the collector without a token or TLS.
             storage: state of the disk; gets the number of evicted events.
             upload: state of the upload.
-            nats: state of the connection to NATS.
-            parts: background tasks of the collector.
-            unwritten: how many lines of the audit could not be written.
             verdicts: what is slow in jobs; `None`: nobody judges that.
         """
         self._verdicts = verdicts
@@ -222,7 +217,6 @@ def rank_view(rank: Rank, now: float, *, slow: bool) -> RankView:
     """A rank at one moment.
 
     Args:
-        rank: the rank.
         now: a monotonic time in seconds.
         slow: whether it holds the others up.
     """
@@ -288,12 +282,7 @@ def expected(latest: Iterable[Stream]) -> tuple[int | None, list[int]]:
 
 
 def entries(ranks: Iterable[Rank], views: Iterable[RankView]) -> list[JobEntry]:
-    """The jobs that can be chosen, by their ids: if there are very many, those of which something came last.
-
-    Args:
-        ranks: all that are known.
-        views: their states.
-    """
+    """The jobs that can be chosen, by their ids: if there are very many, those of which something came last."""
     seen: dict[str, float] = {}
     for rank in ranks:
         for stream in rank.streams:

@@ -182,8 +182,6 @@ class Stream:
     def __init__(self, id: str, run: RunRecord, born_ns: int | None = None) -> None:
         """
         Args:
-            id: of the stream.
-            run: whose it is, as its first frame has it.
             born_ns: Unix time at which the collector saw it first; now by default.
         """
         self.id, self.run = id, run
@@ -237,13 +235,7 @@ class Stream:
         """How its clock compares with the collector's, as far as is known."""
 
     def add_frames(self, frames: Sequence[Frame], nbytes: int, next: int) -> None:
-        """Adds frames that are written.
-
-        Args:
-            frames: those that were new, one after the other.
-            nbytes: how much came.
-            next: number of the frame that follows them.
-        """
+        """Adds frames that are written. `next` is the number of the frame that follows them."""
         if self.remote:
             self.remote, self.events, self._dropped = False, 0, None  # from now on its frames are counted
         self.seen = time.monotonic()
@@ -299,13 +291,7 @@ class Stream:
         self.steps.add_steps(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
     def add_restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
-        """Adds frames that were read from its file; it is behind with them.
-
-        Args:
-            frames: those, one after the other.
-            events: in frames between them that are not given.
-            next: number of the frame that follows.
-        """
+        """Adds frames that were read from its file, and the number of events in others; it is behind with them."""
         self.events += events
         self.next = next
         self._append(_FrameBatch(frames, live=False), len(frames), sum(len(payload) for _, _, payload in frames))

@@ -142,8 +142,6 @@ class Streams:
         """Adds facts of steps that all collectors of the team get. A stream that another collector takes is shown here, too.
 
         Args:
-            hello: whose they are.
-            summary: the facts.
             process: the way to the process; `None`: it takes no commands.
         """
         stream = self.all.get(hello.stream)

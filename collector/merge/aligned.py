@@ -97,8 +97,6 @@ def renumber_flows(events: Block, member: int, members: int) -> None:
     """Flows join what has their number, in whatever process: those of two members get numbers that never meet, in place.
 
     Args:
-        events: of one member.
-        member: its number.
         members: how many there are; below 2 ** 21.
     """
     flows = np.flatnonzero(np.isin(events["kind"], _FLOWS))

@@ -94,17 +94,7 @@ def prepare(
     room: Callable[[], Path],
     judge: Judge | None = None,
 ) -> Merge:
-    """Reads what there is, and plans the merge. Arguments and errors as for `write_merged`.
-
-    Args:
-        sources: directories and journals.
-        target: what will be written.
-        job: which job.
-        selection: what to merge.
-        progress: is told how many events were written so far.
-        room: makes a directory for streams that are put together.
-        judge: says what is slow in the merged steps.
-    """
+    """Reads what there is, and plans the merge. Arguments and errors as for `write_merged`."""
     found = gather(sources, room, wanted(selection))
     if found.unreadable and not found.recordings:
         raise FormatError("; ".join(map(str, found.unreadable[:3])))

@@ -30,14 +30,7 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 class Consumer:
-    """A consumer of a stream. Methods raise what JetStream does.
-
-    Args:
-        client: the connection.
-        jetstream: its JetStream.
-        stream: name of the stream in JetStream.
-        config: of the consumer.
-    """
+    """A consumer of a stream. Methods raise what JetStream does."""
 
     def __init__(self, client: Client, jetstream: JetStreamContext, stream: str, config: ConsumerConfig) -> None:
         self._client: Any = client
@@ -102,7 +95,6 @@ class Consumer:
 
         Args:
             max_bytes: its bytes at most.
-            seconds: time to wait.
         """
         return await self._fetch(1, max_bytes, seconds)
 

@@ -61,12 +61,6 @@ class Leases:
     to its own directory and has its own consumer. It stops when it tries to renew the lease.
 
     Methods raise nats.errors.Error or TimeoutError if NATS does not answer, unless they say otherwise.
-
-    Args:
-        jetstream: the JetStream of the bucket.
-        bucket: the bucket of leases.
-        name: name of the bucket.
-        seconds: time after which a value in the bucket expires.
     """
 
     def __init__(self, jetstream: JetStreamContext, bucket: KeyValue, name: str, seconds: float) -> None:

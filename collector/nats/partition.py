@@ -143,10 +143,6 @@ class Partition:
     exporter does not have them either, or nothing has come from it for `gap_seconds`.
 
     `session.retries` shows failures, which are tried again. A stream that cannot be written does not keep the others from it.
-
-    Args:
-        session: what it shares with others.
-        number: of the partition.
     """
 
     def __init__(self, session: Session, number: int) -> None:

@@ -22,11 +22,7 @@ class _Failure(msgspec.Struct):
 
 
 class Retries:
-    """Failures of streams, of partitions and of the connection, and when to try again. Each text is logged once.
-
-    Args:
-        where: what is connected to, for messages.
-    """
+    """Failures of streams, of partitions and of the connection, and when to try again. Each text is logged once."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -37,7 +33,6 @@ class Retries:
 
         Args:
             what: what failed, such as `stream ...`; empty: the connection.
-            error: why.
         """
         before = self._failures.get(what)
         if isinstance(error, TimeoutError) and before is not None:

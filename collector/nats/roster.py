@@ -40,12 +40,8 @@ class Follower:
     """Follows the values of a bucket, so that nobody has to list them.
 
     Args:
-        client: the connection.
-        jetstream: its JetStream.
-        bucket: name of the bucket.
         seconds: time after which a value expires there; `None`: never.
         changed: called with the key and each new value, and with `None` when it has expired.
-        retries: shows failures.
     """
 
     def __init__(
@@ -142,8 +138,6 @@ class NatsProcess:
     """A process that any collector of its team can give commands, if it takes them.
 
     Args:
-        client: the connection to NATS.
-        names: of its stream.
         hello: the `Hello` of its stream.
     """
 
@@ -182,12 +176,8 @@ class Roster:
     """The streams of a team. Each has a `Hello`; of those that have ended it is known which directory has them.
 
     Args:
-        client: the connection.
-        jetstream: its JetStream.
-        names: of the team.
         hellos: the bucket of `Hello`s.
         ended: the bucket of streams that have ended.
-        retries: shows failures.
         forgot: called with the number of processes that are forgotten, as there are too many.
     """
 
@@ -235,10 +225,6 @@ class Roster:
 
     async def end(self, key: str, identity: str) -> None:
         """Says that a directory has all of a stream.
-
-        Args:
-            key: of the stream.
-            identity: of the directory.
 
         Raises:
             nats.errors.Error, TimeoutError: if JetStream does not answer.

@@ -56,14 +56,7 @@ class NatsSource:
     Every failure is shown and tried again.
 
     Args:
-        servers: the servers, and credentials.
-        names: of the team.
-        store: where streams are written.
-        streams: notes what was written, and what is heard of processes.
         bound: bounds the bytes of messages in memory.
-        clock: the collector's clock.
-        audit: log of streams and of refused messages.
-        limits: limits of the stream in JetStream, if this collector creates it.
         lease_seconds: time after which a lease expires that is not renewed, if this collector creates the bucket of leases.
         gap_seconds: seconds without a message of the exporter until frames that JetStream never had count as lost.
     """

@@ -70,8 +70,6 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
     """Finds them.
 
     Args:
-        streams: whose processes obey.
-        order: of which job and runs.
         wanted: the ranks that are meant; `None` for all: as many as most of the job's processes say that it has.
 
     Raises:
@@ -280,8 +278,6 @@ class Orders:
 
         Args:
             by: the step at which it must be decided.
-            what: what they are to do, for the answer.
-            request: the window that was asked for, if it is one.
         """
         name = secrets.token_hex(16)
         answers = await self._ask(targets, msgspec.structs.replace(proposal, proposal=name), order.patience)

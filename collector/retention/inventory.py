@@ -77,7 +77,6 @@ class Inventory:
         Args:
             files: the segments of each stream, in their order; at least one.
             connected: whether a connection writes to a stream.
-            isolated: for what is done with one stream.
         """
         self._segments = {stream: segments for stream, segments in self._segments.items() if stream in files}
         found: list[StoredStream] = []

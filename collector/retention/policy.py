@@ -60,8 +60,6 @@ def candidates(
     one of the newest, but for the very newest of a stream that is over. The last segment of a stream comes after all others of it.
 
     Args:
-        streams: all that can be read.
-        policy: what is protected.
         uploaded: whether a segment is in the store; those that are not come after those that are.
     """
     protected = _protected(streams, policy)

@@ -123,8 +123,6 @@ class Storage:
         """
         Args:
             store: whose files they are; it is told how much may be written.
-            policy: what is kept.
-            streams: are told what was evicted.
             uploaded: whether a segment is in another store, if everything is uploaded to one.
             downloads: bytes of the limit that are reserved for files that are made for downloads.
         """
@@ -176,11 +174,7 @@ class Storage:
         return done.postponed
 
     def view(self, discarded: int = 0) -> StorageView | None:
-        """How much there is, as of the last look, and what was written since; `None` before the first. The disk is not asked.
-
-        Args:
-            discarded: events of all streams that were evicted.
-        """
+        """How much there is, as of the last look, and what was written since; `None` before the first. The disk is not asked."""
         if self._unused is None or self._free is None:
             return None
         waits = self._store.waits
@@ -205,7 +199,6 @@ class Storage:
 
         Args:
             wanted: bytes for which there must be room afterwards.
-            surplus_streams: streams that others are to take the place of.
 
         Raises:
             OSError: if the directory cannot be read.

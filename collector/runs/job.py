@@ -38,9 +38,7 @@ def chosen_job(
     """The name and the recordings of one job.
 
     Args:
-        recordings: of any jobs.
         job: the name; `None` if there is one job only.
-        sources: where the recordings were looked for.
 
     Raises:
         FormatError: if there is none of that name, or it is not said which of several.
@@ -99,7 +97,6 @@ class Job:
     def __init__(self, name: str, recordings: Sequence[Recording]) -> None:
         """
         Args:
-            name: of the job.
             recordings: all of it; at least one.
         """
         self.name = name

@@ -106,8 +106,6 @@ class Recording(msgspec.Struct, kw_only=True):
         Memory does not depend on the file's size, but for `marks`, the wanted windows, and `MAX_SYNCS` round trips.
 
         Args:
-            path: the journal.
-            id: of the recording.
             wanted: which rows of the index stay in memory; default: all.
             shared_marks: marks of other recordings, which are added to.
 
@@ -182,9 +180,6 @@ class Recording(msgspec.Struct, kw_only=True):
 
     def windows(self, rows: Rows) -> dict[int, Window]:
         """Windows, by number: those that have an end as it says, the others as their events tell.
-
-        Args:
-            rows: of these windows.
 
         Raises:
             OSError, FormatError: if they cannot be read.
@@ -423,8 +418,6 @@ def recordings_in(
     Links below directories are not followed. A file that cannot be used, whatever is in it, costs the others nothing.
 
     Args:
-        sources: journals and directories.
-        without: journals that are left out.
         wanted: as for `Recording.of`.
 
     Raises:

@@ -65,7 +65,6 @@ class Uploader:
     directory to the same URL. Not for several threads at once, except for `uploaded` and `note_change`.
 
     Args:
-        directory: the collector's directory.
         url: see `ObjectStore`.
         connected: whether a connection writes to a stream, as far as is known.
 
@@ -260,7 +259,6 @@ def read_clocks(store: ObjectStore, nbytes: int) -> frozenset[str]:
     """Reads the names of the clocks of all collectors that uploaded to this URL.
 
     Args:
-        store: where they are.
         nbytes: size of the object; 0 if there is none.
 
     Raises:
@@ -280,7 +278,6 @@ class Uploading:
     """The collector's own upload: puts what was closed, every few seconds. Nothing else waits for the store.
 
     Args:
-        directory: the collector's directory.
         url: see `ObjectStore`.
         every: seconds between two looks, see `Uploader.pause`.
         connected: whether a connection writes to a stream.

@@ -60,7 +60,6 @@ class Charts:
         """The median, lowest and highest step time of all ranks at each time, and the step times of some.
 
         Args:
-            range: the last minutes, or the whole run.
             ids: of the ranks to tell one by one, the first `MOST_SERIES` of them.
             job: of its ranks; default: of all.
         """

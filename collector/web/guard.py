@@ -68,12 +68,8 @@ class Guard:
     - A token, if one is required, must have the scope that the request needs. If it is removed, the request is ended.
 
     Args:
-        app: what is guarded.
         hosts: names and addresses of the collector beside those of loopback, in lower case; `*.` at the beginning stands for one
             label. `None`: any.
-        tokens: those that are valid.
-        tickets: those that are valid.
-        audit: where refusals are noted.
     """
 
     def __init__(

@@ -42,11 +42,7 @@ class Server(uvicorn.Server):
     ) -> None:
         """
         Args:
-            app: what to serve.
-            settings: where, and with which certificate.
-            budget: bounds the messages that are in memory.
             ending: called when no further request is taken.
-            refused: is told why a connection was refused that asked nothing, and its address.
 
         Raises:
             ListenError: if the certificate cannot be used.

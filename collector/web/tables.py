@@ -70,10 +70,6 @@ class Tables:
     async def get(self, path: Path, window: int) -> bytes:
         """The table as JSON.
 
-        Args:
-            path: of the stream's file.
-            window: its index.
-
         Raises:
             ProblemError: if there is no such window, it cannot be read, or too many wait.
         """

@@ -60,11 +60,6 @@ class _Use(msgspec.Struct, frozen=True, eq=False):
 class TokenFile:
     """A file of tokens, as it was when it was read last.
 
-    Args:
-        path: of the file.
-        scopes: that each of its tokens has.
-        settings: which tokens are too short.
-
     Raises:
         OSError: if it cannot be read.
         ValueError: if it has no token, or a line that is none.
@@ -132,9 +127,6 @@ class Tokens:
     A file that is deleted or becomes invalid changes nothing: the tokens that it had stay valid, and the log says so. The
     requests of a token that is removed are ended.
 
-    Args:
-        settings: with the token and the files.
-
     Raises:
         OSError: if a file cannot be read.
         ValueError: if a file has no token, a line that is none, or one token for several jobs.
@@ -185,7 +177,6 @@ class Tokens:
 
         Args:
             token: of the request; `None` where none is required.
-            scope: that the request needs.
             end: called once if the token becomes invalid for that.
         """
         if token is None:
@@ -270,7 +261,6 @@ class Tickets:
 
         Args:
             ticket: as `issue` returned it.
-            path: of the request, decoded.
             query: its parameters, decoded, without the ticket.
         """
         address, until, token = self._open.pop(ticket, ("", 0.0, None))

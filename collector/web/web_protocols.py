@@ -387,7 +387,6 @@ class ConnectionLimit:
     def __init__(self, most: int, refused: Callable[[str, tuple[str, int] | None], object]) -> None:
         """
         Args:
-            most: connections at once, of exporters and all others.
             refused: called with the reason and the address when a connection is refused before any request.
         """
         self.most, self.refused = most, refused

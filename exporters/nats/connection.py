@@ -112,7 +112,6 @@ async def connect(servers: Servers, **options: Any) -> Client:
     """A connection to one of these servers; without end if none is there, unless options say otherwise.
 
     Args:
-        servers: whom to connect to, and how to get in.
         options: as `nats.connect` has them.
 
     Raises:

@@ -62,8 +62,6 @@ async def create(context: JetStreamContext, names: Names, limits: NatsLimits) ->
     """Creates the stream in JetStream and the bucket of `Hello`s, as far as they do not exist.
 
     Args:
-        context: JetStream.
-        names: of the team.
         limits: of the stream, if it is created.
 
     Returns:
@@ -106,11 +104,6 @@ async def create(context: JetStreamContext, names: Names, limits: NatsLimits) ->
 async def stored_before(context: JetStreamContext, names: Names, subject: str) -> int:
     """Frames of a stream before this number were stored once: its last message says so. 0 if there is no message.
 
-    Args:
-        context: JetStream.
-        names: of the team.
-        subject: of the stream's frames.
-
     Raises:
         TimeoutError: if JetStream does not answer, or the team has no stream there.
         FormatError: if the message does not say it.
@@ -148,8 +141,6 @@ async def bucket(context: JetStreamContext, name: str, ttl: float | None = None,
     """A key-value bucket, which is created if it does not exist. One that exists is left as it is.
 
     Args:
-        context: JetStream.
-        name: of the bucket.
         ttl: seconds after which a value vanishes.
         direct: whether any server of a cluster may answer, which may be behind.
     """
@@ -195,8 +186,6 @@ async def forget(context: JetStreamContext, name: str, key: str, revision: int =
     """Removes a key from a bucket without leaving a mark, which would stay for ever where values have no age.
 
     Args:
-        context: JetStream.
-        name: of the bucket.
         key: nothing happens if it is not there.
         revision: a value that is newer stays; 0: whatever it is.
     """

@@ -60,9 +60,6 @@ class StreamNames(NamedTuple):
 class Names:
     """Names of a team.
 
-    Args:
-        team: name of the team.
-
     Raises:
         ValueError: if it is no name of a team.
     """
@@ -86,12 +83,7 @@ class Names:
         return f"{self._prefix}.*.frames.{number}.*"
 
     def of(self, run: RunRecord, stream: str) -> StreamNames:
-        """Names of a stream.
-
-        Args:
-            run: whose stream it is.
-            stream: its id.
-        """
+        """Names of a stream."""
         job = job_token(job_of(run))
         base = f"{self._prefix}.{job}"
         return StreamNames(

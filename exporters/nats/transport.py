@@ -47,14 +47,6 @@ class NatsTransport(Transport):
     _closed_error = NatsError
 
     def __init__(self, servers: Servers, names: Names, limits: NatsLimits, settings: LinkSettings, feed: Feed) -> None:
-        """
-        Args:
-            servers: whom to connect to, and how to get in.
-            names: of the team.
-            limits: of what JetStream keeps, if nobody has made the stream.
-            settings: times and sizes.
-            feed: what to send.
-        """
         super().__init__(f"NATS at {servers}", settings, feed)
         self._servers, self._names, self._limits = servers, names, limits
         self._max_bytes = 0
@@ -196,7 +188,6 @@ class NatsTransport(Transport):
         """The next message; `None` if there is nothing to send.
 
         Args:
-            stream: id of the stream.
             all_stored: whether everything that was taken before is stored.
         """
         shipper = self._shipper

@@ -41,21 +41,12 @@ def redirected(location: str) -> str:
 
 
 def wants_plain(error: object, plain: str) -> str:
-    """A message if the other end has answered without TLS; empty if the failure is another.
-
-    Args:
-        error: that TLS failed by.
-        plain: scheme of a URL without TLS.
-    """
+    """A message if the other end has answered without TLS; empty if the failure is another."""
     if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
         return f"what answers there speaks no TLS: use {plain}://, or give it a certificate"
     return ""
 
 
 def wants_tls(secure: str) -> str:
-    """A message if the other end has closed a connection without TLS and has not answered, or not by HTTP.
-
-    Args:
-        secure: scheme of a URL with TLS.
-    """
+    """A message if the other end has closed a connection without TLS and has not answered, or not by HTTP."""
     return f"it gave no answer of HTTP: it probably wants TLS, use {secure}:// then"

@@ -57,10 +57,6 @@ def read_secret(path: Path) -> str:
 def open_named(path: Path, what: str) -> BinaryIO:
     """Opens a file that a setting names.
 
-    Args:
-        path: of the file.
-        what: it should hold, for the message.
-
     Raises:
         OSError: if it cannot be read; names it, and says what to do.
     """

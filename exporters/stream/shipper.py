@@ -97,7 +97,6 @@ class Shipper:
     largest frame and the size of a chunk. One thread at a time may use it.
 
     Args:
-        path: the first segment of the journal.
         end: returns the position up to which frames may be read; default: the end of the files.
         advanced: called with the position up to which the collector has all frames.
 

@@ -73,12 +73,6 @@ class Transport(ABC):
     """Raised when something is sent over a connection that has ended."""
 
     def __init__(self, where: str, settings: LinkSettings, feed: Feed) -> None:
-        """
-        Args:
-            where: what is connected to, for messages.
-            settings: times and sizes.
-            feed: what to send.
-        """
         self.where = where
         """The address, for messages."""
         self.logged = ""

@@ -57,10 +57,7 @@ class WebSocketTransport(Transport):
     def __init__(self, address: Address, settings: LinkSettings, tls: ssl.SSLContext | None, feed: Feed) -> None:
         """
         Args:
-            address: of the collector.
-            settings: times and sizes.
             tls: how to check the collector's certificate; `None`: as usual.
-            feed: what to send.
         """
         super().__init__(f"the collector at {address.url}", settings, feed)
         self._address, self._tls = address, tls
