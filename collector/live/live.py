@@ -192,7 +192,7 @@ class Live:
             silent=states.count("silent"),
             ended=states.count("ended"),
             died=states.count("died"),
-            restoring=len(self._streams.unread) + len(self._streams.uncounted),
+            restoring=len(self._streams.unread),
             events=amounts.events,
             events_per_s=round(sum(view.events_per_s for view in views), 1),
             bytes=amounts.bytes,

@@ -80,12 +80,10 @@ class Streams:
         self.ranks: dict[str, Rank] = {}
         self.unread: dict[str, Path] = {}
         """Files of streams whose state is not back yet, by their ids."""
-        self.uncounted: dict[str, Path] = {}
-        """Of those whose state is back, but not the counts of their earlier segments."""
-        self.being_restored = set[str]()
-        """Streams whose segments are being read for their state: none of these is evicted meanwhile, as a reader has them open."""
-        self.restoring_lock = threading.Lock()
-        """Held by the threads that change this, or delete segments."""
+        self.not_evictable = set[str]()
+        """Streams of which no segment may be evicted now, as a thread reads them to restore the live state."""
+        self.eviction_lock = threading.Lock()
+        """Held by the threads that add to this, or delete segments."""
         self.decode_queue = DecodeQueue()
         """Decodes the frames of all streams."""
         self.summary_lock = asyncio.Lock()
@@ -157,7 +155,6 @@ class Streams:
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""
         self.unread.pop(stream, None)
-        self.uncounted.pop(stream, None)
         ended = self.all.get(stream)
         if ended is not None and ended.connection is None:
             ended.windows.discarded = ended.events

@@ -227,8 +227,8 @@ class Storage:
         return done
 
     def _evict(self, one: Candidate, done: Look) -> None:
-        with self._streams.restoring_lock:
-            if one.stream.id in self._streams.being_restored:
+        with self._streams.eviction_lock:
+            if one.stream.id in self._streams.not_evictable:
                 done.postponed = True
             elif one.last:
                 self._delete(one.stream, done)

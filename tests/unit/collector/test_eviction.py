@@ -351,10 +351,10 @@ def test_what_is_read_to_bring_its_state_back_is_left_alone(store: Store) -> Non
     """Its reader has the files open, and would miss them."""
     path = stored(store, ONE, some(0, 4), [*some(4, 4), END])
     streams = Streams(8)
-    streams.being_restored.add(ONE)
+    streams.not_evictable.add(ONE)
     storage = Storage(store, StoragePolicy(max_bytes=1 << 30, newest=0, slowest=0), streams)
     assert not storage.enforce(surplus_streams=1).deleted and numbers(path) == [0, 1]
-    streams.being_restored.clear()
+    streams.not_evictable.clear()
     assert storage.enforce(surplus_streams=1).deleted == [ONE]
 
 
