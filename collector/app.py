@@ -249,11 +249,8 @@ class Collector:
             await made.serve()
 
     def _admit(self, job: str, stream: str, run: RunRecord) -> None:
-        """Refuses what a token for one job may not send.
-
-        Raises:
-            FormatError: if the run is of another job, or the stream is known as one of another job.
-        """
+        """Refuses what a token for one job may not send. Raises `FormatError` if the run is of another job, or the
+        stream is known as one of another job."""
         stream_before = self.streams.all.get(stream)
         for other in (job_of(run), job if stream_before is None else stream_before.job):
             if other != job:

@@ -117,12 +117,8 @@ class Connection:
                 self._timer.cancel()
 
     async def order(self, command: Command, seconds: float) -> Answer:
-        """Gives the process a command; returns its answer.
-
-        Raises:
-            TimeoutError: if it does not answer in time.
-            ConnectionError: if the connection ends first.
-        """
+        """Gives the process a command; returns its answer. Raises `TimeoutError` if it does not answer in time, and
+        `ConnectionError` if the connection ends first."""
         self._order_number += 1
         number, loop = self._order_number, asyncio.get_running_loop()
         answered: asyncio.Future[Answer] = loop.create_future()

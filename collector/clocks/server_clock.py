@@ -42,11 +42,7 @@ class ServerClock:
 
 
 def add_clock_name(directory: Path, name: str) -> None:
-    """Notes a clock.
-
-    Raises:
-        OSError: if the file cannot be written, or is a link.
-    """
+    """Notes a clock. Raises `OSError` if the file cannot be written, or is a link."""
     file = os.open(
         directory / CLOCK_NAMES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
     )
@@ -55,11 +51,8 @@ def add_clock_name(directory: Path, name: str) -> None:
 
 
 def read_clock_names(directory: Path) -> frozenset[str] | None:
-    """The clocks of a collector's directory; `None` if it says nothing of them, as one of another origin.
-
-    Raises:
-        OSError: if the file is there and cannot be read.
-    """
+    """The clocks of a collector's directory; `None` if it says nothing of them, as one of another origin. Raises
+    `OSError` if the file is there and cannot be read."""
     try:
         file = os.open(directory / CLOCK_NAMES, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -192,11 +192,7 @@ class _Pace:
 
     @contextlib.contextmanager
     def taking(self, size: int) -> Generator[None]:
-        """It takes so many bytes inside.
-
-        Raises:
-            RuntimeError: if it is too slow.
-        """
+        """It takes so many bytes inside. Raises `RuntimeError` if it is too slow."""
         began = time.monotonic()
         yield
         self._sent += size

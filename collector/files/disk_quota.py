@@ -53,11 +53,8 @@ class DiskQuota:
         return max(*self._waiting, min(sum(self._waiting), self._limit // 4)) if self._waiting else 0
 
     async def reserve(self, size: int) -> None:
-        """Reserves so many bytes, which are written from now on until `wrote` is called.
-
-        Raises:
-            FullError: if there is none, and none can be made.
-        """
+        """Reserves so many bytes, which are written from now on until `wrote` is called. Raises `FullError` if there is
+        none, and none can be made."""
         if not self._limit:
             return
         if self._free < size:
@@ -75,11 +72,8 @@ class DiskQuota:
 
     @contextlib.asynccontextmanager
     async def writing(self, size: int) -> AsyncGenerator[None]:
-        """There is room for so many bytes, which are written inside.
-
-        Raises:
-            FullError: if there is none, and none can be made.
-        """
+        """There is room for so many bytes, which are written inside. Raises `FullError` if there is none, and none can
+        be made."""
         await self.reserve(size)
         try:
             yield

@@ -111,10 +111,7 @@ class Store:
 
     def identity(self) -> str:
         """Names the directory, for those who must know what is in it: drawn at random when it is first asked for.
-
-        Raises:
-            OSError: if it can be neither read nor written.
-        """
+        Raises `OSError` if it can be neither read nor written."""
         if self._identity:
             return self._identity
         path, identity = self.directory / "identity", ""
@@ -187,11 +184,7 @@ class Store:
 
     @contextlib.contextmanager
     def _not_removed(self, stream: str) -> Generator[None]:
-        """The file of a stream is not removed inside.
-
-        Raises:
-            FullError: if it is being removed.
-        """
+        """The file of a stream is not removed inside. Raises `FullError` if it is being removed."""
         with self._opening:
             if stream in self._removing:
                 raise FullError("what was there of this stream is being deleted, as another one has it")
@@ -287,12 +280,8 @@ class Store:
         await uncancelled(writing)
 
     def remove(self, stream: str) -> bool:
-        """Deletes all segments of a stream, from any thread; false if a connection has it.
-
-        Raises:
-            FormatError: if the id is none.
-            OSError: if it cannot be deleted.
-        """
+        """Deletes all segments of a stream, from any thread; false if a connection has it. Raises `FormatError` if the
+        id is none, and `OSError` if it cannot be deleted."""
         path = self.path(stream)
         with self._opening:
             if stream in self._open:
@@ -315,11 +304,7 @@ class Store:
         return stream in self._open
 
     def path(self, stream: str) -> Path:
-        """The journal of a stream.
-
-        Raises:
-            FormatError: if the id is none.
-        """
+        """The journal of a stream. Raises `FormatError` if the id is none."""
         if not _STREAM.fullmatch(stream):
             raise FormatError("the id of a stream is 32 hexadecimal digits")
         return self.streams / stream / "journal"
@@ -335,12 +320,8 @@ class Store:
         return path if stat.S_ISDIR(_mode(path.parent)) and stat.S_ISREG(_mode(first_file(path))) else None
 
     def existing_of(self, streams: Iterable[str]) -> dict[str, Path]:
-        """The journals of those of these streams that are there, in their order.
-
-        Raises:
-            FormatError: if one is no id of a stream.
-            OSError: if one cannot be looked at.
-        """
+        """The journals of those of these streams that are there, in their order. Raises `FormatError` if one is no id
+        of a stream, and `OSError` if one cannot be looked at."""
         found = ((stream, self.existing(stream)) for stream in streams)
         return {stream: path for stream, path in found if path is not None}
 

@@ -107,12 +107,8 @@ class Process(Protocol):
         ...
 
     async def order(self, command: Command, seconds: float) -> Answer:
-        """Sends a command, and returns the answer.
-
-        Raises:
-            TimeoutError: if it does not answer in time.
-            ConnectionError: if there is no way to it any more.
-        """
+        """Sends a command, and returns the answer. Raises `TimeoutError` if it does not answer in time, and
+        `ConnectionError` if there is no way to it any more."""
         ...
 
 

@@ -98,12 +98,8 @@ class Streams:
 
     @contextlib.contextmanager
     def connected(self, hello: Hello, connection: Process) -> Generator[Stream]:
-        """A stream's connection is there inside; begin and end are in the log.
-
-        Raises:
-            FormatError: if the stream has one already.
-            FullError: if there are too many.
-        """
+        """A stream's connection is there inside; begin and end are in the log. Raises `FormatError` if the stream has
+        one already, and `FullError` if there are too many."""
         stream = self.all.get(hello.stream)
         if stream is not None and stream.connection is not None:
             raise FormatError("this stream is connected already")

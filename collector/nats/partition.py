@@ -437,11 +437,7 @@ def _claim(intake: _Intake) -> None:
 
 
 def _check_job(process: NatsProcess, new_frames: NewFrames) -> None:
-    """Refuses frames that say that they are of another job.
-
-    Raises:
-        FormatError: if a frame does.
-    """
+    """Refuses frames that say that they are of another job. Raises `FormatError` if a frame does."""
     job = process.names.key.partition(".")[0]
     for run in new_frames.runs():
         if job_token(job_of(run)) != job:

@@ -70,11 +70,7 @@ class Follower:
         """Set when all values that the bucket had at first are known."""
 
     async def run(self) -> None:
-        """Follows the bucket until it is cancelled.
-
-        Raises:
-            nats.js.errors.NotFoundError: if the bucket was deleted.
-        """
+        """Follows the bucket until it is cancelled. Raises `nats.js.errors.NotFoundError` if the bucket was deleted."""
         try:
             while True:
                 try:
@@ -150,12 +146,8 @@ class NatsProcess:
         return self.hello.control
 
     async def order(self, command: Command, seconds: float) -> Answer:
-        """Gives the process a command; returns its answer.
-
-        Raises:
-            TimeoutError: if it does not answer in time.
-            ConnectionError: if it, or this collector, is not connected to NATS.
-        """
+        """Gives the process a command; returns its answer. Raises `TimeoutError` if it does not answer in time, and
+        `ConnectionError` if it, or this collector, is not connected to NATS."""
         order = protocol.Order(next(_numbers), msgspec.json.encode(command))
         try:
             reply = await self._client.request(self.names.orders, protocol.encode(order), timeout=seconds)
@@ -209,12 +201,8 @@ class Roster:
         ]
 
     async def process(self, key: str) -> NatsProcess:
-        """The process of a stream.
-
-        Raises:
-            FormatError: if the stream has no `Hello`, or that is not its own.
-            nats.errors.Error, TimeoutError: if JetStream does not answer.
-        """
+        """The process of a stream. Raises `FormatError` if the stream has no `Hello`, or that is not its own, and
+        `nats.errors.Error` or `TimeoutError` if JetStream does not answer."""
         if key not in self.processes:
             try:
                 entry = await self._hellos.get(key)
@@ -224,11 +212,8 @@ class Roster:
         return self.processes[key]
 
     async def end(self, key: str, identity: str) -> None:
-        """Says that a directory has all of a stream.
-
-        Raises:
-            nats.errors.Error, TimeoutError: if JetStream does not answer.
-        """
+        """Says that a directory has all of a stream. Raises `nats.errors.Error` or `TimeoutError` if JetStream does not
+        answer."""
         await self._ended.put(key, identity.encode())
         self.ended[key] = identity
 

@@ -130,12 +130,7 @@ class Segment(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, file: SegmentFile) -> Segment:
-        """Reads a segment.
-
-        Raises:
-            OSError: if it cannot be read.
-            FormatError: if it is no journal.
-        """
+        """Reads a segment. Raises `OSError` if it cannot be read, and `FormatError` if it is no journal."""
         changed_ns = file.about.st_mtime_ns
         reader = FrameReader(file.path, follow=False, alone=True)
         try:
@@ -174,12 +169,8 @@ class Segment(msgspec.Struct, frozen=True):
         return {one.index for one in self.windows if one.index in among}
 
     def counted(self) -> Evicted:
-        """How much is in it, by the headers of its frames.
-
-        Raises:
-            OSError: if it cannot be read.
-            FormatError: if it is no journal.
-        """
+        """How much is in it, by the headers of its frames. Raises `OSError` if it cannot be read, and `FormatError` if
+        it is no journal."""
         events = 0
 
         def skipped(beginning: bytes) -> bool:

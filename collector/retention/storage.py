@@ -62,20 +62,13 @@ class Deleted:
             self.count = Count()
 
     def add(self, stream: str, events: int) -> None:
-        """A stream is to be deleted.
-
-        Raises:
-            OSError: if that cannot be noted.
-        """
+        """A stream is to be deleted. Raises `OSError` if that cannot be noted."""
         if self.count.last != stream:
             self.set(Count(self.count.streams + 1, self.count.events + events, stream))
 
     def set(self, count: Count) -> None:
-        """Sets the count: to what it was before, if a stream could not be deleted.
-
-        Raises:
-            OSError: if that cannot be noted.
-        """
+        """Sets the count: to what it was before, if a stream could not be deleted. Raises `OSError` if that cannot be
+        noted."""
         replace_private(self._path, msgspec.json.encode(count))
         self.count = count
 

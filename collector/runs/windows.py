@@ -167,11 +167,7 @@ class StreamWindows:
             self._open_steps[index] = min(before[0], first), max(before[1], last)
 
     def opened(self, payload: fmt.Bytes) -> None:
-        """A frame that says that events of a window follow.
-
-        Raises:
-            msgspec.MsgspecError: if it cannot be read.
-        """
+        """A frame that says that events of a window follow. Raises `msgspec.MsgspecError` if it cannot be read."""
         record = _opened(payload)
         if len(self._open) < _MOST_OPEN:
             self._open[record.index] = record.at_ns

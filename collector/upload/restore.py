@@ -103,11 +103,8 @@ def restore(objects: ObjectStore, directory: Path) -> Restored:
 
 
 def _damage(path: Path, *, closed: bool) -> str:
-    """Reads a segment alone, and returns what is damaged. A segment that is not closed may have a torn end.
-
-    Raises:
-        FormatError: if it is not a segment.
-    """
+    """Reads a segment alone, and returns what is damaged. A segment that is not closed may have a torn end. Raises
+    `FormatError` if it is not a segment."""
     reader = FrameReader(path, follow=False)
     try:
         while reader.next() is not None:

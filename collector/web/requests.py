@@ -37,11 +37,7 @@ class Exact(MsgspecDTO[T]):
     """A body of JSON, read as strictly as a control file: Litestar takes a text for a number."""
 
     def decode_bytes(self, value: bytes) -> Any:
-        """Decodes a body.
-
-        Raises:
-            ClientException: if it cannot be read; says where.
-        """
+        """Decodes a body. Raises `ClientException` if it cannot be read; says where."""
         try:
             return decode_json(value, self.model_type)
         except ControlError as error:

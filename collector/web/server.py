@@ -100,11 +100,8 @@ class Server(uvicorn.Server):
 
     @contextlib.asynccontextmanager
     async def listening(self, settings: CollectorSettings) -> AsyncGenerator[str]:
-        """Listens inside; gives the address, as browsers want it.
-
-        Raises:
-            ListenError: if the address is taken, or none of this machine.
-        """
+        """Listens inside; gives the address, as browsers want it. Raises `ListenError` if the address is taken, or none
+        of this machine."""
         bound = await asyncio.to_thread(_bind, settings.host, settings.port)
         task = asyncio.create_task(self.serve([bound]), name="stepscope collector")
         try:
@@ -129,11 +126,8 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def hosts_of(settings: CollectorSettings) -> frozenset[str] | None:
-    """The names and addresses by which clients may address a collector, beside those of loopback; `None`: any.
-
-    Raises:
-        ListenError: if they should be those of the certificate, and it cannot be used or has none.
-    """
+    """The names and addresses by which clients may address a collector, beside those of loopback; `None`: any. Raises
+    `ListenError` if they should be those of the certificate, and it cannot be used or has none."""
     if settings.allowed_hosts:
         return frozenset(map(host_name, settings.allowed_hosts))
     if is_local(settings.host):

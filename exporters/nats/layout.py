@@ -117,11 +117,7 @@ async def stored_before(context: JetStreamContext, names: Names, subject: str) -
 
 
 def oldest(headers: Mapping[str, str] | None) -> int:
-    """The header `OLDEST` of a message; 0 without one.
-
-    Raises:
-        FormatError: if it is no number.
-    """
+    """The header `OLDEST` of a message; 0 without one. Raises `FormatError` if it is no number."""
     number = (headers or {}).get(OLDEST, "0")
     if not (number.isascii() and number.isdecimal() and len(number) < 20):
         raise FormatError(f"its header {OLDEST} is no number")
@@ -129,11 +125,8 @@ def oldest(headers: Mapping[str, str] | None) -> int:
 
 
 async def put(context: JetStreamContext, bucket: str, key: str, value: bytes) -> None:
-    """Puts a value into a bucket, with no request but this.
-
-    Raises:
-        nats.js.errors.NoStreamResponseError: if there is no such bucket.
-    """
+    """Puts a value into a bucket, with no request but this. Raises `nats.js.errors.NoStreamResponseError` if there is
+    no such bucket."""
     await context.publish(f"$KV.{bucket}.{key}", value)
 
 

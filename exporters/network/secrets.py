@@ -55,11 +55,7 @@ def read_secret(path: Path) -> str:
 
 
 def open_named(path: Path, what: str) -> BinaryIO:
-    """Opens a file that a setting names.
-
-    Raises:
-        OSError: if it cannot be read; names it, and says what to do.
-    """
+    """Opens a file that a setting names. Raises `OSError` if it cannot be read; names it, and says what to do."""
     try:
         return path.open("rb")
     except OSError as error:

@@ -91,11 +91,8 @@ class Sender:
         self._warned = False
 
     async def open(self) -> None:
-        """Prepares to connect; connects when there is something to send, and again whenever need be.
-
-        Raises:
-            OSError: if files of certificates cannot be read.
-        """
+        """Prepares to connect; connects when there is something to send, and again whenever need be. Raises `OSError`
+        if files of certificates cannot be read."""
         context = _tls(self.target, self._options) if self.target.encrypted else None
         headers = {
             "User-Agent": f"stepscope-otlp/{VERSION}",

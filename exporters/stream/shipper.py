@@ -27,12 +27,8 @@ class Head(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: Path) -> Head:
-        """Reads the first frame of a journal's first file.
-
-        Raises:
-            FormatError: if it is no journal, or its first frame is damaged.
-            OSError: if it cannot be read.
-        """
+        """Reads the first frame of a journal's first file. Raises `FormatError` if it is no journal, or its first frame
+        is damaged, and `OSError` if it cannot be read."""
         reader = FrameReader(path, follow=False)
         try:
             first, sync = reader.peek(), reader.sync_word
@@ -45,12 +41,8 @@ class Head(msgspec.Struct, frozen=True):
 
 
 def has_end(path: Path) -> bool:
-    """Whether the last frame of a journal, or of one segment, is its end.
-
-    Raises:
-        FormatError: if it is no journal.
-        OSError: if it cannot be read.
-    """
+    """Whether the last frame of a journal, or of one segment, is its end. Raises `FormatError` if it is no journal, and
+    `OSError` if it cannot be read."""
     reader = FrameReader(path, follow=False)
     try:
         last = reader.last()
