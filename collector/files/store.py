@@ -16,8 +16,7 @@ from pathlib import Path
 
 from stepscope.collector.errors import FullError
 from stepscope.collector.files.blocking_pool import BlockingPool, in_own_task, uncancelled
-from stepscope.collector.files.disk_quota import DiskQuota
-from stepscope.collector.files.disk_use import Failed, fails
+from stepscope.collector.files.disk import DiskQuota
 from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.runs import evicted
@@ -98,7 +97,7 @@ class Store:
             self._block = os.statvfs(self.streams).f_frsize
             self._streams = set[str]()
             self.bytes = 0
-            for stream, path in self.journals(log_unreadable):
+            for stream, path in self.journals():
                 self._streams.add(stream)
                 try:
                     self.bytes += sum(segment.stat().st_size for segment in segment_paths(path))
@@ -325,12 +324,8 @@ class Store:
         found = ((stream, self.existing(stream)) for stream in streams)
         return {stream: path for stream, path in found if path is not None}
 
-    def journals(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
-        """Ids and journals of all streams.
-
-        Args:
-            failed: called for those that cannot be looked at; the others are returned.
-        """
+    def journals(self) -> Iterator[tuple[str, Path]]:
+        """Ids and journals of all streams. Those that cannot be looked at are in the log."""
         for entry in sorted(os.scandir(self.streams), key=lambda entry: entry.name):
             if not _STREAM.fullmatch(entry.name):
                 continue
@@ -338,7 +333,7 @@ class Store:
             try:
                 there = entry.is_dir(follow_symlinks=False) and stat.S_ISREG(_mode(first_file(path)))
             except OSError as error:
-                failed(path, error)
+                log_unreadable(path, error)
                 continue
             if there:
                 yield entry.name, path
@@ -361,7 +356,7 @@ class Store:
         self._waiting += 1
         try:
             if self.surplus_streams:
-                await self.quota.look()
+                await self.quota.wait_measured()
                 # Of those who wait each takes one place, as far as there are any.
                 if self.surplus_streams >= self._waiting:
                     raise FullError(

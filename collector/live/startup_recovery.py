@@ -98,7 +98,7 @@ class StartupRecovery:
     def look(self) -> None:
         """Sees which files there are; to be called before streams are taken."""
         found = list[tuple[float, str, Path]]()
-        for id, path in self._store.journals(log_unreadable):
+        for id, path in self._store.journals():
             try:
                 newest = segment_path(path, segment_numbers(path)[-1])
                 found.append((os.stat(newest).st_mtime, id, path))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.files.disk_use import SegmentFile, is_silent
+from stepscope.collector.files.disk import SegmentFile, is_silent
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.places import Mark, Steps

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from stepscope.collector.clocks import server_clock
-from stepscope.collector.files.disk_use import is_silent
+from stepscope.collector.files.disk import is_silent
 from stepscope.collector.live.views import UploadView
 from stepscope.collector.upload.object_store import ENDING_S, ObjectStore
 from stepscope.exporters.stream.shipper import has_end

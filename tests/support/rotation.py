@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.app import Collector
-from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.disk import disk_use
 from stepscope.collector.retention.storage import Deleted
 from stepscope.collector.runs.evicted import read_evicted
 from stepscope.collector.settings import CollectorSettings
@@ -123,7 +123,7 @@ def in_file(path: Path) -> Counter[int]:
 async def settled(collector: Collector) -> None:
     """Nobody writes any more: what has to be evicted for what was written is."""
     for _ in range(2):
-        await collector.store.quota.look()
+        await collector.store.quota.wait_measured()
 
 
 def settings(directory: Path, limit: int, max_kept_streams: int = 100) -> CollectorSettings:

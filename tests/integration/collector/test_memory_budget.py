@@ -16,7 +16,7 @@ from websockets.frames import Frame, Opcode
 
 from stepscope.collector.connection import Connection
 from stepscope.collector.errors import FullError
-from stepscope.collector.files.disk_quota import DiskQuota
+from stepscope.collector.files.disk import DiskQuota
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web import web_protocols
 from stepscope.collector.web.web_protocols import Announced
@@ -205,14 +205,14 @@ async def test_writes_wait_for_a_look_that_finds_room() -> None:
 
     first = asyncio.create_task(write(600))
     await quota.due.wait()
-    quota.begin()
-    await quota.end(100)
+    quota.begin_measurement()
+    await quota.end_measurement(100)
     await first
     second = asyncio.create_task(write(400))
     await quota.due.wait()
     assert began == [600]
-    quota.begin()
-    await quota.end(600)
+    quota.begin_measurement()
+    await quota.end_measurement(600)
     await second
     assert began == [600, 400]
 
@@ -221,15 +221,15 @@ async def test_what_is_being_written_is_taken_off() -> None:
     """A look begins in the middle of a write: it may have seen none of it."""
     quota = DiskQuota()
     quota.bound(1000, 100)
-    quota.begin()
-    await quota.end(0)
+    quota.begin_measurement()
+    await quota.end_measurement(0)
     async with quota.writing(700):
-        quota.begin()
-    await quota.end(0)
+        quota.begin_measurement()
+    await quota.end_measurement(0)
     waiting = asyncio.create_task(quota.writing(301).__aenter__())
     await quota.due.wait()
-    quota.begin()
-    await quota.end(700)
+    quota.begin_measurement()
+    await quota.end_measurement(700)
     with refused(FullError, "1000"):
         await waiting
     async with quota.writing(300):
@@ -241,8 +241,8 @@ async def test_a_look_is_due_when_half_of_what_was_left_is_used() -> None:
     quota = DiskQuota()
     quota.bound(1000, 100)
     for left in (500, 80):
-        quota.begin()
-        await quota.end(1000 - left)
+        quota.begin_measurement()
+        await quota.end_measurement(1000 - left)
         async with quota.writing(left - min(left, 100) // 2):
             pass
         assert not quota.due.is_set()
@@ -264,12 +264,12 @@ async def test_room_that_others_took_is_waited_for_again() -> None:
     writing = [asyncio.create_task(write(number)) for number in (0, 1)]
     await quota.due.wait()
     await poll(lambda: quota.wanted == 600)  # of both together it would be more than a quarter of the limit
-    quota.begin()
-    await quota.end(0)
+    quota.begin_measurement()
+    await quota.end_measurement(0)
     await quota.due.wait()
     await writing[0]
     assert done == [0]
-    quota.begin()
-    await quota.end(100)
+    quota.begin_measurement()
+    await quota.end_measurement(100)
     await writing[1]
     assert done == [0, 1] and quota.wanted == 0

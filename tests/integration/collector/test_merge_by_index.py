@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from stepscope.collector.files.disk_use import SegmentFile
+from stepscope.collector.files.disk import SegmentFile
 from stepscope.collector.merge.plan import Selection
 from stepscope.collector.retention.inventory import Segment
 from stepscope.collector.runs.evicted import evict

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.cli.main import main
-from stepscope.collector.files.disk_use import SegmentFile
+from stepscope.collector.files.disk import SegmentFile
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.merge.plan import Selection
 from stepscope.collector.merge.sources import gather

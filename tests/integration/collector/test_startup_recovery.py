@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector.files.disk_use import SegmentFile
+from stepscope.collector.files.disk import SegmentFile
 from stepscope.collector.files.store import Store
 from stepscope.collector.live import startup_recovery
 from stepscope.collector.live.startup_recovery import StartupRecovery

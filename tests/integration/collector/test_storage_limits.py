@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stepscope.collector.app import Collector
-from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.disk import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
