@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -30,17 +29,11 @@ from stepscope.runtime.journal.segments import Segment
 CHUNK = 1 << 20
 
 
-class Gathered(msgspec.Struct, frozen=True):
-    """The recordings of some sources."""
-
-    recordings: list[Recording]
-    unreadable: list[UnreadableJournal]
-    notes: list[str]
-    """Sentences: what was put together, and what does not count."""
-
-
-def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | None = None) -> Gathered:
-    """The recordings of journals and of directories, without copies, with round trips to collectors' clocks only.
+def gather(
+    sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | None = None
+) -> tuple[list[Recording], list[UnreadableJournal], list[str]]:
+    """The recordings of journals and of directories, without copies, with round trips to collectors' clocks only; journals that cannot
+    be read; and sentences: what was put together, and what does not count.
 
     Args:
         sources: those.
@@ -53,9 +46,8 @@ def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | N
     joined = join(sources, room)
     found, unreadable = recordings_in([*sources, *joined.journals], joined.parts, wanted)
     recordings, copies = without_copies(found)
-    return Gathered(
-        recordings, [*joined.unreadable, *unreadable], [*joined.notes, *copies, *_remove_unknown_clocks(recordings)]
-    )
+    notes = [*joined.notes, *copies, *_remove_unknown_clocks(recordings)]
+    return recordings, [*joined.unreadable, *unreadable], notes
 
 
 def _remove_unknown_clocks(recordings: Sequence[Recording]) -> list[str]:
@@ -162,8 +154,6 @@ class _Part(msgspec.Struct, frozen=True):
     """Number of the frame that follows its last."""
     end: int
     """Where its whole frames end."""
-    indexes: list[int]
-    """Positions of its index frames."""
 
 
 def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
@@ -236,8 +226,7 @@ def _read_part(path: Path) -> _Part | None:
             return None
         first = reader.head[1]
         index = read_index(reader) or scan(reader)
-        indexes = [position for position, _ in index.records]
-        return _Part(path, reader.sync_word, reader.files.at(reader.files.begin), first, *index.end, indexes)
+        return _Part(path, reader.sync_word, reader.files.at(reader.files.begin), first, *index.end)
     except OSError:
         return None
     finally:
@@ -266,9 +255,6 @@ def _write(target: Path, parts: Sequence[_Part]) -> None:
 
 def _begins(reader: FrameReader, part: _Part, number: int) -> int:
     """Where the first frame begins that is not before this one."""
-    at = bisect_right(part.indexes, number, key=lambda position: _number_at(reader, position))
-    if at:
-        reader.resume(_number_at(reader, part.indexes[at - 1]), part.indexes[at - 1])
     found = part.end
 
     def look(_: bytes = b"") -> bool:
@@ -281,8 +267,3 @@ def _begins(reader: FrameReader, part: _Part, number: int) -> int:
     while found == part.end and reader.next(look) is not None:
         look()
     return found
-
-
-def _number_at(reader: FrameReader, position: int) -> int:
-    found = reader.frame_at(position)
-    return 0 if found is None else found[1]

@@ -15,7 +15,7 @@ from stepscope.exporters.stream.protocol import job_of as job_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.session.ranks import missing_ranges
+from stepscope.runtime.session.ranks import missing_ranges, usual_size
 
 SAME_CLOCK_NS = 50_000_000
 """Two processes read one monotonic clock if its name is the same and their wall clocks agree so well: a machine that was
@@ -144,8 +144,8 @@ class Job:
 
     @property
     def missing(self) -> list[range]:
-        """The ranks that should be there, as the members say how many there are."""
-        size = max((member.recording.run.world_size or 0 for member in self.members), default=0)
+        """The ranks that should be there, as most members say how many there are."""
+        size = usual_size(member.recording.run.world_size for member in self.members)
         return missing_ranges(self.ranks, size) if self.ranks else []
 
     def _order(self, recording: Recording, key: str) -> tuple[bool, int, int, str]:

@@ -22,6 +22,7 @@ from stepscope.collector.clocks import server_clock
 from stepscope.collector.files.disk import is_silent
 from stepscope.collector.live.views import UploadView
 from stepscope.collector.upload.object_store import ENDING_S, ObjectStore
+from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream.shipper import has_end
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.files.private_files import refuse_link
@@ -67,6 +68,7 @@ class Uploader:
     Args:
         url: see `ObjectStore`.
         connected: whether a connection writes to a stream, as far as is known.
+        every: seconds between two calls of `upload`.
 
     Raises:
         OutputError: see `ObjectStore`.
@@ -79,8 +81,13 @@ class Uploader:
     waiting = 0
     """Bytes of closed segments that are not in the store."""
 
-    def __init__(self, directory: Path, url: str, connected: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(
+        self, directory: Path, url: str, connected: Callable[[str], bool] = lambda _: False, every: float = 30.0
+    ) -> None:
         self._streams, self._connected = directory / "streams", connected
+        self._every, self._backoff = every, Backoff(every, max(every, MOST_PAUSE_S))
+        self.pause = every
+        """Seconds until the next call: more, up to ten minutes, while the store refuses everything."""
         self.store = ObjectStore(url)
         self._found: dict[str, list[_File]] | None = None
         """Files of each stream, as of the last look at its directory; `None` before the first."""
@@ -99,18 +106,11 @@ class Uploader:
         """Clocks in the store, if known."""
         self._failed = frozenset[str]()
         """Objects that could not be put the last time. They come last."""
-        self._refused = 0
-        """Calls in a row in which the store refused everything."""
         self._lock = threading.Lock()
 
     def uploaded(self, path: Path) -> bool:
         """Whether a segment is closed and in the store, as far as this knows. From any thread; does no I/O."""
         return f"{path.parent.name}/{path.name}" in self._final
-
-    def pause(self, every: float) -> float:
-        """Seconds until the next call. They grow from `every` to ten minutes while the store refuses everything."""
-        doubled = min(max(self._refused - 1, 0), 30)
-        return min(every * (1 << doubled), max(every, MOST_PAUSE_S))
 
     def note_change(self, stream: str) -> None:
         """A segment of a stream was begun or deleted, or a connection of it has come or gone. From any thread."""
@@ -129,7 +129,7 @@ class Uploader:
             FormatError: if a segment is damaged. Everything else was put.
             OSError: if a file cannot be read. Everything else was put.
         """
-        before = self.objects
+        before, refuses = self.objects, False
         errors: Errors = {}
         try:
             if self._listed is None or time.monotonic() - self._listed > LIST_S:
@@ -141,9 +141,12 @@ class Uploader:
             if errors:
                 raise min(errors.items(), key=lambda each: (not isinstance(each[1], OutputError), each[0]))[1]
         except OutputError:
-            self._refused = 0 if self.objects > before else self._refused + 1
+            refuses = self.objects == before
             raise
-        self._refused = 0
+        finally:
+            if not refuses:
+                self._backoff.reset()
+            self.pause = max(self._backoff.delay(), self._every) if refuses else self._every
 
     def _put_missing(self, rest: bool, walk: bool) -> Errors:
         errors: Errors = {}
@@ -293,9 +296,8 @@ class Uploading:
         if parts.password is not None:
             raise OutputError("the URL of an upload must not contain a password; set it in the driver's own variables")
         self._url = urlunsplit(parts._replace(query="", fragment=""))
-        self._uploader = Uploader(directory, url, connected)
+        self._uploader = Uploader(directory, url, connected, every)
         self.note_change = self._uploader.note_change
-        self._every = every
         self._at: int | None = None
         self._problem = ""
 
@@ -320,7 +322,7 @@ class Uploading:
                         log.error("not everything could be uploaded, and is tried again: %s", problem)
                 self._problem = problem
                 self._at = time.time_ns()
-                await asyncio.sleep(self._uploader.pause(self._every))
+                await asyncio.sleep(self._uploader.pause)
         finally:
             self._uploader.store.stop()
             try:
