@@ -1,4 +1,4 @@
-"""A collector: everything behind its web application."""
+"""A collector: its parts, the background tasks that it runs, and its web application."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +22,19 @@ from litestar.types import Receive, Scope, Send, WebSocketScope
 
 from stepscope.collector import page
 from stepscope.collector.audit import Audit
-from stepscope.collector.background_tasks import BackgroundTasks
 from stepscope.collector.clocks import server_clock
 from stepscope.collector.clocks.server_clock import ServerClock
 from stepscope.collector.connection import Connection
 from stepscope.collector.downloads.downloads import Bounds, Downloads
 from stepscope.collector.errors import StuckError
 from stepscope.collector.files.blocking_pool import BlockingPool
-from stepscope.collector.files.lock import DirectoryLock
+from stepscope.collector.files.disk import DirectoryLock
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.verdicts import Judge, Verdicts
+from stepscope.collector.live.views import PartView
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.orders.orders import Orders
 from stepscope.collector.problems import Problem, ProblemError, problem, send_problem
@@ -54,6 +54,7 @@ from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 from stepscope.runtime.version import VERSION
 
@@ -325,3 +326,45 @@ def _unknown(_: Request[Any, Any, Any], error: HTTPException) -> Response[Proble
 def _failed(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
     log.error("%s %r failed", request.method, request.scope["path"], exc_info=error)
     return problem(500, "something went wrong; the collector's log has more")
+
+
+class BackgroundTasks:
+    """Runs them. One that ends though it should not is logged, and told to all who look, until the collector is restarted."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, str] = {}
+        """Of each part; empty while it goes on, and when it is done."""
+        self._closing = False
+
+    @contextlib.asynccontextmanager
+    async def working(
+        self, endless: Mapping[str, Coroutine[Any, Any, None]], passing: Mapping[str, Coroutine[Any, Any, None]]
+    ) -> AsyncGenerator[None]:
+        """Runs tasks inside, by name: `endless` ones, and `passing` ones, which are done at some time."""
+        tasks: list[asyncio.Task[None]] = []
+        for name, work in {**passing, **endless}.items():
+            self._problems[name] = ""
+            task = asyncio.create_task(work, name=f"stepscope collector {name}")
+            task.add_done_callback(partial(self._ended, name, done=name in passing))
+            tasks.append(task)
+        try:
+            yield
+        finally:
+            self._closing = True
+            await end_tasks(*tasks)
+
+    def view(self) -> list[PartView]:
+        """All of them."""
+        return [PartView(name=name, problem=problem) for name, problem in self._problems.items()]
+
+    def _ended(self, name: str, task: asyncio.Task[None], *, done: bool) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None and (self._closing or (done and not task.cancelled())):
+            return
+        self.failed(name, error)
+
+    def failed(self, name: str, error: BaseException | None = None) -> None:
+        """A part has ended though it should not: by an error, or without one."""
+        why = "it ended without an error" if error is None else f"{type(error).__name__}: {error}"
+        self._problems[name] = why[:500]
+        log.error("the collector does not go on with a part of its work, %s: %s", name, why, exc_info=error)

@@ -1,9 +1,10 @@
-"""The disk of a collector: how much of it the files take, and how many bytes streams may write until it is measured again."""
+"""The directory of a collector: its lock, how much of the disk it takes, and how much more streams may write."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import stat
 import sys
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.errors import FullError
+from stepscope.collector.errors import DirectoryInUseError, FullError
 from stepscope.runtime.journal.segments import first_names
+from stepscope.runtime.session.file_lock import is_locked_by_another, no_locks
 
 STREAMS, DOWNLOADS = "streams", "downloads"
 """Directories in that of a collector; everything in them is its own."""
@@ -230,3 +232,42 @@ class DiskQuota:
                 while self._free < size and (self._ended < awaited or self._measured_free >= size):
                     self.due.set()
                     await self._measured.wait()
+
+
+class DirectoryLock:
+    """Held until it is released, or the process ends in whatever way. Not by two threads at once."""
+
+    def __init__(self, directory: Path) -> None:
+        """Args: what is locked, it exists."""
+        self._directory, self._path = directory, directory / "lock"
+        self._file = -1
+
+    def acquire(self) -> None:
+        """Acquires the lock, unless this object has it.
+
+        Raises:
+            DirectoryInUseError: if another has it; names that.
+            OSError: if the file cannot be made or locked.
+        """
+        if self._file >= 0:
+            return
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(file, 20, 0).decode(errors="replace").strip()
+            os.close(file)
+            if not is_locked_by_another(error):
+                raise no_locks(error, self._path) from error
+            raise DirectoryInUseError(
+                f"another collector (pid {holder or 'unknown'}) writes to {self._directory}; stop it, or give another directory"
+            ) from error
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        self._file = file
+
+    def release(self) -> None:
+        """Lets others have it. Idempotent. The file stays: who deletes it could delete that of another."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -12,8 +12,7 @@ import msgspec
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import RankWindow, WindowDetail, WindowView
-from stepscope.collector.runs.places import Mark, places
-from stepscope.collector.runs.windows import WindowFacts
+from stepscope.collector.runs.windows import Mark, WindowFacts, places
 
 
 class Start(NamedTuple):

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.collector.downloads.downloads import Downloads
-from stepscope.collector.live.decode_queue import in_slices
 from stepscope.collector.live.job_windows import Group, find, newest, starts_of
 from stepscope.collector.live.step_times import SHOWN, communicates, median
 from stepscope.collector.live.stream import Amounts, State, Stream
-from stepscope.collector.live.streams import Rank, Streams
+from stepscope.collector.live.streams import Rank, Streams, in_slices
 from stepscope.collector.live.verdicts import Verdicts
 from stepscope.collector.live.views import (
     JobEntry,

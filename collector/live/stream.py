@@ -172,7 +172,7 @@ class Stream:
     """Decodes frames, live or from the file, and has what the live page shows. Everything happens on one thread.
 
     Many frames are not decoded at once: it is `behind` with them until `decode` was called as often as that takes, which is the
-    work of `decode_queue.py`.
+    work of `DecodeQueue`.
     """
 
     def __init__(self, id: str, run: RunRecord, born_ns: int | None = None) -> None:

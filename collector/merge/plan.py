@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.collector.runs.job import Job, Member
-from stepscope.collector.runs.places import Mark, Steps, places
 from stepscope.collector.runs.recording import Wanted
+from stepscope.collector.runs.windows import Mark, Steps, places
 from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.windows.window import Step, Window
 

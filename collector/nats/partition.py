@@ -21,8 +21,7 @@ from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.live.stream import DIED_AFTER, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
-from stepscope.collector.nats.consumer import Consumer
-from stepscope.collector.nats.retries import Retries
+from stepscope.collector.nats.consumer import Consumer, Retries
 from stepscope.collector.nats.roster import NatsProcess, Roster
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.names import Names, job_token, key_of

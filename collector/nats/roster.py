@@ -15,8 +15,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import KeyNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 
-from stepscope.collector.nats.consumer import Consumer, Fetched
-from stepscope.collector.nats.retries import Retries
+from stepscope.collector.nats.consumer import Consumer, Fetched, Retries
 from stepscope.exporters.nats.names import Names, StreamNames
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError

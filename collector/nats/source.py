@@ -21,9 +21,9 @@ from stepscope.collector.live.stream import STEPS_PER_SECOND
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import NatsView
 from stepscope.collector.memory_budget import MemoryBudget
+from stepscope.collector.nats.consumer import Retries
 from stepscope.collector.nats.leases import Leases, room, surplus
 from stepscope.collector.nats.partition import GAP_SECONDS, Partition, Session
-from stepscope.collector.nats.retries import Retries
 from stepscope.collector.nats.roster import Roster
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect

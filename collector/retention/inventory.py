@@ -11,9 +11,8 @@ import msgspec
 from stepscope.collector.files.disk import SegmentFile, is_silent
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
-from stepscope.collector.runs.places import Mark, Steps
 from stepscope.collector.runs.recording import run_in
-from stepscope.collector.runs.windows import closed_record
+from stepscope.collector.runs.windows import Mark, Steps, closed_record
 from stepscope.exporters.stream.shipper import has_end
 from stepscope.runtime.journal.format import FrameType, decode_events_header
 from stepscope.runtime.journal.frame_reader import FrameReader

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from stepscope.collector.retention.inventory import Segment, SegmentWindow, StoredStream
-from stepscope.collector.runs.places import Mark, places
+from stepscope.collector.runs.windows import Mark, places
 from stepscope.runtime.settings.checked import Checked
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -8,8 +8,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepscope.collector.clocks.model import ClockModel
-from stepscope.collector.clocks.timeline import Fitted, Pieces, Readings, Timeline, contradict, pieces_by_clock
+from stepscope.collector.clocks.timeline import (
+    ClockModel,
+    Fitted,
+    Pieces,
+    Readings,
+    Timeline,
+    contradict,
+    pieces_by_clock,
+)
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.stream.protocol import job_of as job_of
 from stepscope.runtime.errors import FormatError

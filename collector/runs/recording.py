@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.collector.runs.evicted import beyond, gaps_of, read_evicted
-from stepscope.collector.runs.places import MARKS, Marks
+from stepscope.collector.runs.windows import MARKS, Marks
 from stepscope.exporters.stream.protocol import identity
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import FormatError

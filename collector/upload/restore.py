@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.collector.clocks import server_clock
-from stepscope.collector.files.lock import DirectoryLock
+from stepscope.collector.files.disk import DirectoryLock
 from stepscope.collector.upload.object_store import ObjectStore
 from stepscope.collector.upload.uploader import CLOCKS, EVICTED, FILE, read_clocks
 from stepscope.runtime.errors import FormatError

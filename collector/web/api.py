@@ -41,8 +41,7 @@ from stepscope.collector.runs.windows import MAX_WINDOWS
 from stepscope.collector.web import charts, metrics
 from stepscope.collector.web.charts import HeatmapQuery, Heatmaps
 from stepscope.collector.web.guard import ORDERS
-from stepscope.collector.web.requests import ANY_PARAMETERS, AnyRequest, Exact, check_parameters, refused
-from stepscope.collector.web.streamed import Streamed
+from stepscope.collector.web.requests import ANY_PARAMETERS, AnyRequest, Exact, Streamed, check_parameters, refused
 from stepscope.collector.web.tables import Table, Tables
 from stepscope.collector.web.tokens import TICKET_SECONDS
 from stepscope.runtime.errors import FormatError

@@ -13,9 +13,8 @@ import numpy as np
 from litestar.params import QueryParameter
 from numpy.typing import NDArray
 
-from stepscope.collector.live.decode_queue import in_slices
 from stepscope.collector.live.step_times import BUCKETS, RECENT, StepTimes, Sums, communicates
-from stepscope.collector.live.streams import Rank, Streams
+from stepscope.collector.live.streams import Rank, Streams, in_slices
 from stepscope.collector.live.views import Chart, Heatmap, Series
 
 Range = Literal["recent", "all"]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector.app import Collector
-from stepscope.collector.background_tasks import BackgroundTasks
+from stepscope.collector.app import BackgroundTasks, Collector
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.streams import Streams

@@ -12,7 +12,7 @@ import pytest
 from stepscope.collector.app import Collector
 from stepscope.collector.errors import DirectoryInUseError
 from stepscope.collector.files import blocking_pool
-from stepscope.collector.files.lock import DirectoryLock
+from stepscope.collector.files.disk import DirectoryLock
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import server

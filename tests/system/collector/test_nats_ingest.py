@@ -22,8 +22,8 @@ from stepscope.collector.live.stream import DIED_AFTER, State
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.memory_budget import FREE, MemoryBudget
 from stepscope.collector.nats import partition
+from stepscope.collector.nats.consumer import Retries
 from stepscope.collector.nats.partition import Partition, Session
-from stepscope.collector.nats.retries import Retries
 from stepscope.collector.nats.roster import Roster
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
