@@ -281,13 +281,12 @@ class Partition:
         """Writes messages of one stream, in the order of their frames."""
         session = self._session
         if key not in self._intakes:
+            if await session.roster.has_ended(key):
+                for one in messages:
+                    await self._acknowledge(one.message)
+                return
             self._intakes[key] = _Intake(key)
         intake = self._intakes[key]
-        if key in session.roster.ended:
-            for one in messages:
-                await self._acknowledge(one.message)
-            await self._close(self._intakes.pop(key))
-            return
         for one in messages:
             intake.stored_before = max(intake.stored_before, layout.oldest(one.message.headers))
             if one.message.metadata.num_delivered == 1:
@@ -303,7 +302,7 @@ class Partition:
                     await self._write(intake, process, file, stream, remaining[0])
                     del remaining[0]
                 session.retries.succeed(intake.what)
-                if key in session.roster.ended:
+                if file.ended:
                     await self._close(self._intakes.pop(key))
                 elif file.next < min(intake.waiting.values(), default=intake.next) and file.next < intake.next:
                     # The file has lost frames that were acknowledged, or was deleted, or could not be written.
@@ -424,7 +423,7 @@ class Partition:
             is_silent = now - intake.heard >= self._session.silent_seconds and not intake.waiting
             if is_silent or intake.claimed:
                 await self._close(intake)
-            if is_silent and intake.key not in self._session.roster.processes:  # its Hello has expired, or never came
+            if is_silent and intake.key not in self._session.roster.processes:  # it was forgotten, or has no Hello
                 del self._intakes[intake.key]
 
     async def _close_all(self) -> None:

@@ -127,7 +127,7 @@ async def publishing(server: NatsServer, bound: int = 256 << 20) -> AsyncGenerat
         names, jetstream = Names(uuid.uuid4().hex), layout.jetstream(client)
         await layout.create(jetstream, names, NatsLimits(max_bytes=0))
         hellos, ended = await layout.bucket(jetstream, names.hellos), await layout.bucket(jetstream, names.ended)
-        roster = Roster(client, jetstream, names, hellos, ended, Retries("NATS"))
+        roster = Roster(client, names, hellos, ended)
         yield Publishing(client, names, roster, MemoryBudget(bound))
 
 
