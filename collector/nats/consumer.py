@@ -39,7 +39,7 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 class Consumer:
-    """A consumer of a stream. Methods raise what JetStream does."""
+    """A durable consumer of a stream. Methods raise what JetStream does."""
 
     def __init__(self, client: Client, jetstream: JetStreamContext, stream: str, config: ConsumerConfig) -> None:
         self._client: Any = client
@@ -53,29 +53,27 @@ class Consumer:
         """Whether it delivers all messages of its subjects that JetStream has."""
 
     async def start(self, *, again: bool) -> None:
-        """Creates the consumer; one that is durable continues where it is.
+        """Creates the consumer; one that exists continues where it is.
 
-        A durable consumer with unacknowledged messages was left by a collector that was killed. It is replaced by one that begins
-        with these messages, so that nobody waits until JetStream delivers them again.
+        A consumer with unacknowledged messages was left by a collector that was killed. It is replaced by one that begins with
+        these messages, so that nobody waits until JetStream delivers them again.
 
         Args:
             again: begin with the first message that JetStream has.
         """
         config: Any = self._config
-        if config.durable_name:
-            with contextlib.suppress(NotFoundError):
-                info = await self.info()
-                if not again and not info.num_ack_pending:
-                    self.from_beginning = False
-                    return
-                await self._jetstream.delete_consumer(self._stream, self._name)
-                if not again and info.ack_floor is not None:
-                    first = info.ack_floor.stream_seq + 1
-                    config = config.evolve(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=first)
+        with contextlib.suppress(NotFoundError):
+            info = await self.info()
+            if not again and not info.num_ack_pending:
+                self.from_beginning = False
+                return
+            await self._jetstream.delete_consumer(self._stream, self._name)
+            if not again and info.ack_floor is not None:
+                first = info.ack_floor.stream_seq + 1
+                config = config.evolve(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=first)
         self.from_beginning = config.opt_start_seq is None
         untyped: Any = self._jetstream
-        created: ConsumerInfo = await untyped.add_consumer(self._stream, config)
-        self._name = created.name
+        await untyped.add_consumer(self._stream, config)
 
     async def info(self) -> ConsumerInfo:
         """State of the consumer."""
