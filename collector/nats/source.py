@@ -151,7 +151,8 @@ class NatsSource:
             )  # fmt: skip
             while not (client.is_closed or live.is_closed):
                 try:
-                    await jetstream.stream_info(names.stream)
+                    for name in (names.stream, f"KV_{names.hellos}", f"KV_{names.ended}"):
+                        await jetstream.stream_info(name)
                     await self._poll(session, leases)
                     self._retries.succeed("")
                 except NotFoundError:

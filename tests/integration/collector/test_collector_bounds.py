@@ -15,7 +15,6 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from stepscope.collector.app import Collector
-from stepscope.collector.files import writer
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.live.stream import Stream
@@ -190,55 +189,6 @@ async def test_a_writer_without_a_thread_is_told_of(tmp_path: Path, monkeypatch:
                 if isinstance(said, protocol.Refused):
                     assert said.retry and "can't start new thread" in said.reason
     assert failed and running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
-
-
-async def test_a_fault_in_counting_leaves_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the one whose frames they were, nor those whose frames were written with them."""
-
-    def broken(error: OSError | None) -> None:
-        raise LookupError("a fault of ours")
-
-    files: list[StreamFile] = []
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        files.append(StreamFile(tmp_path / name, SYNC, RUN))
-    written = Writer(fsync=False)
-    with contextlib.ExitStack() as users:
-        for _ in range(writer.MANY):
-            users.enter_context(written)  # so that both are written together
-        both = [
-            written.write(file, file.check(frames_header(0, 1), memoryview(frames(0, 1))), broken) for file in files
-        ]
-        async with asyncio.timeout(30):
-            await asyncio.gather(*both)
-    assert caplog.text.count("LookupError: a fault of ours") == 2
-    for file in files:
-        assert file.next == 1
-        file.close()
-
-
-async def test_many_streams_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes shortly after the first; of few streams each is written at once."""
-    monkeypatch.setattr(writer, "TOGETHER", 1.0)
-    files: list[StreamFile] = []
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        files.append(StreamFile(tmp_path / name, SYNC, RUN))
-    first, second = files
-    with contextlib.ExitStack() as users:
-        written = Writer(fsync=False)
-        users.enter_context(written)
-        await asyncio.wait_for(written.write(first, first.check(frames_header(0, 1), memoryview(frames(0, 1)))), 0.9)
-        for _ in range(writer.MANY - 1):
-            users.enter_context(written)
-        one = written.write(first, first.check(frames_header(1, 1), memoryview(frames(1, 1))))
-        await asyncio.sleep(0.01)
-        assert not one.done()
-        other = written.write(second, second.check(frames_header(0, 1), memoryview(frames(0, 1))))
-        await one
-        assert other.done() and (first.next, second.next) == (2, 1)
-    for file in files:
-        file.close()
 
 
 def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

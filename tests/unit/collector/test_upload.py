@@ -132,21 +132,6 @@ def test_only_what_has_changed_is_looked_at(collected: Path, url: str, monkeypat
     assert sorted(in_store(url)) == sorted(name for stream in streams for name in stream.names(last=False))
 
 
-def test_a_rest_that_the_store_refuses_is_reported(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(collected)
-    uploader = Uploader(collected, url)
-
-    def refusing(path: str, mode: str = "rb", **options: Any) -> Any:
-        raise OSError("no route")
-
-    with monkeypatch.context() as away:
-        away.setattr(uploader.store.files, "open", refusing)
-        with refused(OutputError, "no route", snapshot=False):
-            uploader.upload(rest=True)
-    uploader.upload(rest=True)
-    assert in_store(url) == contents(stream.journal.parents[1])
-
-
 def test_what_is_known_to_be_in_the_store(collected: Path, url: str) -> None:
     """Segments that never change: retention deletes these first."""
     stream = Stream(collected, windows=6)
@@ -341,19 +326,6 @@ def test_a_store_that_refuses_everything_is_asked_a_few_times(collected: Path, m
         uploader.upload()
     assert not first & set(asked)
     assert 30 <= uploader.pause <= 60
-
-
-def test_a_store_that_refuses_for_a_week_is_still_asked(collected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uploader = Uploader(collected, f"memory://{uuid.uuid4().hex}")
-
-    def refusing(*_: Any, **options: Any) -> Any:
-        raise OSError("no route")
-
-    monkeypatch.setattr(uploader.store.files, "find", refusing)
-    for _ in range(1100):
-        with pytest.raises(OutputError):
-            uploader.upload()
-    assert 300 <= uploader.pause <= 600
 
 
 def test_damage_is_named_and_the_rest_is_restored(collected: Path, url: str) -> None:
