@@ -96,9 +96,9 @@ class Roster:
             self._add(key, self._checked(key, entry.value or b""))
         return self.processes[key]
 
-    def search(self, key: str, found: Callable[[NatsProcess], object]) -> bool:
-        """Looks a process up in the background, and calls `found` with it. Returns false if that goes on already, if it was not there
-        a moment ago, or if too many are looked up."""
+    def search(self, key: str, found: Callable[[NatsProcess | None], object]) -> bool:
+        """Looks a process up in the background, and calls `found` with it, or with `None`. Returns false if that goes on already, if
+        it was not there a moment ago, or if too many are looked up."""
         if key in self._searches or len(self._searches) >= MAX_SEARCHES:
             return False
         self._searches[key] = asyncio.create_task(self._search(key, found), name="stepscope NATS process")
@@ -122,10 +122,11 @@ class Roster:
         answer."""
         await self._ended.put(key, identity.encode())
 
-    async def _search(self, key: str, found: Callable[[NatsProcess], object]) -> None:
+    async def _search(self, key: str, found: Callable[[NatsProcess | None], object]) -> None:
         try:
             found(await self.process(key))
         except (FormatError, NatsError, TimeoutError):
+            found(None)
             await asyncio.sleep(SEARCH_AGAIN_SECONDS)
         finally:
             del self._searches[key]

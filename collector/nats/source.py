@@ -240,9 +240,12 @@ class NatsSource:
         if process is not None:
             add(process)
         elif not roster.search(key, add):
-            self._unknown_summaries += 1  # its Hello is on the way, or is none
+            add(None)
 
-    def _add_summary(self, subject: str, summary: protocol.StepSummary, process: NatsProcess) -> None:
+    def _add_summary(self, subject: str, summary: protocol.StepSummary, process: NatsProcess | None) -> None:
+        if process is None:
+            self._unknown_summaries += 1  # its Hello is on the way, or is none
+            return
         stream = self._streams.all.get(process.hello.stream)
         if stream is not None and stream.job != job_of(process.hello.run):
             self._refuse(subject, f"it is a stream of the job {stream.job[:100]!r}")
