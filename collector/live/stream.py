@@ -113,36 +113,29 @@ class Process(Protocol):
 
 
 class Rate:
-    """Counts in a ring of seconds; `now` is a monotonic time in seconds, which never goes back."""
+    """Counts of the last seconds; `now` is a monotonic time in seconds, which never goes back."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (_RATE_SECONDS + 1)
-        self._second = 0
-        self._first: int | None = None
+        self._counts: deque[tuple[int, int]] = deque(maxlen=_RATE_SECONDS + 1)
+        """Seconds in which something arrived, and how much; the latest last."""
+        self._first = 0
 
     def add(self, count: int, now: float) -> None:
         """So much arrived."""
-        self._turn(now)
-        self._counts[self._second % len(self._counts)] += count
+        second = int(now)
+        if not self._counts:
+            self._first = second
+        elif self._counts[-1][0] == second:
+            count += self._counts.pop()[1]
+        self._counts.append((second, count))
 
     def per_second(self, now: float) -> float:
         """The average of the last whole seconds, or of those since the first count."""
-        if self._first is None:
-            return 0.0
-        self._turn(now)
-        size = len(self._counts)
-        seconds = min(self._second - self._first, _RATE_SECONDS)
-        if seconds == 0:
-            return float(self._counts[self._second % size])
-        return (sum(self._counts) - self._counts[self._second % size]) / seconds
-
-    def _turn(self, now: float) -> None:
         second = int(now)
-        if self._first is None:
-            self._first = self._second = second
-        for passed in range(min(max(second - self._second, 0), len(self._counts))):
-            self._counts[(second - passed) % len(self._counts)] = 0
-        self._second = max(self._second, second)
+        seconds = min(second - self._first, _RATE_SECONDS)
+        if not self._counts or seconds == 0:
+            return float(self._counts[-1][1]) if self._counts else 0.0
+        return sum(count for at, count in self._counts if second - _RATE_SECONDS <= at < second) / seconds
 
 
 class Allowance:

@@ -131,25 +131,6 @@ async def test_equal_ranks_have_no_fault() -> None:
     assert verdict.findings == [] and (verdict.steps, verdict.ranks) == (100, 4)
 
 
-async def test_what_was_judged_before_is_not_read_again() -> None:
-    """A rank that sends summaries for a long time costs no more than the new ones."""
-    streams = streams_of(summary([STEP] * 60), summary([STEP] * 60))
-    verdicts = Verdicts(streams, judge_steps)
-    task = asyncio.create_task(verdicts.run())
-    try:
-        await poll(lambda: verdicts.of(None))
-        before = verdicts.of(None)[0]
-        for rank in streams:
-            rank.latest.add_summary(summary([STEP] * 30, first=70, data=0.6))
-        await poll(lambda: verdicts.of(None)[0].at_ns > before.at_ns)
-    finally:
-        task.cancel()
-    (after,) = verdicts.of(None)
-    assert (before.steps, after.steps) == (60, 90)
-    assert before.findings == [] and after.findings[0].id == "input-bound-in-process"
-    assert after.findings[0].evidence[0].startswith("waiting for data takes"), "names of spans are not known here"
-
-
 async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
     """Steps that count anew, that take no time, or that are known in part cost their job its verdict at most."""
     streams = streams_of(summary([STEP] * 60, data=0.5))

@@ -194,19 +194,6 @@ def test_two_processes_of_one_rank(tmp_path: Path) -> None:
     assert len({int(track) for track in exporter.events()["track"]}) == 2 * 2
 
 
-@pytest.mark.parametrize(("name", "format"), [("rank.json", "chrome"), ("-x.parquet", "parquet")])
-def test_the_command_does_the_same(name: str, format: str, tmp_path: Path) -> None:
-    """A process of its own writes the file, whatever names are."""
-    if format == "parquet":
-        require("pyarrow")
-    add_rank(tmp_path / "-in", 0, job="--job")
-    sources = [Source("", path, "--job") for path in (tmp_path / "-in").rglob("journal")]
-    command = merged_file(format).command(sources, 0, tmp_path / name)
-    done = run_to_end([sys.executable, *command])
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / name).stat().st_size > 1000
-
-
 def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> None:
     """A world of 2 ** 60 ranks counts as unknown, and costs the journal nothing else; of the largest that is believed the
     missing ranks are counted, and written as ranges."""

@@ -85,20 +85,6 @@ def test_what_was_uploaded_is_restored_and_merged(
     assert contents(back / "streams") == made
 
 
-def test_a_damaged_segment_costs_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    collected, remote, back = tmp_path / "collected", tmp_path / "remote", tmp_path / "back"
-    stream = Stream(collected, windows=12).end()
-    assert main(["upload", str(collected), f"file://{remote}"]) == 0
-    segment = remote / stream.id / "journal.2"
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(data)
-    assert main(["upload", "--restore", str(back), f"file://{remote}"]) == 1
-    said(capsys.readouterr().err, segment, "skipped bytes", snapshot=False)
-    assert contents(back / "streams") == contents(remote)
-    assert main(["windows", str(back / "streams" / stream.id)]) == 0
-
-
 def test_what_cannot_be_restored(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where nothing is; and not into the files of a collector that runs."""
     remote = tmp_path / "remote"

@@ -20,7 +20,7 @@ from stepscope.collector.upload.restore import restore
 from stepscope.collector.upload.uploader import Uploader
 from stepscope.runtime.errors import FormatError, OutputError
 from tests.support.messages import refused
-from tests.support.object_stores import SlowStore, Stream, contents
+from tests.support.object_stores import Stream, contents
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -288,21 +288,6 @@ def test_a_last_segment_that_is_no_journal_costs_itself(collected: Path, url: st
         uploader.upload()
     assert sorted(in_store(url)) == sorted(good.names() + bad.names(last=False))
     assert (uploader.streams, uploader.complete) == (2, 1)
-
-
-def test_puts_are_made_in_parallel_and_nothing_else_is_asked(collected: Path) -> None:
-    """One listing, and a call for each segment."""
-    streams = [Stream(collected, number, windows=4) for number in range(20)]
-    slow = SlowStore(0.2)
-    uploader = Uploader(collected, slow.url)
-    uploader.upload()
-    closed = sum(len(stream.segments) - 1 for stream in streams)
-    assert slow.calls == {"find": 1, "open": closed} and slow.most == CALLS
-    for stream in streams:
-        stream.grow(4)
-    uploader.upload()
-    assert slow.calls == {"find": 1, "open": sum(len(stream.segments) - 1 for stream in streams)}
-    assert slow.calls["open"] > closed
 
 
 def test_a_store_that_refuses_everything_is_asked_a_few_times(collected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
