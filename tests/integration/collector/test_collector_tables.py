@@ -9,24 +9,12 @@ import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import pytest
-
 from stepscope.collector.downloads.bounded import AT_ONCE, WAITING
-from stepscope.collector.files.store import Store
-from stepscope.collector.settings import CollectorSettings
 from tests.support.basics import children, poll
 from tests.support.collecting import ask
 from tests.support.collectors import collecting
 from tests.support.streams import STREAM
 from tests.support.windowed import END, run_of, stored, windows
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    """A stream of two windows."""
-    return stored(
-        Store(CollectorSettings(directory=tmp_path / "c")), STREAM, [run_of(), *windows(range(2), 1 << 16), END]
-    )
 
 
 @contextlib.asynccontextmanager
