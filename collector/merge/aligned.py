@@ -124,11 +124,6 @@ class Placement(IdMap):
         self._processes: dict[int, int] = {member.recording.run.pid: 0}
         self._devices: set[int] = set()
 
-    @property
-    def pid(self) -> int:
-        """The number of the member's own process."""
-        return self._pid(self._member.recording.run.pid)
-
     def add_tracks(self, records: Iterable[TrackRecord]) -> None:
         """Learns tracks, and places them."""
         placed: list[TrackRecord] = []

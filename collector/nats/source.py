@@ -184,11 +184,10 @@ class NatsSource:
             log.warning("%d partitions are taken by other collectors now", len(lost))
             self._leaving |= lost
         self._end_leaving()
-        others = await leases.others()
+        without_lease, loads = await leases.others()
         now = asyncio.get_running_loop().time()
-        free = others.free - self._tasks.keys()
+        free = without_lease - self._tasks.keys()
         self._free_since = {number: self._free_since.get(number, now) for number in free}
-        loads = await leases.loads(others.peers)
         wanted = room(len(self._owned), loads)
         for number in random.sample(sorted(free), len(free)):
             is_overdue = now - self._free_since[number] > PATIENCE

@@ -57,17 +57,8 @@ class Target(NamedTuple):
 _Answers: TypeAlias = list[tuple[Target, Answer]]
 
 
-class Addressees(NamedTuple):
-    """Those of an order."""
-
-    targets: list[Target]
-    """Processes that can be asked, one at least."""
-    lacking: str
-    """Which ranks that are meant cannot be asked, and why; empty if all can."""
-
-
-def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | None) -> Addressees:
-    """Finds them.
+def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | None) -> tuple[list[Target], str]:
+    """The processes that an order is for, one at least; and which ranks that are meant cannot be asked, and why, empty if all can.
 
     Args:
         wanted: the ranks that are meant; `None` for all: as many as most of the job's processes say that it has.
@@ -110,7 +101,7 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
         lacking.append(f"without {NEEDED}: {_named(ranks_text(tuple(unwilling)))}")
     if not targets or (wanted is not None and lacking):
         raise ProblemError(404, f"not all ranks that are meant can be asked; {'; '.join(lacking)}")
-    return Addressees(targets, "; ".join(lacking))
+    return targets, "; ".join(lacking)
 
 
 def _process(stream: Stream) -> Process | None:

@@ -105,8 +105,8 @@ def test_one_rank_does_not_say_how_large_a_job_is() -> None:
         run = msgspec.structs.replace(RUN, rank=rank, job="job", world_size=size)
         streams.add(stream := Stream(f"{rank:032x}", run))
         stream.connection = Willing()
-    found = addressees(streams, WindowOrder(steps=1), None)
-    assert len(found.targets) == 3 and not found.lacking
+    targets, lacking = addressees(streams, WindowOrder(steps=1), None)
+    assert len(targets) == 3 and not lacking
     job = at_once(Live(streams, Downloads(Path("/nowhere")), exposed=False).snapshot()).job
     assert (job.world_size, job.absent) == (3, [])
     assert usual_size([None, 2, 4, 4, 2]) == 4 and usual_size([None]) == 0
