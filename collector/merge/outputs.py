@@ -95,19 +95,19 @@ def prepare(
     judge: Judge | None = None,
 ) -> Merge:
     """Reads what there is, and plans the merge. Arguments and errors as for `write_merged`."""
-    recordings, unreadable, notes = gather(sources, room, wanted(selection))
-    if unreadable and not recordings:
-        raise FormatError("; ".join(map(str, unreadable[:3])))
-    name, chosen = chosen_job(recordings, job, sources)
+    found = gather(sources, room, wanted(selection))
+    if found.unreadable and not found.recordings:
+        raise FormatError("; ".join(map(str, found.unreadable[:3])))
+    name, chosen = chosen_job(found.recordings, job, sources)
     described = Job(name, chosen)
     if selection.window is not None and any(member.start for member in described.members):
         # A start that is not the first counts its windows otherwise than the job, so the clocks were read near other windows.
-        recordings, unreadable, notes = gather(sources, room)
-        name, chosen = chosen_job(recordings, job, sources)
+        found = gather(sources, room)
+        name, chosen = chosen_job(found.recordings, job, sources)
         described = Job(name, chosen)
     windows = plan(described, selection)
     directory = target.absolute().parent
-    return Merge(described, windows, directory, progress, unreadable=unreadable, notes=notes, judge=judge)
+    return Merge(described, windows, directory, progress, unreadable=found.unreadable, notes=found.notes, judge=judge)
 
 
 def _exporter(format: str, directory: Path, member: Member) -> Exporter:

@@ -29,11 +29,17 @@ from stepscope.runtime.journal.segments import Segment
 CHUNK = 1 << 20
 
 
-def gather(
-    sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | None = None
-) -> tuple[list[Recording], list[UnreadableJournal], list[str]]:
-    """The recordings of journals and of directories, without copies, with round trips to collectors' clocks only; journals that cannot
-    be read; and sentences: what was put together, and what does not count.
+class Gathered(msgspec.Struct, frozen=True):
+    """The recordings of some sources."""
+
+    recordings: list[Recording]
+    unreadable: list[UnreadableJournal]
+    notes: list[str]
+    """Sentences: what was put together, and what does not count."""
+
+
+def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | None = None) -> Gathered:
+    """The recordings of journals and of directories, without copies, with round trips to collectors' clocks only.
 
     Args:
         sources: those.
@@ -47,7 +53,7 @@ def gather(
     found, unreadable = recordings_in([*sources, *joined.journals], joined.parts, wanted)
     recordings, copies = without_copies(found)
     notes = [*joined.notes, *copies, *_remove_unknown_clocks(recordings)]
-    return recordings, [*joined.unreadable, *unreadable], notes
+    return Gathered(recordings, [*joined.unreadable, *unreadable], notes)
 
 
 def _remove_unknown_clocks(recordings: Sequence[Recording]) -> list[str]:

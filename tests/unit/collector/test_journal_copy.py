@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.downloads.downloads import AT_ONCE, journal_copy
+from stepscope.collector.downloads.downloads import READ_BYTES, journal_copy
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import segment_paths
 from tests.support.journals import batch_with_arguments, events_of, read_journal, write_journal
@@ -34,7 +34,7 @@ def copied(copy: Iterator[bytes]) -> bytes:
     """All that is left of a copy."""
     found = b""
     for piece in copy:
-        assert len(piece) <= AT_ONCE
+        assert len(piece) <= READ_BYTES
         found += piece
     return found
 
@@ -65,7 +65,7 @@ def test_a_segment_that_is_evicted_meanwhile_ends_it(tmp_path: Path, caplog: pyt
     found = next(copy)
     wanted = files[0].read_bytes() + files[1].read_bytes()[fmt.MAX_FILE_HEADER :]
     files[0].unlink()
-    while len(found) < len(wanted) - AT_ONCE:
+    while len(found) < len(wanted) - READ_BYTES:
         found += next(copy)
     files[2].unlink()
     with caplog.at_level(logging.WARNING, "stepscope.collector"):
