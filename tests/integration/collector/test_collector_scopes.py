@@ -434,22 +434,6 @@ def test_a_file_is_not_read_while_it_is_written(tmp_path: Path) -> None:
     assert file.tokens == before[:1]
 
 
-async def test_a_token_that_is_moved_to_another_job_ends_its_streams(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if it had been removed: what it was admitted for is not allowed any more."""
-    monkeypatch.setattr(tokens, "INTERVAL", 0.1)
-    files = token_files(tmp_path, ingest=f"job=one {INGEST}")
-    async with (
-        serving(tmp_path / "c", files) as running,
-        connected(running.url, additional_headers=bearer(INGEST)) as made,
-    ):
-        await made.send(hello_of_job("one"))
-        assert isinstance(await answer(made), protocol.Welcome)
-        replace(files["ingest_token_file"], f"job=two {INGEST}")
-        assert await answer(made) == protocol.Refused(WITHDRAWN, False)
-
-
 @pytest.mark.parametrize(
     ("content", "facts"),
     [

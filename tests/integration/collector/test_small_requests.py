@@ -207,13 +207,3 @@ def test_clock_samples_of_a_long_run_are_thinned(tmp_path: Path) -> None:
     assert quick > 0.6 * len(kept)
     few = write_stream(tmp_path / "few", run_in(tmp_path), [], [], samples[:100])
     assert Recording.of(few, "x").syncs == samples[:100]
-
-
-def test_clock_samples_of_ever_other_clocks_are_bounded(tmp_path: Path) -> None:
-    """Nothing can be chosen among them."""
-    samples = [
-        ClockSync(sent=number, arrived=number, answered=number, returned=number, clock=f"{number % 2}")
-        for number in range(2 * MAX_SYNCS)
-    ]
-    path = write_stream(tmp_path, run_in(tmp_path), [], [], samples)
-    assert len(Recording.of(path, "x").syncs) <= MAX_SYNCS

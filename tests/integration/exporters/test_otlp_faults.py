@@ -171,24 +171,6 @@ async def test_nobody_there(tmp_path: Path) -> None:
     assert "ssl" not in sent.errors[0]
 
 
-async def test_a_receiver_that_comes_late(tmp_path: Path) -> None:
-    """What is sent before it is there arrives when it is."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = int(reserved.getsockname()[1])
-    server = Receiver()
-
-    async def later() -> None:
-        await anyio.sleep(0.7)
-        await server.start(port=port)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(later)
-        sent = await send(OtlpExporter(f"http://127.0.0.1:{port}", options=PLAIN), tmp_path)
-        assert everything(server) and sent.exported == EVENTS
-    await server.stop()
-
-
 async def test_a_receiver_without_metrics_is_asked_once(tmp_path: Path) -> None:
     """Stores of traces refuse metrics: spans go on arriving."""
     async with receiver() as server:
