@@ -32,7 +32,6 @@ FILES = (
 )
 """Other files of a collector in its directory. Files of other programs do not count."""
 
-
 SILENCE = 3600 * 10**9
 """A stream without its end is over after so many ns without a connection: its process was killed."""
 

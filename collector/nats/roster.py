@@ -22,7 +22,9 @@ from stepscope.runtime.requests.command import Answer, Command
 MAX_PROCESSES = 1 << 15
 """Processes that are known at once; of more, those that were looked up longest ago are forgotten, first of the jobs that have most."""
 MAX_SEARCHES = 256
-"""Processes that are looked up at once, or were not there a moment ago."""
+"""Processes that are looked up at once."""
+MAX_ABSENT = 4096
+"""Processes of which is known that they were not there a moment ago."""
 SEARCH_AGAIN_SECONDS = 5.0
 """Until a process that was not there is looked up again."""
 _numbers = itertools.count(1)
@@ -84,6 +86,8 @@ class Roster:
         self.processes: dict[str, NatsProcess] = {}
         """By the keys of their streams; those that were looked up last are last."""
         self._searches: dict[str, asyncio.Task[None]] = {}
+        self._absent: dict[str, float] = {}
+        """Until when processes that were not there are not looked up."""
 
     async def process(self, key: str) -> NatsProcess:
         """The process of a stream. Raises `FormatError` if the stream has no `Hello`, or that is not its own, and
@@ -99,7 +103,8 @@ class Roster:
     def search(self, key: str, found: Callable[[NatsProcess | None], object]) -> bool:
         """Looks a process up in the background, and calls `found` with it, or with `None`. Returns false if that goes on already, if
         it was not there a moment ago, or if too many are looked up."""
-        if key in self._searches or len(self._searches) >= MAX_SEARCHES:
+        known_absent = asyncio.get_running_loop().time() < self._absent.get(key, 0.0)
+        if known_absent or key in self._searches or len(self._searches) >= MAX_SEARCHES:
             return False
         self._searches[key] = asyncio.create_task(self._search(key, found), name="stepscope NATS process")
         return True
@@ -126,8 +131,11 @@ class Roster:
         try:
             found(await self.process(key))
         except (FormatError, NatsError, TimeoutError):
+            self._absent.pop(key, None)
+            self._absent[key] = asyncio.get_running_loop().time() + SEARCH_AGAIN_SECONDS
+            if len(self._absent) > MAX_ABSENT:
+                del self._absent[next(iter(self._absent))]
             found(None)
-            await asyncio.sleep(SEARCH_AGAIN_SECONDS)
         finally:
             del self._searches[key]
 
