@@ -20,6 +20,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import frame_reader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.collectors import answer, collecting, connected
@@ -211,6 +212,7 @@ async def test_evicted_events_count_once(
 
 async def test_a_start_reads_little_of_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The frames of the newest two segments of each stream, and the indexes of the others. The counts are those of all frames."""
+    monkeypatch.setattr(frame_reader, "_SCAN_BYTES", 1 << 14)  # less than a segment, as it is elsewhere
     made = [SegmentedStream(tmp_path, number, segment_bytes=20_000) for number in range(4)]
     for one in made:
         one.grow(250)
