@@ -96,7 +96,7 @@ def _follow(uploader: Uploader, arguments: argparse.Namespace) -> NoReturn:
         try:
             _upload(uploader, arguments)
         except (OSError, FormatError) as error:
-            message(f"stepscope upload: {error}; tried again in {uploader.pause:.0f} s")
+            message(f"stepscope upload: {error}; tried again in {uploader.pause:.3g} s")
         time.sleep(uploader.pause)
 
 
