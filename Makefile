@@ -15,7 +15,7 @@
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make chance    breaks the runtime as chance has it, CHANCE_MINUTES=10
 # make endurance 100 million spans and 10,000 starts, about sixteen minutes, for docs/reliability.md
-# make docs      docs/settings.md, commands.md and messages.md, of what settings, commands and code say, the table of releases, the types of the live page, and tests/checklist.json
+# make docs      docs/settings.md, commands.md and messages.md, of what settings, commands and code say, the table of releases, and tests/checklist.json
 # make site      the documentation as a site, build/site/index.html
 # make links     are the outside pages there to which the documentation links? Needs the network; not part of make check
 # make wheel     dist/
@@ -202,7 +202,6 @@ docs: install
 	@$(BIN)/python -m docs.commands
 	@$(BIN)/python -m docs.messages
 	@$(BIN)/python -m benchmarks.harness.release_plot
-	@$(BIN)/python -m tools.page_types
 	@$(BIN)/python -m tools.checklist
 
 # Every warning is an error: a link or anchor that leads nowhere, a page that no menu has, a docstring that cannot be shown.

@@ -1,4 +1,4 @@
-"""A collector: everything behind its web application."""
+"""A collector: its parts, the background tasks that it runs, and its web application."""
 
 from __future__ import annotations
 
@@ -7,46 +7,56 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from litestar.enums import ScopeType
+from litestar import Litestar, Request, Response
+from litestar.datastructures import State
+from litestar.enums import MediaType, ScopeType
+from litestar.exceptions import HTTPException
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import Receive, Scope, Send, WebSocketScope
 
-from stepscope.collector import clock_names
+from stepscope.collector import page
 from stepscope.collector.audit import Audit
-from stepscope.collector.background_tasks import BackgroundTasks
+from stepscope.collector.clocks import server_clock
+from stepscope.collector.clocks.server_clock import ServerClock
 from stepscope.collector.connection import Connection
 from stepscope.collector.downloads.downloads import Bounds, Downloads
+from stepscope.collector.errors import StuckError
 from stepscope.collector.files.blocking_pool import BlockingPool
-from stepscope.collector.files.lock import DirectoryLock
+from stepscope.collector.files.disk import DirectoryLock
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.verdicts import Judge, Verdicts
+from stepscope.collector.live.views import PartView
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.orders.orders import Orders
-from stepscope.collector.problems import ProblemError, send_problem
+from stepscope.collector.problems import Problem, ProblemError, problem, send_problem
 from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.job import job_of
-from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web.application import application
+from stepscope.collector.web.api import Api
 from stepscope.collector.web.guard import WITHDRAWN, Guard
 from stepscope.collector.web.live_events import LiveEvents
+from stepscope.collector.web.requests import MOST_BODY, refused
 from stepscope.collector.web.server import Server, hosts_of
-from stepscope.collector.web.tickets import Tickets
-from stepscope.collector.web.tokens import Token, Tokens
+from stepscope.collector.web.tokens import Tickets, Token, Tokens
 from stepscope.collector.web.web_protocols import check_libraries
 from stepscope.exporters.nats.names import Names
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
+from stepscope.runtime.version import VERSION
 
 if TYPE_CHECKING:
     from stepscope.collector.nats.source import NatsSource
@@ -136,7 +146,7 @@ class Collector:
         self._lock.acquire()
         try:
             self.server = Server(self.app, self.settings, self.budget, self.events.stop, self.no_request)
-            await asyncio.to_thread(clock_names.add, self.settings.directory, self.clock.id)
+            await asyncio.to_thread(server_clock.add_clock_name, self.settings.directory, self.clock.id)
             await asyncio.to_thread(self.downloads.clear)
             recovery = StartupRecovery(self.store, self.streams)
             await asyncio.to_thread(recovery.look)
@@ -240,11 +250,8 @@ class Collector:
             await made.serve()
 
     def _admit(self, job: str, stream: str, run: RunRecord) -> None:
-        """Refuses what a token for one job may not send.
-
-        Raises:
-            FormatError: if the run is of another job, or the stream is known as one of another job.
-        """
+        """Refuses what a token for one job may not send. Raises `FormatError` if the run is of another job, or the
+        stream is known as one of another job."""
         stream_before = self.streams.all.get(stream)
         for other in (job_of(run), job if stream_before is None else stream_before.job):
             if other != job:
@@ -272,3 +279,92 @@ def _uploading(settings: CollectorSettings, store: Store) -> Uploading | None:
     uploading = Uploading(settings.directory, settings.upload, every=settings.upload_seconds, connected=store.connected)
     store.changed = uploading.note_change
     return uploading
+
+
+def application(collector: Collector) -> Litestar:
+    """Args: whose state it answers from."""
+    return Litestar(
+        route_handlers=[Api, page.send],
+        state=State({"collector": collector}),
+        exception_handlers={
+            ProblemError: _problem_response,
+            StuckError: _stuck,
+            404: _unknown,
+            405: _unknown,
+            HTTPException: refused,
+            Exception: _failed,
+        },
+        request_max_body_size=MOST_BODY,
+        openapi_config=OpenAPIConfig(
+            title="stepscope collector",
+            version=VERSION,
+            path="/openapi.json",
+            render_plugins=[JsonRenderPlugin(path="/", media_type=MediaType.JSON)],
+            operation_id_creator=lambda handler, method, path: handler.handler_name,
+            components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
+            security=[{"token": []}, {}],  # without a token where none was set
+        ),
+        # The collector logs by itself; the environment has no say in what is shown of an error.
+        logging_config=None,
+        debug=False,
+        pdb_on_exception=False,
+    )
+
+
+def _problem_response(_: Request[Any, Any, Any], error: ProblemError) -> Response[Problem]:
+    return problem(error.status, error.detail, error.headers)
+
+
+def _stuck(_: Request[Any, Any, Any], error: StuckError) -> Response[Problem]:
+    return problem(503, str(error), {"Retry-After": "10"})
+
+
+def _unknown(_: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
+    return problem(error.status_code, "there is nothing here; /openapi.json has what there is", error.headers)
+
+
+def _failed(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
+    log.error("%s %r failed", request.method, request.scope["path"], exc_info=error)
+    return problem(500, "something went wrong; the collector's log has more")
+
+
+class BackgroundTasks:
+    """Runs them. One that ends though it should not is logged, and told to all who look, until the collector is restarted."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, str] = {}
+        """Of each part; empty while it goes on, and when it is done."""
+        self._closing = False
+
+    @contextlib.asynccontextmanager
+    async def working(
+        self, endless: Mapping[str, Coroutine[Any, Any, None]], passing: Mapping[str, Coroutine[Any, Any, None]]
+    ) -> AsyncGenerator[None]:
+        """Runs tasks inside, by name: `endless` ones, and `passing` ones, which are done at some time."""
+        tasks: list[asyncio.Task[None]] = []
+        for name, work in {**passing, **endless}.items():
+            self._problems[name] = ""
+            task = asyncio.create_task(work, name=f"stepscope collector {name}")
+            task.add_done_callback(partial(self._ended, name, done=name in passing))
+            tasks.append(task)
+        try:
+            yield
+        finally:
+            self._closing = True
+            await end_tasks(*tasks)
+
+    def view(self) -> list[PartView]:
+        """All of them."""
+        return [PartView(name=name, problem=problem) for name, problem in self._problems.items()]
+
+    def _ended(self, name: str, task: asyncio.Task[None], *, done: bool) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None and (self._closing or (done and not task.cancelled())):
+            return
+        self.failed(name, error)
+
+    def failed(self, name: str, error: BaseException | None = None) -> None:
+        """A part has ended though it should not: by an error, or without one."""
+        why = "it ended without an error" if error is None else f"{type(error).__name__}: {error}"
+        self._problems[name] = why[:500]
+        log.error("the collector does not go on with a part of its work, %s: %s", name, why, exc_info=error)

@@ -60,14 +60,7 @@ class Audit:
         self._disk.submit(lambda: _append(path, text + b"\n")).add_done_callback(self._written)
 
     def refuse(self, why: str, client: str, path: str, method: str = "") -> None:
-        """A request was refused before anything of it was done.
-
-        Args:
-            why: the reason.
-            client: its address.
-            path: what it was for.
-            method: of HTTP.
-        """
+        """A request was refused before anything of it was done."""
         self.refused += 1
         second = int(time.monotonic())
         if second != self._second:

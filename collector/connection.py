@@ -12,13 +12,13 @@ import msgspec
 from litestar.types import Receive, Send, WebSocketScope
 
 from stepscope.collector.audit import Audit
+from stepscope.collector.clocks.server_clock import ServerClock
 from stepscope.collector.errors import FullError
 from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.problems import ProblemError, send_problem
-from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.step_summary import count_steps
@@ -60,12 +60,6 @@ class Connection:
     ) -> None:
         """
         Args:
-            scope, receive, send: of the WebSocket to the exporter, as ASGI has them.
-            settings: limits and times.
-            store: takes the frames.
-            streams: the live state.
-            clock: the collector's clock.
-            audit: where streams and refusals are noted.
             admit: called with the stream's id and each run that it says it is of, first that of `Hello`; raises `FormatError` if
                 it may not send that. `None`: any may be sent.
         """
@@ -123,12 +117,8 @@ class Connection:
                 self._timer.cancel()
 
     async def order(self, command: Command, seconds: float) -> Answer:
-        """Gives the process a command; returns its answer.
-
-        Raises:
-            TimeoutError: if it does not answer in time.
-            ConnectionError: if the connection ends first.
-        """
+        """Gives the process a command; returns its answer. Raises `TimeoutError` if it does not answer in time, and
+        `ConnectionError` if the connection ends first."""
         self._order_number += 1
         number, loop = self._order_number, asyncio.get_running_loop()
         answered: asyncio.Future[Answer] = loop.create_future()

@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 
 from stepscope.collector.errors import ExposureError
-from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Team
+from stepscope.exporters.nats.servers import NatsAccess, NatsLimits
 from stepscope.exporters.stream.address import UNFIT_TOKEN, fits_header, is_local
 from stepscope.exporters.stream.protocol import MAX_MESSAGE, MIN_MAX_MESSAGE
 from stepscope.runtime.options import PositiveFloat

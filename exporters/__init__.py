@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from stepscope.exporters.console import ConsoleExporter as ConsoleExporter
     from stepscope.exporters.journal import JournalExporter as JournalExporter
     from stepscope.exporters.memory import MemoryExporter as MemoryExporter
-    from stepscope.exporters.nats.access import NatsAccess as NatsAccess
-    from stepscope.exporters.nats.access import NatsLimits as NatsLimits
     from stepscope.exporters.nats.exporter import NatsExporter as NatsExporter
+    from stepscope.exporters.nats.servers import NatsAccess as NatsAccess
+    from stepscope.exporters.nats.servers import NatsLimits as NatsLimits
     from stepscope.exporters.otlp.exporter import OtlpExporter as OtlpExporter
     from stepscope.exporters.otlp.options import OtlpOptions as OtlpOptions
     from stepscope.exporters.parquet import ParquetExporter as ParquetExporter
     from stepscope.exporters.perfetto import PerfettoExporter as PerfettoExporter
     from stepscope.exporters.stream.exporter import CollectorExporter as CollectorExporter
-    from stepscope.exporters.stream.settings import LinkSettings as LinkSettings
+    from stepscope.exporters.stream.transport import LinkSettings as LinkSettings
     from stepscope.exporters.tensorboard import tensorboard_trace_handler as tensorboard_trace_handler
     from stepscope.runtime.events.record import Kind as Kind
 else:
@@ -49,11 +49,11 @@ else:
             "stepscope.exporters.callback": ("CallbackExporter",),
             "stepscope.exporters.chrome": ("ChromeTraceExporter",),
             "stepscope.exporters.stream.exporter": ("CollectorExporter",),
-            "stepscope.exporters.stream.settings": ("LinkSettings",),
+            "stepscope.exporters.stream.transport": ("LinkSettings",),
             "stepscope.exporters.console": ("ConsoleExporter",),
             "stepscope.exporters.journal": ("JournalExporter",),
             "stepscope.exporters.memory": ("MemoryExporter",),
-            "stepscope.exporters.nats.access": ("NatsAccess", "NatsLimits"),
+            "stepscope.exporters.nats.servers": ("NatsAccess", "NatsLimits"),
             "stepscope.exporters.nats.exporter": ("NatsExporter",),
             "stepscope.exporters.otlp.exporter": ("OtlpExporter",),
             "stepscope.exporters.otlp.options": ("OtlpOptions",),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools import page_types
 from tools.package_tree import ROOT, make, original
 
 COLLECT_RARELY = "--max-semi-space-size=128"
@@ -26,6 +27,7 @@ def main() -> int:
     }
     node = shutil.which("node")
     if node is not None and TSC.is_file():
+        page_types.write()
         commands["tsc"] = [node, str(TSC), "--project", str(PAGE)]
     else:
         print("tsc: the types of the live page are not checked; install npm and run `make viewers`")

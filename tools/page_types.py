@@ -1,10 +1,9 @@
-"""Makes `collector/page/api.d.ts` of the collector's OpenAPI document: `python -m tools.page_types`."""
+"""Makes `collector/page/api.d.ts`, which is not in git, of the collector's OpenAPI document: `python -m tools.page_types`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 import urllib.request
 from pathlib import Path
@@ -84,11 +83,10 @@ def _type(schema: dict[str, Any]) -> str:
     raise ValueError(f"no TypeScript type is known for the schema {schema!r}: add it to tools/page_types.py")
 
 
-def main() -> int:
+def write() -> None:
     """Writes the file."""
     FILE.write_text(declarations(document()), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write()

@@ -22,11 +22,7 @@ WAITING = 16
 
 
 class Turns:
-    """The turns of requests of one kind: `AT_ONCE` of them go on at once, and `WAITING` others wait.
-
-    Args:
-        what: they are for, in the plural.
-    """
+    """The turns of requests of one kind: `AT_ONCE` of them go on at once, and `WAITING` others wait."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -70,8 +66,6 @@ async def bounded(
     """Python with these arguments, within bounds; it is killed at the end if it still runs, and with the collector.
 
     Args:
-        arguments: of Python.
-        bounds: it is ended where it takes more.
         output: whether what it writes to standard output is wanted.
     """
     limits = (os.getpid(), bounds.memory_bytes, int(bounds.seconds) + 1, bounds.file_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -18,10 +19,11 @@ import msgspec
 
 from stepscope.collector.downloads.bounded import AT_ONCE, CHUNK, ProcessBounds, Turns, bounded, ended
 from stepscope.collector.files.blocking_pool import BlockingPool
-from stepscope.collector.files.journal_copy import journal_copy
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.errors import INCOMPLETE, NoWindowError
 from stepscope.runtime.files.private_files import make_directories
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.segments import segment_paths
 
 log = logging.getLogger("stepscope.collector")
 
@@ -34,6 +36,9 @@ _AROUND = 16 << 10
 """Bytes on disk of the directories in which a file lies, and of the rest of its last block."""
 _FIRST_PIECE = 1 << 16
 """Bytes before which nothing is sent, unless it is all: an error until then can still become a status."""
+
+READ_BYTES = 1 << 20
+"""Bytes of a journal that are read together."""
 
 
 class Bounds(ProcessBounds, frozen=True, kw_only=True):
@@ -129,9 +134,6 @@ class Downloads:
     async def journal(self, path: Path) -> AsyncGenerator[bytes]:
         """The bytes of a stream's segments, as far as they are written now.
 
-        Args:
-            path: of the stream's first segment.
-
         Raises:
             ProblemError: before the first byte, if it is there no more.
             StuckError: before the first byte, if the disk does not answer.
@@ -190,11 +192,7 @@ class _Pace:
 
     @contextlib.contextmanager
     def taking(self, size: int) -> Generator[None]:
-        """It takes so many bytes inside.
-
-        Raises:
-            RuntimeError: if it is too slow.
-        """
+        """It takes so many bytes inside. Raises `RuntimeError` if it is too slow."""
         began = time.monotonic()
         yield
         self._sent += size
@@ -276,3 +274,36 @@ def _chunk(path: Path, at: int) -> bytes:
             return file.read(CHUNK)
     except FileNotFoundError:
         return b""
+
+
+def journal_copy(path: Path) -> Generator[bytes]:
+    """Reads the first segment that exists, then the later ones without their file headers.
+
+    Segments that are begun later are not read. If a segment is deleted before it is read, the copy ends there. Each piece blocks on
+    the disk, and may be read on another thread.
+
+    Args:
+        path: of the stream's first segment, which may have been evicted.
+
+    Raises:
+        OSError: if no segment can be opened, or one cannot be read.
+    """
+    segments = segment_paths(path)
+    if not segments:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    for segment in segments:
+        at = 0 if segment is segments[0] else fmt.MAX_FILE_HEADER
+        try:
+            file = os.open(segment, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            if not at:
+                raise
+            log.warning("a download ends early: %s was deleted before it was sent", segment)
+            return
+        try:
+            end = os.fstat(file).st_size
+            while at < end and (piece := os.pread(file, min(READ_BYTES, end - at), at)):
+                at += len(piece)
+                yield piece
+        finally:
+            os.close(file)

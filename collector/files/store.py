@@ -15,11 +15,9 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.files.blocking_pool import BlockingPool
-from stepscope.collector.files.disk_quota import DiskQuota
-from stepscope.collector.files.disk_use import Failed, fails
+from stepscope.collector.files.blocking_pool import BlockingPool, in_own_task, uncancelled
+from stepscope.collector.files.disk import DiskQuota
 from stepscope.collector.files.stream_file import NewFrames, StreamFile
-from stepscope.collector.files.uncancelled import uncancelled, uncancelled_context
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.runs import evicted
 from stepscope.collector.settings import CollectorSettings
@@ -99,7 +97,7 @@ class Store:
             self._block = os.statvfs(self.streams).f_frsize
             self._streams = set[str]()
             self.bytes = 0
-            for stream, path in self.journals(log_unreadable):
+            for stream, path in self.journals():
                 self._streams.add(stream)
                 try:
                     self.bytes += sum(segment.stat().st_size for segment in segment_paths(path))
@@ -112,10 +110,7 @@ class Store:
 
     def identity(self) -> str:
         """Names the directory, for those who must know what is in it: drawn at random when it is first asked for.
-
-        Raises:
-            OSError: if it can be neither read nor written.
-        """
+        Raises `OSError` if it can be neither read nor written."""
         if self._identity:
             return self._identity
         path, identity = self.directory / "identity", ""
@@ -158,7 +153,6 @@ class Store:
         """The file of a stream, at its end, for one connection: those before it are asked to leave, and waited for.
 
         Args:
-            hello: who it is.
             disconnect: is called when another connection wants the stream.
 
         Raises:
@@ -169,7 +163,7 @@ class Store:
         """
         async with self._owned(hello.stream, disconnect) as owner:
             # It is released when no thread has the file any more: a thread that goes on later would cut confirmed frames.
-            async with uncancelled_context(self._file(hello), lambda: self._release(hello.stream, owner)) as file:
+            async with in_own_task(self._file(hello), lambda: self._release(hello.stream, owner)) as file:
                 yield file
 
     @contextlib.asynccontextmanager
@@ -189,11 +183,7 @@ class Store:
 
     @contextlib.contextmanager
     def _not_removed(self, stream: str) -> Generator[None]:
-        """The file of a stream is not removed inside.
-
-        Raises:
-            FullError: if it is being removed.
-        """
+        """The file of a stream is not removed inside. Raises `FullError` if it is being removed."""
         with self._opening:
             if stream in self._removing:
                 raise FullError("what was there of this stream is being deleted, as another one has it")
@@ -289,12 +279,8 @@ class Store:
         await uncancelled(writing)
 
     def remove(self, stream: str) -> bool:
-        """Deletes all segments of a stream, from any thread; false if a connection has it.
-
-        Raises:
-            FormatError: if the id is none.
-            OSError: if it cannot be deleted.
-        """
+        """Deletes all segments of a stream, from any thread; false if a connection has it. Raises `FormatError` if the
+        id is none, and `OSError` if it cannot be deleted."""
         path = self.path(stream)
         with self._opening:
             if stream in self._open:
@@ -317,11 +303,7 @@ class Store:
         return stream in self._open
 
     def path(self, stream: str) -> Path:
-        """The journal of a stream.
-
-        Raises:
-            FormatError: if the id is none.
-        """
+        """The journal of a stream. Raises `FormatError` if the id is none."""
         if not _STREAM.fullmatch(stream):
             raise FormatError("the id of a stream is 32 hexadecimal digits")
         return self.streams / stream / "journal"
@@ -337,21 +319,13 @@ class Store:
         return path if stat.S_ISDIR(_mode(path.parent)) and stat.S_ISREG(_mode(first_file(path))) else None
 
     def existing_of(self, streams: Iterable[str]) -> dict[str, Path]:
-        """The journals of those of these streams that are there, in their order.
-
-        Raises:
-            FormatError: if one is no id of a stream.
-            OSError: if one cannot be looked at.
-        """
+        """The journals of those of these streams that are there, in their order. Raises `FormatError` if one is no id
+        of a stream, and `OSError` if one cannot be looked at."""
         found = ((stream, self.existing(stream)) for stream in streams)
         return {stream: path for stream, path in found if path is not None}
 
-    def journals(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
-        """Ids and journals of all streams.
-
-        Args:
-            failed: called for those that cannot be looked at; the others are returned.
-        """
+    def journals(self) -> Iterator[tuple[str, Path]]:
+        """Ids and journals of all streams. Those that cannot be looked at are in the log."""
         for entry in sorted(os.scandir(self.streams), key=lambda entry: entry.name):
             if not _STREAM.fullmatch(entry.name):
                 continue
@@ -359,7 +333,7 @@ class Store:
             try:
                 there = entry.is_dir(follow_symlinks=False) and stat.S_ISREG(_mode(first_file(path)))
             except OSError as error:
-                failed(path, error)
+                log_unreadable(path, error)
                 continue
             if there:
                 yield entry.name, path
@@ -382,7 +356,7 @@ class Store:
         self._waiting += 1
         try:
             if self.surplus_streams:
-                await self.quota.look()
+                await self.quota.wait_measured()
                 # Of those who wait each takes one place, as far as there are any.
                 if self.surplus_streams >= self._waiting:
                     raise FullError(

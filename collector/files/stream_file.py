@@ -57,8 +57,6 @@ class StreamFile:
 
     Args:
         directory: of the stream; the first file is made when the first frame comes.
-        sync: sync word of the stream's frames.
-        run: whose stream it is.
         durable: wait until the disk has the existing files, and their names.
 
     Raises:
@@ -96,11 +94,8 @@ class StreamFile:
             raise
 
     def check(self, header: Frames, data: memoryview) -> NewFrames:
-        """Checks frames, and finds those that the stream does not have yet.
-
-        Raises:
-            FormatError: if the data are not the announced frames, belong to an earlier segment, or make one too long.
-        """
+        """Checks frames, and finds those that the stream does not have yet. Raises `FormatError` if the data are not
+        the announced frames, belong to an earlier segment, or make one too long."""
         new: list[Frame] = []
         start = at = last = 0
         expected = header.first
@@ -159,11 +154,8 @@ class StreamFile:
         return (-(-(before + added) // block) + -before // block) * block
 
     def write(self, new_frames: NewFrames) -> None:
-        """Appends what `check` found; when it returns it has reached the kernel.
-
-        Raises:
-            OSError: if it cannot be written, then the file is as it was; or if somebody has deleted it.
-        """
+        """Appends what `check` found; when it returns it has reached the kernel. Raises `OSError` if it cannot be
+        written, then the file is as it was; or if somebody has deleted it."""
         if not new_frames.frames:
             return
         if self.begins_segment(new_frames):
@@ -180,11 +172,8 @@ class StreamFile:
         self.next, self.checksum = new_frames.next, new_frames.checksum
 
     def sync_to_disk(self) -> None:
-        """Returns when the disk has everything.
-
-        Raises:
-            OSError: if it has not. Writes since it had everything are cut off, as the system reports a loss only once.
-        """
+        """Returns when the disk has everything. Raises `OSError` if it has not. Writes since it had everything are cut
+        off, as the system reports a loss only once."""
         if self._descriptor < 0:
             return
         try:

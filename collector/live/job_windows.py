@@ -12,8 +12,7 @@ import msgspec
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import RankWindow, WindowDetail, WindowView
-from stepscope.collector.runs.places import Mark, places
-from stepscope.collector.runs.windows import WindowFacts
+from stepscope.collector.runs.windows import Mark, WindowFacts, places
 
 
 class Start(NamedTuple):
@@ -23,7 +22,7 @@ class Start(NamedTuple):
     """Id of the rank."""
     number: int
     """1: its first."""
-    again: bool
+    restarted: bool
     """Whether an earlier start is known."""
     stream: Stream
 
@@ -75,14 +74,14 @@ def newest(starts: Iterable[Start], most: int, now_ns: int) -> list[WindowView]:
     for start in starts:
         marks, rows = jobs.setdefault(start.stream.job, ((Counter(), Counter()), []))
         windows = start.stream.windows.newest()
-        marks[start.again].update([mark for mark, _ in reversed(windows)])
+        marks[start.restarted].update([mark for mark, _ in reversed(windows)])
         rows += [Row(start, mark, window) for mark, window in windows[:most]]
     views: list[WindowView] = []
     for job, (marks, rows) in jobs.items():
         placed = places(*marks)
         found: dict[int, list[Row]] = {}
         for row in rows:
-            found.setdefault(placed[row.start.again, row.mark], []).append(row)
+            found.setdefault(placed[row.start.restarted, row.mark], []).append(row)
         views += [_window(Group(job, index, its), now_ns) for index, its in found.items()]
     return sorted(views, key=lambda view: (view.started_ns, view.index), reverse=True)[:most]
 
@@ -93,13 +92,13 @@ def find(starts: Iterable[Start], index: int) -> list[Group]:
     marks: dict[str, Marks] = {}
     for start, its in windows:
         counters = marks.setdefault(start.stream.job, (Counter(), Counter()))
-        counters[start.again].update([mark for mark, _ in reversed(its)])
+        counters[start.restarted].update([mark for mark, _ in reversed(its)])
     wanted = {
         (job, *place) for job, counters in marks.items() for place, found in places(*counters).items() if found == index
     }
     groups = {job: Group(job, index, []) for job in marks}
     for start, its in windows:
-        job, again = start.stream.job, start.again
+        job, again = start.stream.job, start.restarted
         groups[job].rows.extend(Row(start, mark, window) for mark, window in its if (job, again, mark) in wanted)
     return [group for group in groups.values() if group.rows]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from stepscope.collector.clocks.latest import LatestClock
+from stepscope.collector.clocks.server_clock import LatestClock
 from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
@@ -107,46 +107,35 @@ class Process(Protocol):
         ...
 
     async def order(self, command: Command, seconds: float) -> Answer:
-        """Sends a command, and returns the answer.
-
-        Raises:
-            TimeoutError: if it does not answer in time.
-            ConnectionError: if there is no way to it any more.
-        """
+        """Sends a command, and returns the answer. Raises `TimeoutError` if it does not answer in time, and
+        `ConnectionError` if there is no way to it any more."""
         ...
 
 
 class Rate:
-    """Counts in a ring of seconds; `now` is a monotonic time in seconds, which never goes back."""
+    """Counts of the last seconds; `now` is a monotonic time in seconds, which never goes back."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (_RATE_SECONDS + 1)
-        self._second = 0
-        self._first: int | None = None
+        self._counts: deque[tuple[int, int]] = deque(maxlen=_RATE_SECONDS + 1)
+        """Seconds in which something arrived, and how much; the latest last."""
+        self._first = 0
 
     def add(self, count: int, now: float) -> None:
         """So much arrived."""
-        self._turn(now)
-        self._counts[self._second % len(self._counts)] += count
+        second = int(now)
+        if not self._counts:
+            self._first = second
+        elif self._counts[-1][0] == second:
+            count += self._counts.pop()[1]
+        self._counts.append((second, count))
 
     def per_second(self, now: float) -> float:
         """The average of the last whole seconds, or of those since the first count."""
-        if self._first is None:
-            return 0.0
-        self._turn(now)
-        size = len(self._counts)
-        seconds = min(self._second - self._first, _RATE_SECONDS)
-        if seconds == 0:
-            return float(self._counts[self._second % size])
-        return (sum(self._counts) - self._counts[self._second % size]) / seconds
-
-    def _turn(self, now: float) -> None:
         second = int(now)
-        if self._first is None:
-            self._first = self._second = second
-        for passed in range(min(max(second - self._second, 0), len(self._counts))):
-            self._counts[(second - passed) % len(self._counts)] = 0
-        self._second = max(self._second, second)
+        seconds = min(second - self._first, _RATE_SECONDS)
+        if not self._counts or seconds == 0:
+            return float(self._counts[-1][1]) if self._counts else 0.0
+        return sum(count for at, count in self._counts if second - _RATE_SECONDS <= at < second) / seconds
 
 
 class Allowance:
@@ -176,14 +165,12 @@ class Stream:
     """Decodes frames, live or from the file, and has what the live page shows. Everything happens on one thread.
 
     Many frames are not decoded at once: it is `behind` with them until `decode` was called as often as that takes, which is the
-    work of `decode_queue.py`.
+    work of `DecodeQueue`.
     """
 
     def __init__(self, id: str, run: RunRecord, born_ns: int | None = None) -> None:
         """
         Args:
-            id: of the stream.
-            run: whose it is, as its first frame has it.
             born_ns: Unix time at which the collector saw it first; now by default.
         """
         self.id, self.run = id, run
@@ -237,13 +224,7 @@ class Stream:
         """How its clock compares with the collector's, as far as is known."""
 
     def add_frames(self, frames: Sequence[Frame], nbytes: int, next: int) -> None:
-        """Adds frames that are written.
-
-        Args:
-            frames: those that were new, one after the other.
-            nbytes: how much came.
-            next: number of the frame that follows them.
-        """
+        """Adds frames that are written. `next` is the number of the frame that follows them."""
         if self.remote:
             self.remote, self.events, self._dropped = False, 0, None  # from now on its frames are counted
         self.seen = time.monotonic()
@@ -299,13 +280,7 @@ class Stream:
         self.steps.add_steps(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
     def add_restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
-        """Adds frames that were read from its file; it is behind with them.
-
-        Args:
-            frames: those, one after the other.
-            events: in frames between them that are not given.
-            next: number of the frame that follows.
-        """
+        """Adds frames that were read from its file, and the number of events in others; it is behind with them."""
         self.events += events
         self.next = next
         self._append(_FrameBatch(frames, live=False), len(frames), sum(len(payload) for _, _, payload in frames))

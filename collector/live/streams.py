@@ -1,4 +1,4 @@
-"""The streams that the collector knows, and whose they are."""
+"""The streams that the collector knows, whose they are, and the queue in which their frames are decoded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import hashlib
 import logging
 import re
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.live.decode_queue import DecodeQueue
-from stepscope.collector.live.slices import in_slices
-from stepscope.collector.live.stream import Amounts, Process, Stream
+from stepscope.collector.files.blocking_pool import uncancelled
+from stepscope.collector.files.stream_file import NewFrames
+from stepscope.collector.live.stream import Amounts, Frame, Process, Stream
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.errors import FormatError
@@ -30,6 +32,11 @@ MOST_JOBS = 4096
 _NOTHING = Amounts()
 _WIDEST = 60
 """Columns of a name in the log, whatever was sent as one."""
+
+T = TypeVar("T")
+
+SLICE = 0.004
+"""Seconds after which everything else on the loop has its turn."""
 
 
 class Rank:
@@ -81,12 +88,10 @@ class Streams:
         self.ranks: dict[str, Rank] = {}
         self.unread: dict[str, Path] = {}
         """Files of streams whose state is not back yet, by their ids."""
-        self.uncounted: dict[str, Path] = {}
-        """Of those whose state is back, but not the counts of their earlier segments."""
-        self.being_restored = set[str]()
-        """Streams whose segments are being read for their state: none of these is evicted meanwhile, as a reader has them open."""
-        self.restoring_lock = threading.Lock()
-        """Held by the threads that change this, or delete segments."""
+        self.not_evictable = set[str]()
+        """Streams of which no segment may be evicted now, as a thread reads them to restore the live state."""
+        self.eviction_lock = threading.Lock()
+        """Held by the threads that add to this, or delete segments."""
         self.decode_queue = DecodeQueue()
         """Decodes the frames of all streams."""
         self.summary_lock = asyncio.Lock()
@@ -101,12 +106,8 @@ class Streams:
 
     @contextlib.contextmanager
     def connected(self, hello: Hello, connection: Process) -> Generator[Stream]:
-        """A stream's connection is there inside; begin and end are in the log.
-
-        Raises:
-            FormatError: if the stream has one already.
-            FullError: if there are too many.
-        """
+        """A stream's connection is there inside; begin and end are in the log. Raises `FormatError` if the stream has
+        one already, and `FullError` if there are too many."""
         stream = self.all.get(hello.stream)
         if stream is not None and stream.connection is not None:
             raise FormatError("this stream is connected already")
@@ -143,8 +144,6 @@ class Streams:
         """Adds facts of steps that all collectors of the team get. A stream that another collector takes is shown here, too.
 
         Args:
-            hello: whose they are.
-            summary: the facts.
             process: the way to the process; `None`: it takes no commands.
         """
         stream = self.all.get(hello.stream)
@@ -160,7 +159,6 @@ class Streams:
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""
         self.unread.pop(stream, None)
-        self.uncounted.pop(stream, None)
         ended = self.all.get(stream)
         if ended is not None and ended.connection is None:
             ended.windows.discarded = ended.events
@@ -246,3 +244,60 @@ def _slug(text: str) -> str:
 def _order(rank: Rank) -> tuple[str, str, bool, int, str]:
     run = rank.latest.run
     return rank.latest.job, run.name, run.rank is None, run.rank or 0, rank.id
+
+
+class DecodeQueue:
+    """Has streams decode the frames that were added to them. For a stream that is behind there is a task until all of its frames
+    are decoded, whatever becomes of the connection. There is one slice at a time, whatever the number of streams. Methods are
+    for the loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._tasks: dict[Stream, asyncio.Task[None]] = {}
+
+    def add(self, stream: Stream, new: NewFrames) -> None:
+        """Adds frames that are written: `Stream.add_frames`. Before more are added, `drained` must have returned."""
+        try:
+            if new.missing:
+                stream.add_missing(new.missing, new.next - len(new.frames))
+            stream.add_frames(new.frames, len(new.data), new.next)
+        finally:
+            self._begin(stream)
+
+    async def add_restored(self, stream: Stream, frames: Sequence[Frame], events: int, next: int) -> None:
+        """Adds frames that were read from its file: `Stream.add_restored`. Returns when they are decoded."""
+        stream.add_restored(frames, events, next)
+        self._begin(stream)
+        await self.drained(stream)
+
+    async def drained(self, stream: Stream) -> None:
+        """Returns when all frames of a stream are decoded."""
+        task = self._tasks.get(stream)
+        if task is not None:
+            await uncancelled(task)
+
+    def _begin(self, stream: Stream) -> None:
+        if stream.behind and stream not in self._tasks:
+            self._tasks[stream] = asyncio.create_task(self._decode(stream))
+
+    async def _decode(self, stream: Stream) -> None:
+        try:
+            while stream.behind:
+                async with self._turn:
+                    try:
+                        stream.decode(SLICE)
+                    except Exception:  # a fault of ours in one frame must not keep the others from being counted
+                        log.exception("what was written of a stream is not counted")
+                    await asyncio.sleep(0)
+        finally:
+            del self._tasks[stream]
+
+
+async def in_slices(items: Iterable[T]) -> AsyncGenerator[T]:
+    """Yields items for work of much less than `SLICE` each. Anything may change between two of them."""
+    end = time.perf_counter() + SLICE
+    for item in items:
+        yield item
+        if time.perf_counter() >= end:
+            await asyncio.sleep(0)
+            end = time.perf_counter() + SLICE

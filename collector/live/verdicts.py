@@ -61,11 +61,6 @@ class Verdicts:
     """Judges jobs whose ranks have done further steps, again and again."""
 
     def __init__(self, streams: Streams, judge: Judge) -> None:
-        """
-        Args:
-            streams: the live state.
-            judge: says what is slow.
-        """
         self._streams, self._judge = streams, judge
         self._found: dict[str, JobVerdict] = {}
         self._failed: set[str] = set()

@@ -1,25 +1,40 @@
-"""The events of a member with the reference's times."""
+"""The events of a member, with the reference's times, on rows of their own in a trace that others share."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
+import msgspec
 import numpy as np
 
-from stepscope.collector.merge.placement import Placement, Sharing
 from stepscope.collector.merge.plan import Stretch
 from stepscope.collector.runs.evicted import beyond
+from stepscope.collector.runs.job import Member
 from stepscope.runtime.events.record import Block, EventBatch, Kind
+from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal.frame_reader import Damage
+from stepscope.runtime.journal.ids import MAX_TRACKS, IdMap
 from stepscope.runtime.journal.index import ROWS
 from stepscope.runtime.journal.reader import JournalItem, JournalReader
+from stepscope.runtime.journal.records import TrackRecord
 
 _FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))
 _WHOLE_BITS = 53
 """JSON keeps numbers below 2 ** 53 whole."""
 _FLOW_BITS = 40
 """Of those, a flow's number has these at most, and fewer in a job of more than 8,190 members."""
+
+Sharing = Literal["job", "rank"]
+"""Members with a part of the trace: all of a job, or the processes that were the same rank one after the other."""
+
+PROCESSES = 100_000
+"""Process numbers that each member has in a trace of the job."""
+DEVICES = 50_000
+"""Its devices begin here."""
+THREADS = 10_000_000
+"""Added to the thread numbers of a rank that was started again, once for each start; Linux has none above 2 ** 22."""
 
 
 class AlignedEvents:
@@ -101,8 +116,6 @@ def renumber_flows(events: Block, member: int, members: int) -> None:
     """Flows join what has their number, in whatever process: those of two members get numbers that never meet, in place.
 
     Args:
-        events: of one member.
-        member: its number.
         members: how many there are; below 2 ** 21.
     """
     flows = np.flatnonzero(np.isin(events["kind"], _FLOWS))
@@ -112,3 +125,60 @@ def renumber_flows(events: Block, member: int, members: int) -> None:
     # Large ones, such as hashes, are folded.
     folded = (ids ^ (high * np.uint64(0x9E3779B1))) & np.uint64((1 << bits) - 1)
     events["id"][flows] = folded | np.uint64((member + 1) << bits)
+
+
+class Placement(IdMap):
+    """Gives the tracks of a member numbers that no other member has, and names that say whose they are.
+
+    In a trace of the job each member has a range of process numbers: its processes come first, in the order in which they
+    appear, its devices are processes of their own. In a trace of one rank, devices keep their numbers, which tools
+    for one rank expect, and the processes of a later start get other thread numbers.
+    """
+
+    def __init__(self, member: Member, sharing: Sharing) -> None:
+        # No two members share a row, so none is looked for: there may be thousands of ranks.
+        super().__init__(reuse=False)
+        self._member = member
+        self._sharing = sharing
+        self._processes: dict[int, int] = {member.recording.run.pid: 0}
+        self._devices: set[int] = set()
+
+    def add_tracks(self, records: Iterable[TrackRecord]) -> None:
+        """Learns tracks, and places them."""
+        placed: list[TrackRecord] = []
+        for record in records:
+            if record.kind == TrackKind.STREAM:
+                placed += self._stream(record)
+            else:
+                placed.append(self._row(record))
+        super().add_tracks(placed)
+
+    def _row(self, record: TrackRecord) -> TrackRecord:
+        name, tid = record.name, record.tid
+        if record.kind == TrackKind.PROCESS:
+            run = self._member.recording.run
+            unnamed = record.pid == run.pid and name == "process"
+            name = f"{self._member.label}: {run.name if unnamed else name}"
+        elif self._sharing == "rank":
+            tid += THREADS * self._member.start
+        return msgspec.structs.replace(record, pid=self._pid(record.pid), tid=tid, name=name)
+
+    def _stream(self, record: TrackRecord) -> list[TrackRecord]:
+        if self._sharing == "rank":
+            return [record]
+        pid = self._member.number * PROCESSES + PROCESSES + DEVICES + record.pid % DEVICES
+        # An id that the file cannot have for a track of its own.
+        owner = MAX_TRACKS - 1 - record.pid % DEVICES
+        rows = [msgspec.structs.replace(record, pid=pid, parent=owner)]
+        if record.pid not in self._devices:
+            self._devices.add(record.pid)
+            name = f"{self._member.label}: device {record.pid}"
+            rows.insert(0, TrackRecord(owner, int(TrackKind.PROCESS), pid, 0, 0, name))
+        return rows
+
+    def _pid(self, pid: int) -> int:
+        if self._sharing == "rank":
+            return pid
+        number = self._processes.setdefault(pid, len(self._processes))
+        # A file that claims more processes than there is room for: they are drawn as one.
+        return self._member.number * PROCESSES + PROCESSES + min(number, DEVICES - 1)

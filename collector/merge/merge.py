@@ -14,8 +14,7 @@ import numpy as np
 
 from stepscope.collector.live.verdicts import Judge, LiveProcess, judged_steps
 from stepscope.collector.live.views import LiveFinding
-from stepscope.collector.merge.aligned import AlignedEvents
-from stepscope.collector.merge.placement import Sharing
+from stepscope.collector.merge.aligned import AlignedEvents, Sharing
 from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
 from stepscope.collector.merge.report import MemberReport, MergeReport, evicted, member_report
 from stepscope.collector.runs.job import Job, Member
@@ -38,12 +37,7 @@ class Merge:
     """One merge. Memory depends on the number of ranks and steps, not on that of events.
 
     Args:
-        job: whose streams.
         windows: what of them, as `plan` has it.
-        directory: which exporters are told to be the run's.
-        progress: is told how it gets on.
-        unreadable: journals that could not be read, for the report.
-        notes: what else the report is to say.
         judge: says what is slow in the merged steps; default: the report does not say it.
     """
 
@@ -94,9 +88,6 @@ class Merge:
 
     async def apart(self, exporter_for: Callable[[int | None, Member], Exporter]) -> MergeReport:
         """Plays each rank into an exporter of its own; the times of all are aligned.
-
-        Args:
-            exporter_for: makes the exporter of a rank, or of a member that has none.
 
         Raises:
             OSError, FormatError: if a stream cannot be read any more.

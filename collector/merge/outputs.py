@@ -94,17 +94,7 @@ def prepare(
     room: Callable[[], Path],
     judge: Judge | None = None,
 ) -> Merge:
-    """Reads what there is, and plans the merge. Arguments and errors as for `write_merged`.
-
-    Args:
-        sources: directories and journals.
-        target: what will be written.
-        job: which job.
-        selection: what to merge.
-        progress: is told how many events were written so far.
-        room: makes a directory for streams that are put together.
-        judge: says what is slow in the merged steps.
-    """
+    """Reads what there is, and plans the merge. Arguments and errors as for `write_merged`."""
     found = gather(sources, room, wanted(selection))
     if found.unreadable and not found.recordings:
         raise FormatError("; ".join(map(str, found.unreadable[:3])))
@@ -116,15 +106,8 @@ def prepare(
         name, chosen = chosen_job(found.recordings, job, sources)
         described = Job(name, chosen)
     windows = plan(described, selection)
-    return Merge(
-        described,
-        windows,
-        target.absolute().parent,
-        progress,
-        unreadable=found.unreadable,
-        notes=found.notes,
-        judge=judge,
-    )
+    directory = target.absolute().parent
+    return Merge(described, windows, directory, progress, unreadable=found.unreadable, notes=found.notes, judge=judge)
 
 
 def _exporter(format: str, directory: Path, member: Member) -> Exporter:

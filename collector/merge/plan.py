@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.collector.runs.job import Job, Member
-from stepscope.collector.runs.places import Mark, Steps, places
 from stepscope.collector.runs.recording import Wanted
+from stepscope.collector.runs.windows import Mark, Steps, places
 from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.windows.window import Step, Window
 
@@ -67,12 +67,8 @@ def wanted(selection: Selection) -> Wanted | None:
 
 
 def plan(job: Job, selection: Selection) -> list[MergedWindow]:
-    """The windows to be merged; `places` says which belong together. Of other windows no frame is read.
-
-    Raises:
-        NoWindowError: if nothing is left.
-        OSError, FormatError: if a stream cannot be read any more.
-    """
+    """The windows to be merged; `places` says which belong together. Of other windows no frame is read. Raises
+    `NoWindowError` if nothing is left, and `OSError` or `FormatError` if a stream cannot be read any more."""
     if wanted(selection) is None or selection.steps or any(member.start for member in job.members):
         for member in job.members:
             member.recording.read_open()

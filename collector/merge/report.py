@@ -57,11 +57,7 @@ def member_report(member: Member, start: int, end: int, events: int, damage: Dam
     """Describes a member.
 
     Args:
-        member: whom.
         start: where what is merged of it begins, by its clock, in ns.
-        end: where it ends.
-        events: that were merged of it.
-        damage: that was found while they were read.
     """
     recording = member.recording
     bound = float(member.model.error(np.linspace(start, end, _LOOKS).astype(np.int64)).max())

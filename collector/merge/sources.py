@@ -1,16 +1,32 @@
-"""The recordings of some directories, each event and each round trip once."""
+"""The recordings of some directories, each event and each round trip once: copies are left out, and parts put together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import errno
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from stepscope.collector import clock_names
-from stepscope.collector.merge.copies import without_copies
-from stepscope.collector.merge.parts import join
-from stepscope.collector.runs.recording import Recording, UnreadableJournal, Wanted, recordings_in
+from stepscope.collector.clocks import server_clock
+from stepscope.collector.runs.recording import (
+    MAX_SYNCS,
+    Recording,
+    UnreadableJournal,
+    Wanted,
+    journals_in,
+    recordings_in,
+    stream_of,
+)
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.index import read_index, scan
+from stepscope.runtime.journal.records import ClockSync, RunRecord
+from stepscope.runtime.journal.segments import Segment
+
+CHUNK = 1 << 20
 
 
 class Gathered(msgspec.Struct, frozen=True):
@@ -36,9 +52,8 @@ def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | N
     joined = join(sources, room)
     found, unreadable = recordings_in([*sources, *joined.journals], joined.parts, wanted)
     recordings, copies = without_copies(found)
-    return Gathered(
-        recordings, [*joined.unreadable, *unreadable], [*joined.notes, *copies, *_remove_unknown_clocks(recordings)]
-    )
+    notes = [*joined.notes, *copies, *_remove_unknown_clocks(recordings)]
+    return Gathered(recordings, [*joined.unreadable, *unreadable], notes)
 
 
 def _remove_unknown_clocks(recordings: Sequence[Recording]) -> list[str]:
@@ -46,7 +61,7 @@ def _remove_unknown_clocks(recordings: Sequence[Recording]) -> list[str]:
 
     Clocks of directories that do not name theirs are known because their streams have round trips to them.
     """
-    named = {one.directory: clock_names.read(one.directory) for one in recordings if one.stream}
+    named = {one.directory: server_clock.read_clock_names(one.directory) for one in recordings if one.stream}
     checked = [one for one in recordings if one.stream and named[one.directory] is not None]
     if not checked:
         return []
@@ -65,3 +80,196 @@ def _remove_unknown_clocks(recordings: Sequence[Recording]) -> list[str]:
     return [
         f"{ignored:,} round trips of {streams:,} streams name a clock that none of these collectors had, and do not count"
     ]
+
+
+def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], list[str]]:
+    """Leaves out copies of recordings. Their round trips are added to the recordings that stay.
+
+    Of several files of one stream, as several collectors leave them when one takes it over, the one with most events stays. So it is
+    with recordings of one run that overlap in time, such as its own journal and its stream.
+
+    Returns:
+        The recordings that stay, in their order, and a sentence for each recording that is left out though it has something else.
+    """
+    notes: list[str] = []
+    by_run = dict[RunRecord, list[Recording]]()
+    for recording in sorted(recordings, key=_most):
+        stay = by_run.setdefault(recording.process, [])
+        other = next((one for one in stay if _is_copy(one, recording)), None)
+        if other is None:
+            stay.append(recording)
+            continue
+        if not covers(other, recording):
+            notes.append(
+                f"{recording.path} has other events of the run in {other.path}: only those of that one are here, not the "
+                f"{recording.events:,} of the first"
+            )
+        if recording.syncs:  # the round trips of a process hold for all its recordings
+            other.syncs = _united((*other.syncs, *recording.syncs))
+    staying = {id(one) for stay in by_run.values() for one in stay}
+    return [recording for recording in recordings if id(recording) in staying], notes
+
+
+def _is_copy(one: Recording, other: Recording) -> bool:
+    """Whether two recordings of one run are of the same stream, or overlap in time."""
+    if one.stream and one.stream == other.stream:
+        return True
+    return (one.first_ns < other.last_ns and other.first_ns < one.last_ns) or covers(one, other)
+
+
+def _most(recording: Recording) -> tuple[int, bool, str]:
+    return -recording.events, not recording.ended, recording.id
+
+
+def covers(one: Recording, other: Recording) -> bool:
+    """Whether all that is in `other` is in `one`, which is of the same run."""
+    rows, others = one.all_rows(), other.all_rows()
+    at = np.searchsorted(rows["window"], others["window"])
+    if at.max(initial=-1) >= len(rows) or (rows["window"][at] != others["window"]).any():
+        return False
+    if (rows["events"][at] < others["events"]).any():
+        return False
+    return not other.events or (one.first_ns <= other.first_ns and other.last_ns <= one.last_ns)
+
+
+def _united(syncs: Iterable[ClockSync]) -> list[ClockSync]:
+    return list({(sync.clock, sync.sent, sync.returned): sync for sync in syncs}.values())[:MAX_SYNCS]
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """Journals that were put together."""
+
+    journals: list[Path]
+    """Each where a collector would keep it."""
+    parts: set[Path]
+    """Journals of which all is in those."""
+    notes: list[str]
+    """Sentences: the changes that were made."""
+    unreadable: list[UnreadableJournal]
+    """Journals that cannot be put together; they are among `parts`."""
+
+
+class _Part(msgspec.Struct, frozen=True):
+    path: Path
+    sync: bytes
+    segment: Segment
+    """Its first one."""
+    first: int
+    """Number of its first frame."""
+    next: int
+    """Number of the frame that follows its last."""
+    end: int
+    """Where its whole frames end."""
+
+
+def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
+    """Puts together the streams of which no directory has all.
+
+    That is so when a collector takes a stream over from another one, and what the other one took is no longer there to be
+    read from the beginning.
+
+    Args:
+        sources: directories of collectors; others have no such streams.
+        room: gives a directory for what is put together, if anything is.
+
+    Raises:
+        OSError: if a directory cannot be read, or the result not be written.
+    """
+    copies: dict[str, list[Path]] = {}
+    for source in sources:
+        for path in journals_in(source) if source.is_dir() else [source]:
+            if stream := stream_of(path):
+                copies.setdefault(stream, []).append(path)
+    joined = Joined([], set(), [], [])
+    place: Path | None = None
+    for stream, paths in copies.items():
+        parts = _in_order(paths)
+        if len(parts) < 2:
+            continue
+        if place is None:
+            place = room()
+            for directory in sources:
+                for name in (server_clock.read_clock_names(directory) or ()) if directory.is_dir() else ():
+                    server_clock.add_clock_name(place, name)
+        target = place / "streams" / stream / "journal"
+        target.parent.mkdir(parents=True)
+        joined.parts.update(part.path for part in parts)
+        try:
+            _write(target, parts)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EFBIG):
+                raise
+            target.unlink(missing_ok=True)
+            why = f"a part of stream {stream} claims a position that no file has: {max(part.end for part in parts):,}"
+            joined.unreadable.extend(UnreadableJournal(str(part.path), why) for part in parts)
+            continue
+        joined.journals.append(target)
+        joined.notes.append(
+            f"parts of stream {stream} were put together: {', '.join(str(part.path) for part in parts)}"
+        )
+    return joined
+
+
+def _in_order(paths: Sequence[Path]) -> list[_Part]:
+    """Those of which each has what follows the one before; only the first, if it has everything."""
+    if len(paths) < 2:
+        return []
+    found = sorted(filter(None, map(_read_part, paths)), key=lambda part: (part.first, -part.next))
+    chain: list[_Part] = []
+    for part in found:
+        if not chain or part.sync == chain[0].sync and part.next > chain[-1].next:
+            chain.append(part)
+    return chain
+
+
+def _read_part(path: Path) -> _Part | None:
+    try:
+        reader = FrameReader(path, follow=False)
+    except (FormatError, OSError):
+        return None
+    try:
+        if reader.sync_word is None or reader.peek() is None:
+            return None
+        first = reader.head[1]
+        index = read_index(reader) or scan(reader)
+        return _Part(path, reader.sync_word, reader.files.at(reader.files.begin), first, *index.end)
+    except OSError:
+        return None
+    finally:
+        reader.close()
+
+
+def _write(target: Path, parts: Sequence[_Part]) -> None:
+    with open(target, "xb") as file:
+        segment, next = parts[0].segment, 0
+        file.write(fmt.encode_file_header(parts[0].sync, segment.number, segment.begin))
+        for part in parts:
+            reader = FrameReader(part.path, follow=False)
+            try:
+                at = _begins(reader, part, next)
+                while at < part.end:
+                    # Frames keep their positions, which indexes name. What is missing shows by the numbers: a segment may have been
+                    # deleted.
+                    file.seek(max(segment.offset(at), file.tell()))
+                    chunk = reader.files.pread(min(CHUNK, part.end - at), at)
+                    file.write(chunk)
+                    at = at + len(chunk) if chunk else reader.files.next_begin(at) or part.end
+            finally:
+                reader.close()
+            next = part.next
+
+
+def _begins(reader: FrameReader, part: _Part, number: int) -> int:
+    """Where the first frame begins that is not before this one."""
+    found = part.end
+
+    def look(_: bytes = b"") -> bool:
+        nonlocal found
+        at, its, _length = reader.head
+        if its >= number:
+            found = min(found, at)
+        return True
+
+    while found == part.end and reader.next(look) is not None:
+        look()
+    return found

@@ -7,7 +7,6 @@ import contextlib
 import uuid
 from collections.abc import Sequence
 
-import msgspec
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
@@ -18,15 +17,6 @@ from stepscope.exporters.nats.names import PARTITIONS
 
 _PEER, _PARTITION = "collector.", "partition."
 """Beginnings of keys in the bucket."""
-
-
-class Others(msgspec.Struct, frozen=True):
-    """Values of the bucket that other collectors have written, and partitions without a lease."""
-
-    free: set[int]
-    """Partitions on which nobody has a lease."""
-    peers: list[str]
-    """Keys of the other running collectors."""
 
 
 def room(count: int, others: Sequence[int]) -> int:
@@ -61,12 +51,6 @@ class Leases:
     to its own directory and has its own consumer. It stops when it tries to renew the lease.
 
     Methods raise nats.errors.Error or TimeoutError if NATS does not answer, unless they say otherwise.
-
-    Args:
-        jetstream: the JetStream of the bucket.
-        bucket: the bucket of leases.
-        name: name of the bucket.
-        seconds: time after which a value in the bucket expires.
     """
 
     def __init__(self, jetstream: JetStreamContext, bucket: KeyValue, name: str, seconds: float) -> None:
@@ -76,16 +60,13 @@ class Leases:
         self._renewed: dict[int, float] = {}
         """When each lease was renewed."""
 
-    async def others(self) -> Others:
-        """Values of the bucket that other collectors have written, and partitions without a lease."""
+    async def others(self) -> tuple[set[int], list[int]]:
+        """Partitions on which nobody has a lease, and how many partitions each other running collector has announced."""
         keys = await layout.keys(self._jetstream, self._name)
         free = {number for number in range(PARTITIONS) if f"{_PARTITION}{number}" not in keys}
-        return Others(free, [key for key in keys if key.startswith(_PEER) and key != f"{_PEER}{self._owner}"])
-
-    async def loads(self, peers: Sequence[str]) -> list[int]:
-        """Numbers of partitions that collectors have announced, of those that are still there."""
+        peers = [key for key in keys if key.startswith(_PEER) and key != f"{_PEER}{self._owner}"]
         loads = await asyncio.gather(*map(self._load, peers))
-        return [load for load in loads if load is not None]
+        return free, [load for load in loads if load is not None]
 
     async def announce(self, count: int) -> None:
         """Announces that this collector is running, with the number of its partitions."""

@@ -21,8 +21,7 @@ from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.live.stream import DIED_AFTER, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
-from stepscope.collector.nats.consumer import Consumer
-from stepscope.collector.nats.retries import Retries
+from stepscope.collector.nats.consumer import Consumer, Retries
 from stepscope.collector.nats.roster import NatsProcess, Roster
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.names import Names, job_token, key_of
@@ -143,10 +142,6 @@ class Partition:
     exporter does not have them either, or nothing has come from it for `gap_seconds`.
 
     `session.retries` shows failures, which are tried again. A stream that cannot be written does not keep the others from it.
-
-    Args:
-        session: what it shares with others.
-        number: of the partition.
     """
 
     def __init__(self, session: Session, number: int) -> None:
@@ -286,13 +281,12 @@ class Partition:
         """Writes messages of one stream, in the order of their frames."""
         session = self._session
         if key not in self._intakes:
+            if await session.roster.has_ended(key):
+                for one in messages:
+                    await self._acknowledge(one.message)
+                return
             self._intakes[key] = _Intake(key)
         intake = self._intakes[key]
-        if key in session.roster.ended:
-            for one in messages:
-                await self._acknowledge(one.message)
-            await self._close(self._intakes.pop(key))
-            return
         for one in messages:
             intake.stored_before = max(intake.stored_before, layout.oldest(one.message.headers))
             if one.message.metadata.num_delivered == 1:
@@ -308,7 +302,7 @@ class Partition:
                     await self._write(intake, process, file, stream, remaining[0])
                     del remaining[0]
                 session.retries.succeed(intake.what)
-                if key in session.roster.ended:
+                if file.ended:
                     await self._close(self._intakes.pop(key))
                 elif file.next < min(intake.waiting.values(), default=intake.next) and file.next < intake.next:
                     # The file has lost frames that were acknowledged, or was deleted, or could not be written.
@@ -429,7 +423,7 @@ class Partition:
             is_silent = now - intake.heard >= self._session.silent_seconds and not intake.waiting
             if is_silent or intake.claimed:
                 await self._close(intake)
-            if is_silent and intake.key not in self._session.roster.processes:  # its Hello has expired, or never came
+            if is_silent and intake.key not in self._session.roster.processes:  # it was forgotten, or has no Hello
                 del self._intakes[intake.key]
 
     async def _close_all(self) -> None:
@@ -441,11 +435,7 @@ def _claim(intake: _Intake) -> None:
 
 
 def _check_job(process: NatsProcess, new_frames: NewFrames) -> None:
-    """Refuses frames that say that they are of another job.
-
-    Raises:
-        FormatError: if a frame does.
-    """
+    """Refuses frames that say that they are of another job. Raises `FormatError` if a frame does."""
     job = process.names.key.partition(".")[0]
     for run in new_frames.runs():
         if job_token(job_of(run)) != job:

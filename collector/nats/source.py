@@ -15,21 +15,20 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from stepscope.collector.audit import Audit
+from stepscope.collector.clocks.server_clock import ServerClock
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.stream import STEPS_PER_SECOND
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import NatsView
 from stepscope.collector.memory_budget import MemoryBudget
+from stepscope.collector.nats.consumer import Retries
 from stepscope.collector.nats.leases import Leases, room, surplus
 from stepscope.collector.nats.partition import GAP_SECONDS, Partition, Session
-from stepscope.collector.nats.retries import Retries
-from stepscope.collector.nats.roster import Roster
-from stepscope.collector.server_clock import ServerClock
+from stepscope.collector.nats.roster import NatsProcess, Roster
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.names import Names, key_of, partition_of
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsLimits, Servers
 from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import job_of
@@ -57,14 +56,7 @@ class NatsSource:
     Every failure is shown and tried again.
 
     Args:
-        servers: the servers, and credentials.
-        names: of the team.
-        store: where streams are written.
-        streams: notes what was written, and what is heard of processes.
         bound: bounds the bytes of messages in memory.
-        clock: the collector's clock.
-        audit: log of streams and of refused messages.
-        limits: limits of the stream in JetStream, if this collector creates it.
         lease_seconds: time after which a lease expires that is not renewed, if this collector creates the bucket of leases.
         gap_seconds: seconds without a message of the exporter until frames that JetStream never had count as lost.
     """
@@ -132,8 +124,8 @@ class NatsSource:
 
     async def _connection(self) -> None:
         clients: list[Client] = []
-        followers: list[asyncio.Task[None]] = []
         leases: Leases | None = None
+        roster: Roster | None = None
         try:
             # Thousands of ranks publish their summaries each second. On a connection of their own they delay nothing else.
             for _ in range(2):
@@ -150,13 +142,7 @@ class NatsSource:
             ended = await layout.bucket(jetstream, names.ended, max_age or None)
             bucket = await layout.bucket(jetstream, names.leases, self._lease_seconds, direct=False)
             leases = Leases(jetstream, bucket, names.leases, (await bucket.status()).ttl or self._lease_seconds)
-            roster = Roster(client, jetstream, names, hellos, ended, self._retries, self._note_forgotten)
-            following = await roster.followers()
-            followers = [asyncio.create_task(one.run(), name="stepscope NATS bucket") for one in following]
-            for one, follower in zip(following, followers, strict=True):
-                complete = asyncio.create_task(one.complete.wait())
-                await asyncio.wait({complete, follower}, return_when=asyncio.FIRST_COMPLETED)
-                await end_tasks(complete)
+            roster = Roster(client, names, hellos, ended, self._note_forgotten)
             await layout.answer(client, names.clocks, self._answer_clock)
             await layout.answer(live, names.live, partial(self._hear, roster))
             session = Session(
@@ -164,11 +150,9 @@ class NatsSource:
                 self._note_stream, self._gap_seconds,
             )  # fmt: skip
             while not (client.is_closed or live.is_closed):
-                for follower in followers:
-                    if follower.done():
-                        follower.result()
                 try:
-                    await jetstream.stream_info(names.stream)
+                    for name in (names.stream, f"KV_{names.hellos}", f"KV_{names.ended}"):
+                        await jetstream.stream_info(name)
                     await self._poll(session, leases)
                     self._retries.succeed("")
                 except NotFoundError:
@@ -177,11 +161,13 @@ class NatsSource:
                     self._retries.fail("", error)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            await finish(self._close(clients, leases, followers), CLOSE_SECONDS)
+            await finish(self._close(clients, leases, roster), CLOSE_SECONDS)
 
-    async def _close(self, clients: list[Client], leases: Leases | None, followers: list[asyncio.Task[None]]) -> None:
+    async def _close(self, clients: list[Client], leases: Leases | None, roster: Roster | None) -> None:
         try:
-            await end_tasks(*self._tasks.values(), *followers)
+            await end_tasks(*self._tasks.values())
+            if roster is not None:
+                await roster.close()
             if leases is not None and clients[0].is_connected:
                 with contextlib.suppress(NatsError, TimeoutError):  # the value expires
                     await leases.withdraw()
@@ -198,11 +184,10 @@ class NatsSource:
             log.warning("%d partitions are taken by other collectors now", len(lost))
             self._leaving |= lost
         self._end_leaving()
-        others = await leases.others()
+        without_lease, loads = await leases.others()
         now = asyncio.get_running_loop().time()
-        free = others.free - self._tasks.keys()
+        free = without_lease - self._tasks.keys()
         self._free_since = {number: self._free_since.get(number, now) for number in free}
-        loads = await leases.loads(others.peers)
         wanted = room(len(self._owned), loads)
         for number in random.sample(sorted(free), len(free)):
             is_overdue = now - self._free_since[number] > PATIENCE
@@ -246,20 +231,28 @@ class NatsSource:
             summary, _ = protocol.decode(message.data)
             if not isinstance(summary, protocol.StepSummary):
                 raise FormatError(f"{type(summary).__name__} is no summary of steps")
-            process = roster.processes.get(key)
-            if process is None:
-                self._unknown_summaries += 1  # its Hello is on the way, or is none
-                return
-            stream = self._streams.all.get(process.hello.stream)
-            if stream is not None and stream.job != job_of(process.hello.run):
-                raise FormatError(f"it is a stream of the job {stream.job[:100]!r}")
-            if stream is not None and stream.summary_wait():
-                raise FormatError(f"it has summaries of more than {STEPS_PER_SECOND:,} steps a second")
         except FormatError as error:
             self._refuse(message.subject, str(error))
             return
-        self._streams.add_shared_summary(process.hello, summary, process)
-        self._streams.all[process.hello.stream].summary_wait(summary)
+        add = partial(self._add_summary, message.subject, summary)
+        process = roster.processes.get(key)
+        if process is not None:
+            add(process)
+        elif not roster.search(key, add):
+            add(None)
+
+    def _add_summary(self, subject: str, summary: protocol.StepSummary, process: NatsProcess | None) -> None:
+        if process is None:
+            self._unknown_summaries += 1  # its Hello is on the way, or is none
+            return
+        stream = self._streams.all.get(process.hello.stream)
+        if stream is not None and stream.job != job_of(process.hello.run):
+            self._refuse(subject, f"it is a stream of the job {stream.job[:100]!r}")
+        elif stream is not None and stream.summary_wait():
+            self._refuse(subject, f"it has summaries of more than {STEPS_PER_SECOND:,} steps a second")
+        else:
+            self._streams.add_shared_summary(process.hello, summary, process)
+            self._streams.all[process.hello.stream].summary_wait(summary)
 
     async def _answer_clock(self, message: Msg) -> None:
         """Answers a clock request of an exporter whose stream this collector takes."""

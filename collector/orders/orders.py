@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from typing import Literal
+import time
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from stepscope.collector.live.stream import Process, State, Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.orders.addressees import Target, addressees
 from stepscope.collector.orders.order import OrderedRank, OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.display.text_table import human_count
@@ -24,7 +25,7 @@ from stepscope.runtime.requests.end_change import NOTHING_WAITS, choose_end
 from stepscope.runtime.requests.placement import allows_later_steps, choose_steps, nearest_of
 from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.requests.window_request import WindowRequest
-from stepscope.runtime.session.ranks import ranks_from, ranks_text
+from stepscope.runtime.session.ranks import missing_ranges, ranges_text, ranks_from, ranks_text, usual_size
 
 MARGIN = 1.0
 """Seconds from the proposal to the first step that the first attempt allows for; each further one doubles it."""
@@ -36,7 +37,87 @@ LEAST_STEPS = 3
 IN_ONE_TURN = 64
 """Processes that are sent a command in one turn of the loop, as there may be 10,000."""
 
-_Answers = list[tuple[Target, Answer]]
+NEEDED = "trace(control=Control(collector=True))"
+
+
+class Target(NamedTuple):
+    """A process that takes commands."""
+
+    id: str
+    """Of its rank, as in `/v1/ranks`."""
+    stream: Stream
+    process: Process
+
+    @property
+    def rank(self) -> int:
+        """Its rank; one without counts as rank 0."""
+        return self.stream.run.rank or 0
+
+
+_Answers: TypeAlias = list[tuple[Target, Answer]]
+
+
+def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | None) -> tuple[list[Target], str]:
+    """The processes that an order is for, one at least; and which ranks that are meant cannot be asked, and why, empty if all can.
+
+    Args:
+        wanted: the ranks that are meant; `None` for all: as many as most of the job's processes say that it has.
+
+    Raises:
+        ProblemError: 404 if no process is there that can be asked, or none of the job's ranks that are named; 409 if it is not
+            clear which job is meant.
+    """
+    ranks = list(streams)
+    connected = [
+        Target(rank.id, stream, process)
+        for rank in ranks
+        for stream in [rank.latest]
+        if (process := _process(stream)) is not None
+        and (not order.name or stream.run.name == order.name)
+        and (not order.job or stream.job == order.job)
+    ]
+    able = [target for target in connected if target.process.control]
+    if not able:
+        raise ProblemError(404, f"none of {len(connected)} connected processes takes commands; they need {NEEDED}")
+    jobs = sorted({_job(target) for target in able})
+    if len(jobs) > 1:
+        shown = ", ".join(f"name {name!r} job {job!r}" for name, job in jobs[:10])
+        raise ProblemError(409, f"several jobs are connected: say which one is meant: {shown}")
+    its = [target for target in connected if _job(target) == jobs[0]]
+    there = {target.rank for target in its}
+    meant = there if wanted is None else set(wanted)
+    size = usual_size(target.stream.run.world_size for target in its)
+    absent = ranges_text(missing_ranges(there, size)) if wanted is None else ranks_text(tuple(meant - there))
+    targets = [target for target in able if target.rank in meant]
+    unwilling = {target.rank for target in its if not target.process.control} & meant
+    lacking: list[str] = []
+    if absent:
+        lacking.append(f"not connected: {_named(absent)}")
+    latest = {target.stream.id for target in its}
+    shared = {rank.latest.run.rank or 0 for rank in ranks if rank.latest.id in latest and rank.others} & meant
+    if shared:
+        lacking.append(f"several processes at once, maybe of jobs of one name: {_named(ranks_text(tuple(shared)))}")
+    if unwilling:
+        lacking.append(f"without {NEEDED}: {_named(ranks_text(tuple(unwilling)))}")
+    if not targets or (wanted is not None and lacking):
+        raise ProblemError(404, f"not all ranks that are meant can be asked; {'; '.join(lacking)}")
+    return targets, "; ".join(lacking)
+
+
+def _process(stream: Stream) -> Process | None:
+    """The way to the process of a stream; `None` if there is none now."""
+    if stream.connection is not None:
+        return stream.connection
+    return stream.process if stream.state(time.monotonic()) is State.CONNECTED else None
+
+
+def _job(target: Target) -> tuple[str, str]:
+    return target.stream.run.name, target.stream.job
+
+
+def _named(ranks: str) -> str:
+    shown = ranks if len(ranks) <= 200 else f"{ranks[:200].rpartition(',')[0]}, ..."
+    return f"rank {shown}" if ranks.isdigit() else f"ranks {shown}"
 
 
 class Orders:
@@ -188,8 +269,6 @@ class Orders:
 
         Args:
             by: the step at which it must be decided.
-            what: what they are to do, for the answer.
-            request: the window that was asked for, if it is one.
         """
         name = secrets.token_hex(16)
         answers = await self._ask(targets, msgspec.structs.replace(proposal, proposal=name), order.patience)

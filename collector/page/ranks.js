@@ -26,6 +26,19 @@ import { VirtualRows } from "./virtual_rows.js";
 const STATES = { died: 0, silent: 1, connected: 2, ended: 3 };
 const STEP_TIME = "Step time";
 
+/**
+ * A column of what not all programs record.
+ * @param {string} title
+ * @param {string} hint
+ * @param {(view: Rank) => number | null} value
+ * @param {(value: number) => string} text
+ * @returns {Column}
+ */
+function signal(title, hint, value, text) {
+  const known = (/** @type {Rank} */ view) => value(view) !== null;
+  return { title, hint, number: true, text: (view) => (known(view) ? text(value(view) ?? 0) : "–"), sort: (view) => largest(value(view)), optional: known };
+}
+
 /** @type {Column[]} */
 const COLUMNS = [
   { title: "Rank", text: rankName, sort: (view) => [view.jobLabel ?? "", view.rank === null, view.rank ?? view.id] },
@@ -41,38 +54,10 @@ const COLUMNS = [
     sort: (view) => largest(view.own_ms),
   },
   { title: "Last", number: true, text: (view) => milliseconds(view.last_step_ms), sort: (view) => largest(view.last_step_ms) },
-  {
-    title: "CPU",
-    hint: "processor time of the thread that steps, per step time",
-    number: true,
-    text: (view) => percent(view.cpu_share),
-    sort: (view) => largest(view.cpu_share),
-    optional: (view) => isKnown(view.cpu_share),
-  },
-  {
-    title: "Input",
-    hint: "share of a step that loading data takes",
-    number: true,
-    text: (view) => percent(view.data_share),
-    sort: (view) => largest(view.data_share),
-    optional: (view) => isKnown(view.data_share),
-  },
-  {
-    title: "Comm.",
-    hint: "share of a step that communication takes",
-    number: true,
-    text: (view) => percent(view.communication_share),
-    sort: (view) => largest(view.communication_share),
-    optional: (view) => isKnown(view.communication_share),
-  },
-  {
-    title: "Memory",
-    hint: "memory of the process (resident set)",
-    number: true,
-    text: (view) => (isKnown(view.resident_bytes) ? bytes(view.resident_bytes ?? 0) : "–"),
-    sort: (view) => largest(view.resident_bytes),
-    optional: (view) => isKnown(view.resident_bytes),
-  },
+  signal("CPU", "processor time of the thread that steps, per step time", (view) => view.cpu_share, percent),
+  signal("Input", "share of a step that loading data takes", (view) => view.data_share, percent),
+  signal("Comm.", "share of a step that communication takes", (view) => view.communication_share, percent),
+  signal("Memory", "memory of the process (resident set)", (view) => view.resident_bytes, bytes),
   { title: "Events/s", number: true, text: (view) => count(view.events_per_s), sort: (view) => largest(view.events_per_s) },
   { title: "Data/s", number: true, text: (view) => bytes(view.bytes_per_s), sort: (view) => largest(view.bytes_per_s) },
   { title: "Events", number: true, text: (view) => count(view.events), sort: (view) => largest(view.events) },
@@ -81,9 +66,6 @@ const COLUMNS = [
   { title: "Windows", number: true, text: (view) => integer(view.windows), sort: (view) => largest(view.windows) },
   { title: "Starts", number: true, text: (view) => integer(view.incarnation), sort: (view) => largest(view.incarnation) },
 ];
-
-/** @param {number | null | undefined} value */
-const isKnown = (value) => value !== null && value !== undefined;
 
 /** @param {number | null | undefined} value @returns {SortKey} */
 function largest(value) {

@@ -1,20 +1,29 @@
-"""The segments of all streams, and what they contain: each is read once, when it is not written any more."""
+"""The segments of all streams, and their windows: each is read once, when it is not written any more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.files.disk_use import SegmentFile, is_silent
-from stepscope.collector.retention.segment import Segment, SegmentWindow
+from stepscope.collector.files.disk import SegmentFile, is_silent
+from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
+from stepscope.collector.runs.recording import run_in
+from stepscope.collector.runs.windows import Mark, Steps, closed_record
 from stepscope.exporters.stream.shipper import has_end
+from stepscope.runtime.journal.format import FrameType, decode_events_header
+from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.index import ROW, WindowRow, index_records
 from stepscope.runtime.journal.records import RunRecord
 
 Isolated = Callable[[str, Callable[[], object]], object]
 """Does what may fail for one stream."""
+
+MAX_WINDOWS = 1000
+"""Windows of a segment that are told apart: if more ended in it, half of them are the newest and half the slowest."""
 
 
 class StoredStream(msgspec.Struct, frozen=True):
@@ -67,7 +76,6 @@ class Inventory:
         Args:
             files: the segments of each stream, in their order; at least one.
             connected: whether a connection writes to a stream.
-            isolated: for what is done with one stream.
         """
         self._segments = {stream: segments for stream, segments in self._segments.items() if stream in files}
         found: list[StoredStream] = []
@@ -87,3 +95,151 @@ class Inventory:
             segments.append(segment if segment is not None and segment.is_of(file) else Segment.read(file))
         self._segments[id] = {one.file.number: one for one in segments}
         return StoredStream(id, journal, segments, over)
+
+
+class SegmentWindow(msgspec.Struct, frozen=True, gc=False):
+    """A window that ended in a segment, or goes on after it."""
+
+    index: int
+    end_ns: int | None = None
+    """Unix time; `None` if it goes on."""
+    step_ns: float = 0.0
+    """Mean duration of its steps."""
+    steps: Steps | None = None
+
+    @property
+    def mark(self) -> Mark:
+        """Identifies the window among those of the job."""
+        return self.index, self.steps
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A segment that is not written any more. Its times are no later than its last change, as the clock of a rank may be wrong."""
+
+    file: SegmentFile
+    run: RunRecord | None
+    windows: list[SegmentWindow]
+    """Those that ended in it, and those that go on after it."""
+    first_window: int
+    """The lowest number of a window, also of those that are not told apart."""
+    last_window: int
+    """The highest one."""
+    last_ns: int
+    """Unix time of its last event or end of a window; of its last change, if there is none."""
+
+    @classmethod
+    def read(cls, file: SegmentFile) -> Segment:
+        """Reads a segment. Raises `OSError` if it cannot be read, and `FormatError` if it is no journal."""
+        changed_ns = file.about.st_mtime_ns
+        reader = FrameReader(file.path, follow=False, alone=True)
+        try:
+            run = run_in(reader)
+            closed, open = _indexed(reader) or _scanned(reader)
+        finally:
+            reader.close()
+
+        def unix(at: int) -> int:
+            return changed_ns if run is None else min(run.anchor.wall(at), changed_ns)
+
+        numbers = [*(one.index for one in closed), *open]
+        times = [*(one.end_ns or 0 for one in closed), *open.values()]
+        if len(closed) > MAX_WINDOWS:
+            newest = heapq.nlargest(MAX_WINDOWS // 2, closed, key=lambda window: window.end_ns or 0)
+            slowest = heapq.nlargest(MAX_WINDOWS // 2, closed, key=lambda window: window.step_ns)
+            closed = list({window.index: window for window in (*newest, *slowest)}.values())
+        windows = [msgspec.structs.replace(one, end_ns=unix(one.end_ns or 0)) for one in closed]
+        windows += [SegmentWindow(index) for index in heapq.nlargest(MAX_WINDOWS, open)]
+        return cls(
+            file=file,
+            run=run,
+            windows=windows,
+            first_window=min(numbers, default=0),
+            last_window=max(numbers, default=-1),
+            last_ns=max(map(unix, times), default=changed_ns),
+        )
+
+    def is_of(self, file: SegmentFile) -> bool:
+        """Whether the file is still the one that was read."""
+        then, now = self.file.about, file.about
+        return (then.st_ino, then.st_size, then.st_mtime_ns) == (now.st_ino, now.st_size, now.st_mtime_ns)
+
+    def windows_among(self, among: Collection[int]) -> set[int]:
+        """Those of some windows of which it may have a part."""
+        return {one.index for one in self.windows if one.index in among}
+
+    def counted(self) -> Evicted:
+        """How much is in it, by the headers of its frames. Raises `OSError` if it cannot be read, and `FormatError` if
+        it is no journal."""
+        events = 0
+
+        def skipped(beginning: bytes) -> bool:
+            nonlocal events
+            found = decode_events_header(beginning)
+            events += 0 if found is None else found[0].count
+            return True
+
+        reader = FrameReader(self.file.path, follow=False, alone=True)
+        try:
+            first, begin = reader.position
+            nbytes = max(reader.files.end - begin, 0)
+            while reader.next(skipped) is not None:
+                pass
+            return Evicted(
+                segment=reader.files.at(begin).number,
+                frames=reader.position[0] - first,
+                nbytes=nbytes,
+                events=events,
+                first_window=self.first_window,
+                last_window=self.last_window,
+            )
+        finally:
+            reader.close()
+
+
+_Found = tuple[list[SegmentWindow], dict[int, int]]
+"""Windows that ended, and those that go on, each with the time of its last event; by the rank's clock."""
+
+
+def _indexed(reader: FrameReader) -> _Found | None:
+    """The windows by the index; `None` if that is not of the whole segment."""
+    records = index_records(reader)
+    if not records:
+        return None
+    last = reader.frame_at(records[-1][0])
+    if last is not None and last[2] < reader.files.end:
+        last = reader.frame_at(last[2])
+        last = None if last is None or last[0][0] != FrameType.END else last
+    if last is None or last[2] != reader.files.end:
+        return None
+    closed: list[SegmentWindow] = []
+    for _, record in records:
+        for values in ROW.iter_unpack(record.rows[: len(record.rows) // ROW.size * ROW.size]):
+            row = WindowRow(*values)
+            steps = (row.first_step, row.last_step) if row.steps > 0 else None
+            pace = (row.end_ns - row.start_ns) / max(row.steps, 1)
+            closed.append(SegmentWindow(row.window, row.end_ns, pace, steps))
+    return closed, {one.window: one.last_ns for one in records[-1][1].open}
+
+
+def _scanned(reader: FrameReader) -> _Found:
+    """The windows by the headers of all frames; of events nothing else is read."""
+    closed: list[SegmentWindow] = []
+    open: dict[int, int] = {}
+
+    def skipped(beginning: bytes) -> bool:
+        found = decode_events_header(beginning)
+        if found is not None:
+            open[found[0].window] = max(found[0].last_ns, open.get(found[0].window, 0))
+        return True
+
+    while (frame := reader.next(skipped)) is not None:
+        if frame[0] != FrameType.WINDOW_CLOSED:
+            continue
+        try:
+            record = closed_record(frame[2])
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue  # the readers of the stream count it as damage
+        open.pop(record.index, None)
+        pace = (record.end_ns - record.start_ns) / max(len(record.numbers), 1)
+        closed.append(SegmentWindow(record.index, record.end_ns, pace, record.range))
+    return closed, open

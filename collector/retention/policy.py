@@ -9,9 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.collector.retention.inventory import StoredStream
-from stepscope.collector.retention.segment import Segment, SegmentWindow
-from stepscope.collector.runs.places import Mark, places
+from stepscope.collector.retention.inventory import Segment, SegmentWindow, StoredStream
+from stepscope.collector.runs.windows import Mark, places
 from stepscope.runtime.settings.checked import Checked
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -61,8 +60,6 @@ def candidates(
     one of the newest, but for the very newest of a stream that is over. The last segment of a stream comes after all others of it.
 
     Args:
-        streams: all that can be read.
-        policy: what is protected.
         uploaded: whether a segment is in the store; those that are not come after those that are.
     """
     protected = _protected(streams, policy)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.files.disk_use import disk_use, on_disk
+from stepscope.collector.files.disk import disk_use, on_disk
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
-from stepscope.collector.retention.inventory import Inventory, StoredStream
+from stepscope.collector.retention.inventory import Inventory, Segment, StoredStream
 from stepscope.collector.retention.policy import LAST, Candidate, StoragePolicy, candidates
-from stepscope.collector.retention.segment import Segment
 from stepscope.collector.runs.evicted import Evicted, evict, read_evicted
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.files.private_files import replace_private
@@ -29,9 +28,9 @@ log = logging.getLogger("stepscope.collector")
 FREE_SECONDS = 10.0
 """Between two questions how much of the file system is free."""
 AGAIN_SECONDS = 1.0
-"""Until the next look, if the last one failed or could not evict what is being read."""
+"""Until the next measurement, if the last one failed or could not evict what is being read."""
 LEAST_SECONDS = 0.2
-"""Between two looks, however much is written."""
+"""Between two measurements, however much is written."""
 DELETED = "deleted"
 """Name of the file, in the directory of a collector, that counts the streams that were deleted whole ever since."""
 LATE = 2.0
@@ -63,26 +62,19 @@ class Deleted:
             self.count = Count()
 
     def add(self, stream: str, events: int) -> None:
-        """A stream is to be deleted.
-
-        Raises:
-            OSError: if that cannot be noted.
-        """
+        """A stream is to be deleted. Raises `OSError` if that cannot be noted."""
         if self.count.last != stream:
             self.set(Count(self.count.streams + 1, self.count.events + events, stream))
 
     def set(self, count: Count) -> None:
-        """Sets the count: to what it was before, if a stream could not be deleted.
-
-        Raises:
-            OSError: if that cannot be noted.
-        """
+        """Sets the count: to what it was before, if a stream could not be deleted. Raises `OSError` if that cannot be
+        noted."""
         replace_private(self._path, msgspec.json.encode(count))
         self.count = count
 
 
-class Look(msgspec.Struct):
-    """Result of one look at the disk."""
+class Measurement(msgspec.Struct):
+    """Result of one measurement of the disk, and what was evicted."""
 
     used: int
     """Bytes on disk afterwards."""
@@ -108,9 +100,9 @@ class Look(msgspec.Struct):
 class Storage:
     """Keeps the files of a store within their limit.
 
-    Everything counts that the collector has written to its directory. The directory is looked at when so much was written that
-    less than a sixteenth of the limit may be free; if so, segments are evicted until an eighth is. Streams write no further than
-    to the limit before the next look. Without a limit the directory is not looked at.
+    Everything counts that the collector has written to its directory. The directory is measured when so much was written
+    that less than a sixteenth of the limit may be free; if so, segments are evicted until an eighth is. Streams write no further
+    than to the limit before the next measurement. Without a limit nothing is measured.
     """
 
     def __init__(
@@ -124,8 +116,6 @@ class Storage:
         """
         Args:
             store: whose files they are; it is told how much may be written.
-            policy: what is kept.
-            streams: are told what was evicted.
             uploaded: whether a segment is in another store, if everything is uploaded to one.
             downloads: bytes of the limit that are reserved for files that are made for downloads.
         """
@@ -135,20 +125,20 @@ class Storage:
         self._inventory = Inventory()
         self._deleted = Deleted(store.directory)
         self._unused: int | None = None if policy.max_bytes else 0
-        """Of the bytes that are reserved for downloads; `None` before the first look."""
+        """Of the bytes that are reserved for downloads; `None` before the first measurement."""
         self._free: int | None = None
         self._problem = ""
         self.unreadable: dict[str, str] = {}
-        """Streams that are left as they are, and what is wrong with them; as of the last look."""
+        """Streams that are left as they are, and what is wrong with them; as of the last measurement."""
         self._faults: dict[str, str] = {}
         store.quota.bound(policy.max_bytes, policy.slack)
 
     async def run(self) -> None:
-        """Looks whenever so much was written that it must, until it is cancelled."""
+        """Measures the disk whenever so much was written that it must, until it is cancelled."""
         quota, due = self._store.quota, bool(self._policy.max_bytes)
         while True:
             try:
-                due = due and await self._look()
+                due = due and await self._measure()
                 self._free = (await asyncio.to_thread(shutil.disk_usage, self._store.directory)).free
                 self._problem = ""
             except OSError as error:
@@ -160,10 +150,10 @@ class Storage:
                     await quota.due.wait()
                     due = True
 
-    async def _look(self) -> bool:
-        """Looks once; whether to look again soon."""
+    async def _measure(self) -> bool:
+        """Measures the disk once; whether to do so again soon."""
         quota = self._store.quota
-        quota.begin()
+        quota.begin_measurement()
         done = await asyncio.to_thread(self.enforce, quota.wanted, self._store.surplus_streams)
         self._store.bytes -= done.removed_bytes
         self._unused = done.counted - done.used
@@ -173,15 +163,11 @@ class Storage:
                 entry.windows.evict(evicted)
         for stream in done.deleted:
             self._streams.deleted(stream)
-        await quota.end(done.counted)
+        await quota.end_measurement(done.counted)
         return done.postponed
 
     def view(self, discarded: int = 0) -> StorageView | None:
-        """How much there is, as of the last look, and what was written since; `None` before the first. The disk is not asked.
-
-        Args:
-            discarded: events of all streams that were evicted.
-        """
+        """How much there is, as of the last measurement, and what was written since; `None` before the first. The disk is not asked."""
         if self._unused is None or self._free is None:
             return None
         waits = self._store.waits
@@ -199,21 +185,20 @@ class Storage:
             problem=late or self._problem or fault,
         )
 
-    def enforce(self, wanted: int = 0, surplus_streams: int = 0) -> Look:
+    def enforce(self, wanted: int = 0, surplus_streams: int = 0) -> Measurement:
         """Looks at the directory, and evicts what there is no room for. Blocks on the disk.
 
         A stream that cannot be read, or whose files cannot be written or deleted, is left as it is.
 
         Args:
             wanted: bytes for which there must be room afterwards.
-            surplus_streams: streams that others are to take the place of.
 
         Raises:
             OSError: if the directory cannot be read.
         """
         self._faults = {}
         use = disk_use(self._store.directory, self._unseen)
-        done = Look(use.total, use.streams + max(use.downloads, self._downloads))
+        done = Measurement(use.total, use.streams + max(use.downloads, self._downloads))
         most = self._policy.max_bytes - max(self._policy.slack, wanted)
         surplus = done.counted - most + self._policy.slack if self._policy.max_bytes and done.counted > most else 0
         if surplus or surplus_streams:
@@ -234,16 +219,16 @@ class Storage:
         done.counted -= done.freed
         return done
 
-    def _evict(self, one: Candidate, done: Look) -> None:
-        with self._streams.restoring_lock:
-            if one.stream.id in self._streams.being_restored:
+    def _evict(self, one: Candidate, done: Measurement) -> None:
+        with self._streams.eviction_lock:
+            if one.stream.id in self._streams.not_evictable:
                 done.postponed = True
             elif one.last:
                 self._delete(one.stream, done)
             elif one.stream.id not in done.deleted:
                 self._unlink(one.stream, one.segment, done)
 
-    def _unlink(self, stream: StoredStream, segment: Segment, done: Look) -> None:
+    def _unlink(self, stream: StoredStream, segment: Segment, done: Measurement) -> None:
         """Evicts a segment after which others follow."""
         counted = segment.counted()
         evict(stream.journal, counted)
@@ -251,7 +236,7 @@ class Storage:
         done.evicted.append((stream.id, counted))
         done.removed(segment.file.about)
 
-    def _delete(self, stream: StoredStream, done: Look) -> None:
+    def _delete(self, stream: StoredStream, done: Measurement) -> None:
         """Deletes a stream that is over, unless it goes on."""
         *others, last = stream.segments
         for segment in others:

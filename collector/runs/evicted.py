@@ -65,7 +65,6 @@ def evict(journal: Path, evicted: Evicted) -> None:
 
     Args:
         journal: path of the stream's first segment, which need not exist.
-        evicted: what the segment contains.
 
     Raises:
         OSError: if the line cannot be written, or the segment not be deleted.

@@ -8,14 +8,21 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepscope.collector.clocks.model import ClockModel
-from stepscope.collector.clocks.timeline import Fitted, Pieces, Readings, Timeline, contradict, pieces_by_clock
+from stepscope.collector.clocks.timeline import (
+    ClockModel,
+    Fitted,
+    Pieces,
+    Readings,
+    Timeline,
+    contradict,
+    pieces_by_clock,
+)
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.stream.protocol import job_of as job_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.session.ranks import missing_ranges
+from stepscope.runtime.session.ranks import missing_ranges, usual_size
 
 SAME_CLOCK_NS = 50_000_000
 """Two processes read one monotonic clock if its name is the same and their wall clocks agree so well: a machine that was
@@ -38,9 +45,7 @@ def chosen_job(
     """The name and the recordings of one job.
 
     Args:
-        recordings: of any jobs.
         job: the name; `None` if there is one job only.
-        sources: where the recordings were looked for.
 
     Raises:
         FormatError: if there is none of that name, or it is not said which of several.
@@ -99,7 +104,6 @@ class Job:
     def __init__(self, name: str, recordings: Sequence[Recording]) -> None:
         """
         Args:
-            name: of the job.
             recordings: all of it; at least one.
         """
         self.name = name
@@ -147,8 +151,8 @@ class Job:
 
     @property
     def missing(self) -> list[range]:
-        """The ranks that should be there, as the members say how many there are."""
-        size = max((member.recording.run.world_size or 0 for member in self.members), default=0)
+        """The ranks that should be there, as most members say how many there are."""
+        size = usual_size(member.recording.run.world_size for member in self.members)
         return missing_ranges(self.ranks, size) if self.ranks else []
 
     def _order(self, recording: Recording, key: str) -> tuple[bool, int, int, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.collector.runs.evicted import beyond, gaps_of, read_evicted
-from stepscope.collector.runs.places import MARKS, Marks
+from stepscope.collector.runs.windows import MARKS, Marks
 from stepscope.exporters.stream.protocol import identity
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import FormatError
@@ -106,8 +106,6 @@ class Recording(msgspec.Struct, kw_only=True):
         Memory does not depend on the file's size, but for `marks`, the wanted windows, and `MAX_SYNCS` round trips.
 
         Args:
-            path: the journal.
-            id: of the recording.
             wanted: which rows of the index stay in memory; default: all.
             shared_marks: marks of other recordings, which are added to.
 
@@ -161,11 +159,8 @@ class Recording(msgspec.Struct, kw_only=True):
         )
 
     def rows_of(self, numbers: NDArray[np.int64]) -> Rows:
-        """The rows of some of its windows, by number. If `rows` lacks one of them, the index is read again.
-
-        Raises:
-            OSError, FormatError: if it cannot be read.
-        """
+        """The rows of some of its windows, by number. If `rows` lacks one of them, the index is read again. Raises
+        `OSError` or `FormatError` if it cannot be read."""
         found = self.rows[np.isin(self.rows["window"], numbers)]
         if len(found) < len(numbers) and not self.complete:
             again = Recording.of(self.path, self.id, lambda rows: np.isin(rows["window"], numbers))
@@ -173,22 +168,12 @@ class Recording(msgspec.Struct, kw_only=True):
         return found
 
     def all_rows(self) -> Rows:
-        """The rows of all its windows, by number.
-
-        Raises:
-            OSError, FormatError: as for `rows_of`.
-        """
+        """The rows of all its windows, by number. Raises `OSError` or `FormatError` as for `rows_of`."""
         return self.rows if self.complete else self.rows_of(self.marks["window"])
 
     def windows(self, rows: Rows) -> dict[int, Window]:
-        """Windows, by number: those that have an end as it says, the others as their events tell.
-
-        Args:
-            rows: of these windows.
-
-        Raises:
-            OSError, FormatError: if they cannot be read.
-        """
+        """Windows, by number: those that have an end as it says, the others as their events tell. Raises `OSError` or
+        `FormatError` if they cannot be read."""
         found: dict[int, Window] = {}
         if (rows["closed"] == 0).any():
             self.read_open()
@@ -201,11 +186,8 @@ class Recording(msgspec.Struct, kw_only=True):
         return found
 
     def read_open(self) -> None:
-        """Makes known the steps of the windows without an end. Idempotent.
-
-        Raises:
-            OSError, FormatError: if they cannot be read.
-        """
+        """Makes known the steps of the windows without an end. Idempotent. Raises `OSError` or `FormatError` if they
+        cannot be read."""
         if self.unfinished is not None:
             return
         self.unfinished = _unfinished(self.path, self.open) if self.open else {}
@@ -423,8 +405,6 @@ def recordings_in(
     Links below directories are not followed. A file that cannot be used, whatever is in it, costs the others nothing.
 
     Args:
-        sources: journals and directories.
-        without: journals that are left out.
         wanted: as for `Recording.of`.
 
     Raises:
@@ -454,11 +434,8 @@ def recordings_in(
 
 
 def journals_in(directory: Path) -> Iterator[Path]:
-    """Files below a directory that should be journals, of each its first segment; links are not followed.
-
-    Raises:
-        OSError: if the directory cannot be read.
-    """
+    """Files below a directory that should be journals, of each its first segment; links are not followed. Raises
+    `OSError` if the directory cannot be read."""
     os.listdir(directory)  # which says what is wrong with it, where walking would find nothing
     number = 0
     for place, below, files in os.walk(directory):

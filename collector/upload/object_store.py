@@ -64,11 +64,8 @@ class ObjectStore:
         return max((time.monotonic() - at for at in list(self._last_progress.values())), default=0.0)
 
     def sizes(self) -> dict[str, int]:
-        """Lists all objects: their names below the URL, and their sizes in bytes.
-
-        Raises:
-            OutputError: if the store refuses.
-        """
+        """Lists all objects: their names below the URL, and their sizes in bytes. Raises `OutputError` if the store
+        refuses."""
         with self._call(f"{self.root} cannot be listed"):
             self.files.invalidate_cache()
             found: dict[str, Any] = {}
@@ -78,11 +75,8 @@ class ObjectStore:
         return {name: int(size) for name, size in sizes.items() if name and size is not None}
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        """Puts an object of so many bytes, all of it or nothing. It replaces one of this name.
-
-        Raises:
-            OutputError: if the store refuses, or `content` ends early.
-        """
+        """Puts an object of so many bytes, all of it or nothing. It replaces one of this name. Raises `OutputError` if
+        the store refuses, or `content` ends early."""
         target = f"{self.root}/{name}"
         # Object stores show an object when it is complete. A directory would show a file while it is written.
         path = f"{target}.{os.urandom(8).hex()}.part" if self._local else target
@@ -108,11 +102,8 @@ class ObjectStore:
                 raise
 
     def get(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        """Reads an object of so many bytes.
-
-        Raises:
-            OutputError: if the store refuses, the object is shorter, or `content` cannot be written.
-        """
+        """Reads an object of so many bytes. Raises `OutputError` if the store refuses, the object is shorter, or
+        `content` cannot be written."""
         path = f"{self.root}/{name}"
         with self._call(f"{path} cannot be read"):
             for begin in range(0, nbytes, PART_BYTES):

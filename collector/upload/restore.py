@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.collector import clock_names
-from stepscope.collector.files.lock import DirectoryLock
+from stepscope.collector.clocks import server_clock
+from stepscope.collector.files.disk import DirectoryLock
 from stepscope.collector.upload.object_store import ObjectStore
 from stepscope.collector.upload.uploader import CLOCKS, EVICTED, FILE, read_clocks
 from stepscope.runtime.errors import FormatError
@@ -62,9 +62,9 @@ def restore(objects: ObjectStore, directory: Path) -> Restored:
     segments: list[str] = []
 
     def add_clocks() -> None:
-        names = clock_names.read(directory) or frozenset()
+        names = server_clock.read_clock_names(directory) or frozenset()
         for clock in sorted(read_clocks(objects, sizes.get(CLOCKS, 0)) - names):
-            clock_names.add(directory, clock)
+            server_clock.add_clock_name(directory, clock)
 
     def restore_file(name: str, match: re.Match[str]) -> None:
         path = directory / "streams" / name
@@ -103,11 +103,8 @@ def restore(objects: ObjectStore, directory: Path) -> Restored:
 
 
 def _damage(path: Path, *, closed: bool) -> str:
-    """Reads a segment alone, and returns what is damaged. A segment that is not closed may have a torn end.
-
-    Raises:
-        FormatError: if it is not a segment.
-    """
+    """Reads a segment alone, and returns what is damaged. A segment that is not closed may have a torn end. Raises
+    `FormatError` if it is not a segment."""
     reader = FrameReader(path, follow=False)
     try:
         while reader.next() is not None:

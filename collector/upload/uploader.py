@@ -18,10 +18,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from stepscope.collector import clock_names
-from stepscope.collector.files.disk_use import is_silent
+from stepscope.collector.clocks import server_clock
+from stepscope.collector.files.disk import is_silent
 from stepscope.collector.live.views import UploadView
 from stepscope.collector.upload.object_store import ENDING_S, ObjectStore
+from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream.shipper import has_end
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.files.private_files import refuse_link
@@ -65,9 +66,9 @@ class Uploader:
     directory to the same URL. Not for several threads at once, except for `uploaded` and `note_change`.
 
     Args:
-        directory: the collector's directory.
         url: see `ObjectStore`.
         connected: whether a connection writes to a stream, as far as is known.
+        every: seconds between two calls of `upload`.
 
     Raises:
         OutputError: see `ObjectStore`.
@@ -80,8 +81,13 @@ class Uploader:
     waiting = 0
     """Bytes of closed segments that are not in the store."""
 
-    def __init__(self, directory: Path, url: str, connected: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(
+        self, directory: Path, url: str, connected: Callable[[str], bool] = lambda _: False, every: float = 30.0
+    ) -> None:
         self._streams, self._connected = directory / "streams", connected
+        self._every, self._backoff = every, Backoff(every, max(every, MOST_PAUSE_S))
+        self.pause = every
+        """Seconds until the next call: more, up to ten minutes, while the store refuses everything."""
         self.store = ObjectStore(url)
         self._found: dict[str, list[_File]] | None = None
         """Files of each stream, as of the last look at its directory; `None` before the first."""
@@ -100,18 +106,11 @@ class Uploader:
         """Clocks in the store, if known."""
         self._failed = frozenset[str]()
         """Objects that could not be put the last time. They come last."""
-        self._refused = 0
-        """Calls in a row in which the store refused everything."""
         self._lock = threading.Lock()
 
     def uploaded(self, path: Path) -> bool:
         """Whether a segment is closed and in the store, as far as this knows. From any thread; does no I/O."""
         return f"{path.parent.name}/{path.name}" in self._final
-
-    def pause(self, every: float) -> float:
-        """Seconds until the next call. They grow from `every` to ten minutes while the store refuses everything."""
-        doubled = min(max(self._refused - 1, 0), 30)
-        return min(every * (1 << doubled), max(every, MOST_PAUSE_S))
 
     def note_change(self, stream: str) -> None:
         """A segment of a stream was begun or deleted, or a connection of it has come or gone. From any thread."""
@@ -130,7 +129,7 @@ class Uploader:
             FormatError: if a segment is damaged. Everything else was put.
             OSError: if a file cannot be read. Everything else was put.
         """
-        before = self.objects
+        before, refuses = self.objects, False
         errors: Errors = {}
         try:
             if self._listed is None or time.monotonic() - self._listed > LIST_S:
@@ -142,9 +141,12 @@ class Uploader:
             if errors:
                 raise min(errors.items(), key=lambda each: (not isinstance(each[1], OutputError), each[0]))[1]
         except OutputError:
-            self._refused = 0 if self.objects > before else self._refused + 1
+            refuses = self.objects == before
             raise
-        self._refused = 0
+        finally:
+            if not refuses:
+                self._backoff.reset()
+            self.pause = max(self._backoff.delay(), self._every) if refuses else self._every
 
     def _put_missing(self, rest: bool, walk: bool) -> Errors:
         errors: Errors = {}
@@ -249,7 +251,7 @@ class Uploader:
         """Adds the names of this collector's clocks to those in the store: a merge needs all."""
         if self._clocks is None:
             self._clocks = read_clocks(self.store, self._sizes.get(CLOCKS, 0))
-        names = self._clocks | (clock_names.read(self._streams.parent) or frozenset())
+        names = self._clocks | (server_clock.read_clock_names(self._streams.parent) or frozenset())
         if names != self._clocks:
             data = msgspec.json.format(msgspec.json.encode(sorted(names)))
             self.store.put(CLOCKS, io.BytesIO(data), len(data))
@@ -260,7 +262,6 @@ def read_clocks(store: ObjectStore, nbytes: int) -> frozenset[str]:
     """Reads the names of the clocks of all collectors that uploaded to this URL.
 
     Args:
-        store: where they are.
         nbytes: size of the object; 0 if there is none.
 
     Raises:
@@ -280,7 +281,6 @@ class Uploading:
     """The collector's own upload: puts what was closed, every few seconds. Nothing else waits for the store.
 
     Args:
-        directory: the collector's directory.
         url: see `ObjectStore`.
         every: seconds between two looks, see `Uploader.pause`.
         connected: whether a connection writes to a stream.
@@ -296,9 +296,8 @@ class Uploading:
         if parts.password is not None:
             raise OutputError("the URL of an upload must not contain a password; set it in the driver's own variables")
         self._url = urlunsplit(parts._replace(query="", fragment=""))
-        self._uploader = Uploader(directory, url, connected)
+        self._uploader = Uploader(directory, url, connected, every)
         self.note_change = self._uploader.note_change
-        self._every = every
         self._at: int | None = None
         self._problem = ""
 
@@ -323,7 +322,7 @@ class Uploading:
                         log.error("not everything could be uploaded, and is tried again: %s", problem)
                 self._problem = problem
                 self._at = time.time_ns()
-                await asyncio.sleep(self._uploader.pause(self._every))
+                await asyncio.sleep(self._uploader.pause)
         finally:
             self._uploader.store.stop()
             try:

@@ -39,12 +39,11 @@ from stepscope.collector.orders.order import OrderResult, WindowOrder
 from stepscope.collector.problems import MEDIA_TYPE, Problem, ProblemError
 from stepscope.collector.runs.windows import MAX_WINDOWS
 from stepscope.collector.web import charts, metrics
+from stepscope.collector.web.charts import HeatmapQuery, Heatmaps
 from stepscope.collector.web.guard import ORDERS
-from stepscope.collector.web.heatmap import HeatmapQuery, Heatmaps
-from stepscope.collector.web.requests import ANY_PARAMETERS, AnyRequest, Exact, check_parameters, refused
-from stepscope.collector.web.streamed import Streamed
+from stepscope.collector.web.requests import ANY_PARAMETERS, AnyRequest, Exact, Streamed, check_parameters, refused
 from stepscope.collector.web.tables import Table, Tables
-from stepscope.collector.web.tickets import SECONDS
+from stepscope.collector.web.tokens import TICKET_SECONDS
 from stepscope.runtime.errors import FormatError
 
 if TYPE_CHECKING:
@@ -284,7 +283,7 @@ class Api(Controller):
     )
     async def ticket(self, request: AnyRequest, data: JSONBody[TicketRequest]) -> Ticket:
         _note(request, "ticket")
-        return Ticket(ticket=self._collector.tickets.issue(data.path, request.auth), seconds=SECONDS)
+        return Ticket(ticket=self._collector.tickets.issue(data.path, request.auth), seconds=TICKET_SECONDS)
 
     @get("/metrics", summary="For Prometheus", media_type="text/plain", responses=_problems(), opt=ANY_PARAMETERS)
     async def metrics(self, request: AnyRequest) -> Response[str]:

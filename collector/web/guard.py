@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection
-from typing import NamedTuple, cast
+from typing import cast
 from urllib.parse import parse_qsl, urlsplit
 
 from litestar.datastructures import Headers
@@ -17,9 +17,8 @@ from stepscope.collector import page
 from stepscope.collector.audit import Audit
 from stepscope.collector.problems import ProblemError, send_problem
 from stepscope.collector.settings import host_name
-from stepscope.collector.web.tickets import Tickets
 from stepscope.collector.web.tokens import Scope as TokenScope
-from stepscope.collector.web.tokens import Token, Tokens
+from stepscope.collector.web.tokens import Tickets, Token, Tokens
 from stepscope.exporters.stream.address import is_local
 
 OPEN_PATHS = frozenset({*page.PATHS, "/healthz", "/openapi.json"})
@@ -51,13 +50,6 @@ WITHDRAWN = "its token was removed from the collector's file"
 _ALLOWS: dict[TokenScope, str] = {"ingest": "send streams", "read": "read", "control": "order windows"}
 
 
-class _Refusal(NamedTuple):
-    status: int
-    why: str
-    authenticate: str = ""
-    """Value of the header `WWW-Authenticate`."""
-
-
 class Guard:
     """Checks host, origin and token of each request, and adds the headers that restrict browsers to each answer.
 
@@ -69,12 +61,8 @@ class Guard:
     - A token, if one is required, must have the scope that the request needs. If it is removed, the request is ended.
 
     Args:
-        app: what is guarded.
         hosts: names and addresses of the collector beside those of loopback, in lower case; `*.` at the beginning stands for one
             label. `None`: any.
-        tokens: those that are valid.
-        tickets: those that are valid.
-        audit: where refusals are noted.
     """
 
     def __init__(
@@ -99,65 +87,67 @@ class Guard:
                 start["headers"] = [*start["headers"], *_HEADERS]
             await send(message)
 
-        found = self._admit(scope)
-        if not isinstance(found, _Refusal):
-            scope["auth"] = found
-            if scope["type"] == ScopeType.WEBSOCKET:  # the connection ends itself, and says why
-                await self._app(scope, receive, sent)
-                return
-            if scope["method"] == "HEAD":  # the server leaves the body out
-                scope["method"] = "GET"
-            limit = asyncio.timeout(None)
-            try:
-                async with limit:
-                    with self._tokens.using(found, _needed(scope), lambda: limit.reschedule(0)):
-                        await self._app(scope, receive, sent)
-                return
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-            found = _Refusal(401, WITHDRAWN, "Bearer")
+        try:
+            token = scope["auth"] = self._admit(scope)
+        except ProblemError as error:
+            await self._refuse(scope, sent, error)
+            return
+        if scope["type"] == ScopeType.WEBSOCKET:  # the connection ends itself, and says why
+            await self._app(scope, receive, sent)
+            return
+        if scope["method"] == "HEAD":  # the server leaves the body out
+            scope["method"] = "GET"
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                with self._tokens.using(token, _needed(scope), lambda: limit.reschedule(0)):
+                    await self._app(scope, receive, sent)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await self._refuse(scope, None if started else sent, ProblemError(401, WITHDRAWN, _authenticate()))
+
+    async def _refuse(self, scope: Scope, send: Send | None, error: ProblemError) -> None:
+        """Answers, unless the answer has begun: the server ends the connection then."""
         client = scope["client"]
         method = scope["method"] if scope["type"] == ScopeType.HTTP else ""
-        self._audit.refuse(found.why, client[0] if client else "", scope["path"], method)
-        if started:
-            return  # the server ends the connection
-        more = {"WWW-Authenticate": found.authenticate} if found.authenticate else {}
-        if scope["type"] == ScopeType.HTTP:
-            more["Connection"] = "close"  # else it could go on with a body that nobody wants
-        await send_problem(scope, sent, ProblemError(found.status, found.why, more))
+        self._audit.refuse(error.detail, client[0] if client else "", scope["path"], method)
+        if send is not None:
+            if scope["type"] == ScopeType.HTTP:
+                error.headers["Connection"] = "close"  # else it could go on with a body that nobody wants
+            await send_problem(scope, send, error)
 
-    def _admit(self, scope: Scope) -> Token | None | _Refusal:
-        """The token of a request, or `None` if it needs none; or why it is refused."""
+    def _admit(self, scope: Scope) -> Token | None:
+        """The token of a request, or `None` if it needs none. Raises `ProblemError` if it is refused."""
         query = scope["query_string"]
         if len(scope["path"]) + len(query) > MOST_ADDRESS_BYTES or query.count(b"&") >= MOST_PARAMETERS:
-            return _Refusal(
+            raise ProblemError(
                 414, f"an address has at most {MOST_ADDRESS_BYTES} bytes here, and {MOST_PARAMETERS} parameters"
             )
         headers = Headers.from_scope(scope)
         host, path = headers.get("host", ""), scope["path"]
         if not self._is_own(_hostname(host)):
-            return _Refusal(421, "the request is for another host than this collector (--allowed-host)")
+            raise ProblemError(421, "the request is for another host than this collector (--allowed-host)")
         origin = headers.get("origin")
         reads = scope["type"] == ScopeType.HTTP and scope["method"] in ("GET", "HEAD")
         if origin is not None and not reads and origin.partition("://")[2] != host:
-            return _Refusal(403, "a page of another origin may not do this")
+            raise ProblemError(403, "a page of another origin may not do this")
         site = headers.get("sec-fetch-site")
         if site == "cross-site" and path not in OPEN_PATHS:
-            return _Refusal(403, "a page of another site may not ask for this")
+            raise ProblemError(403, "a page of another site may not ask for this")
         if site not in (None, "same-origin", "none") and _DOWNLOAD.fullmatch(path):
-            return _Refusal(403, "a page of another origin may not start a download")
+            raise ProblemError(403, "a page of another origin may not start a download")
         if not self._tokens.required or path in OPEN_PATHS:
             return None
         token = self._token(scope, headers, reads)
         if token is None:
-            return _Refusal(401, "show the collector's token: Authorization: Bearer ...", "Bearer")
+            raise ProblemError(401, "show the collector's token: Authorization: Bearer ...", _authenticate())
         needed = _needed(scope)
         if not self._tokens.allows(token, needed):
-            return _Refusal(
+            raise ProblemError(
                 403,
                 f"this token does not allow to {_ALLOWS[needed]}: it lacks the scope {needed!r} (--{needed}-token-file)",
-                f'Bearer error="insufficient_scope", scope="{needed}"',
+                _authenticate(f'Bearer error="insufficient_scope", scope="{needed}"'),
             )
         return token
 
@@ -176,6 +166,10 @@ class Guard:
             return True
         name = host_name(name)
         return bool(name) and (name in self._hosts or f"*.{name.partition('.')[2]}" in self._hosts)
+
+
+def _authenticate(how: str = "Bearer") -> dict[str, str]:
+    return {"WWW-Authenticate": how}
 
 
 def _needed(scope: Scope) -> TokenScope:

@@ -115,12 +115,7 @@ _OF_RANKS: tuple[tuple[str, str, Callable[[RankView], float | None]], ...] = (
 
 
 def exposition(snapshot: Snapshot, refused: int) -> bytes:
-    """The text that Prometheus reads: of a registry of its own, so that nothing of the program's gets in.
-
-    Args:
-        snapshot: the live state.
-        refused: requests that were refused.
-    """
+    """The text that Prometheus reads: of a registry of its own, so that nothing of the program's gets in."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Views(snapshot, refused))
     return generate_latest(registry)

@@ -17,8 +17,7 @@ from litestar.types import ASGIApp
 from stepscope.collector.errors import ListenError
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.settings import CollectorSettings, host_name
-from stepscope.collector.web.connection_limit import ConnectionLimit
-from stepscope.collector.web.web_protocols import Handshake, HttpProtocol, WebSocketProtocol
+from stepscope.collector.web.web_protocols import ConnectionLimit, Handshake, HttpProtocol, WebSocketProtocol
 from stepscope.exporters.stream.address import is_local
 
 TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -43,11 +42,7 @@ class Server(uvicorn.Server):
     ) -> None:
         """
         Args:
-            app: what to serve.
-            settings: where, and with which certificate.
-            budget: bounds the messages that are in memory.
             ending: called when no further request is taken.
-            refused: is told why a connection was refused that asked nothing, and its address.
 
         Raises:
             ListenError: if the certificate cannot be used.
@@ -105,11 +100,8 @@ class Server(uvicorn.Server):
 
     @contextlib.asynccontextmanager
     async def listening(self, settings: CollectorSettings) -> AsyncGenerator[str]:
-        """Listens inside; gives the address, as browsers want it.
-
-        Raises:
-            ListenError: if the address is taken, or none of this machine.
-        """
+        """Listens inside; gives the address, as browsers want it. Raises `ListenError` if the address is taken, or none
+        of this machine."""
         bound = await asyncio.to_thread(_bind, settings.host, settings.port)
         task = asyncio.create_task(self.serve([bound]), name="stepscope collector")
         try:
@@ -134,11 +126,8 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def hosts_of(settings: CollectorSettings) -> frozenset[str] | None:
-    """The names and addresses by which clients may address a collector, beside those of loopback; `None`: any.
-
-    Raises:
-        ListenError: if they should be those of the certificate, and it cannot be used or has none.
-    """
+    """The names and addresses by which clients may address a collector, beside those of loopback; `None`: any. Raises
+    `ListenError` if they should be those of the certificate, and it cannot be used or has none."""
     if settings.allowed_hosts:
         return frozenset(map(host_name, settings.allowed_hosts))
     if is_local(settings.host):

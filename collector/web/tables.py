@@ -34,12 +34,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table(path: Path, window: int) -> Table:
-    """Reads a window of a journal.
-
-    Raises:
-        OSError, FormatError: if it cannot be read.
-        NoWindowError: if there is no such window.
-    """
+    """Reads a window of a journal. Raises `OSError` or `FormatError` if it cannot be read, and `NoWindowError` if there
+    is no such window."""
     aggregates, found = _core.Aggregates(), False
     with JournalReader(path) as reader:
         for item in reader.items(window):
@@ -68,15 +64,7 @@ class Tables:
         self._turns = Turns("tables")
 
     async def get(self, path: Path, window: int) -> bytes:
-        """The table as JSON.
-
-        Args:
-            path: of the stream's file.
-            window: its index.
-
-        Raises:
-            ProblemError: if there is no such window, it cannot be read, or too many wait.
-        """
+        """The table as JSON. Raises `ProblemError` if there is no such window, it cannot be read, or too many wait."""
         arguments = ("-m", "stepscope.collector.web.tables", str(path), str(window))
         async with self._turns.one(), bounded(arguments, self._bounds, output=True) as process:
             found, errors = await process.communicate()

@@ -1,4 +1,4 @@
-"""The tokens that a collector accepts, and what each of them allows."""
+"""The tokens that a collector accepts, what each of them allows, and tickets for downloads."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import contextlib
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Generator, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
+from urllib.parse import parse_qsl, unquote, urlencode
 
 import msgspec
+from litestar.utils import normalize_path
 
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.network.secret_file import read_secret
+from stepscope.exporters.network.secrets import read_secret
 from stepscope.exporters.stream.address import fits_header
 
 log = logging.getLogger("stepscope.collector")
@@ -29,6 +32,11 @@ MAX_TOKENS = 10_000
 """Limit of tokens in one file."""
 
 _JOB = "job="
+
+TICKET_SECONDS = 30
+"""How long a ticket holds."""
+MAX_TICKETS = 1024
+"""Tickets that are open at once; the oldest give way."""
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -51,11 +59,6 @@ class _Use(msgspec.Struct, frozen=True, eq=False):
 
 class TokenFile:
     """A file of tokens, as it was when it was read last.
-
-    Args:
-        path: of the file.
-        scopes: that each of its tokens has.
-        settings: which tokens are too short.
 
     Raises:
         OSError: if it cannot be read.
@@ -124,9 +127,6 @@ class Tokens:
     A file that is deleted or becomes invalid changes nothing: the tokens that it had stay valid, and the log says so. The
     requests of a token that is removed are ended.
 
-    Args:
-        settings: with the token and the files.
-
     Raises:
         OSError: if a file cannot be read.
         ValueError: if a file has no token, a line that is none, or one token for several jobs.
@@ -177,7 +177,6 @@ class Tokens:
 
         Args:
             token: of the request; `None` where none is required.
-            scope: that the request needs.
             end: called once if the token becomes invalid for that.
         """
         if token is None:
@@ -234,3 +233,40 @@ def _digest(text: str) -> bytes:
 
 def _of(token: Token) -> str:
     return "all jobs" if token.job is None else f"the job {token.job!r}"
+
+
+class Tickets:
+    """Each is for one path, for one use, for a short time: one that is seen in a log is worth nothing."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[str, float, Token | None]] = {}
+
+    def issue(self, path: str, token: Token | None) -> str:
+        """A ticket for a path with its parameters, for the holder of a token."""
+        now = time.monotonic()
+        self._open = {ticket: one for ticket, one in self._open.items() if one[1] > now}
+        while len(self._open) >= MAX_TICKETS:
+            del self._open[next(iter(self._open))]
+        ticket = secrets.token_urlsafe(24)
+        path, _, query = path.partition("?")
+        self._open[ticket] = (
+            _address(unquote(path), parse_qsl(query, keep_blank_values=True)),
+            now + TICKET_SECONDS,
+            token,
+        )
+        return ticket
+
+    def use(self, ticket: str, path: str, query: Sequence[tuple[str, str]]) -> Token | None:
+        """The token for which a ticket was issued, once, if the path and the other parameters are those of the ticket.
+
+        Args:
+            ticket: as `issue` returned it.
+            query: its parameters, decoded, without the ticket.
+        """
+        address, until, token = self._open.pop(ticket, ("", 0.0, None))
+        return token if address == _address(path, query) and time.monotonic() < until else None
+
+
+def _address(path: str, query: Sequence[tuple[str, str]]) -> str:
+    """One form for all ways in which an address can be written."""
+    return f"{normalize_path(path)}?{urlencode(query)}"

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
@@ -15,10 +16,8 @@ from websockets.frames import Frame
 from websockets.server import ServerProtocol
 
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
-from stepscope.collector.web.announced import Announced
-from stepscope.collector.web.connection_limit import ConnectionLimit
+from stepscope.exporters.network.secrets import QuietLogger
 from stepscope.exporters.stream.protocol import MAX_HEADER
-from stepscope.exporters.stream.quiet_logger import QuietLogger
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -41,6 +40,14 @@ _web_log.addFilter(lambda record: record.msg not in _REFUSAL_MESSAGES)
 
 STALLED = 60.0
 """Seconds after which a connection that takes nothing of what it is sent is cut."""
+
+_CONTROL = 8
+"""Opcodes from this one on have no message."""
+_CONTINUED = 0
+_LONGEST_HEADER = 14
+
+REQUEST_SECONDS = 20.0
+"""Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
 
 
 def check_libraries() -> None:
@@ -322,3 +329,94 @@ def _feed(protocol: Any, data: bytes) -> None:
         buffer[:copied] = data[:copied]
         protocol.buffer_updated(copied)
         data = data[copied:]
+
+
+class Announced:
+    """Follows the bytes of one connection after its handshake, frame by frame, and keeps none of them."""
+
+    def __init__(self, unknown: int) -> None:
+        """Args: what counts as the length of a message in several frames, of which only the first one's is known."""
+        self._unknown = unknown
+        self._head = b""
+        """The begin of a header of which the rest is still to come."""
+        self._remaining = 0
+        """Bytes of the frame that are still to come."""
+
+    def feed(self, data: bytes) -> list[int]:
+        """Returns the lengths of the messages of which the first frame's header ends in these bytes, the next of the connection."""
+        found: list[int] = []
+        at = 0
+        while at < len(data):
+            if self._remaining:
+                passed = min(self._remaining, len(data) - at)
+                self._remaining -= passed
+                at += passed
+                continue
+            buffered = len(self._head)
+            self._head += data[at : at + _LONGEST_HEADER - buffered]
+            size, length = _header(self._head)
+            if len(self._head) < size:
+                break
+            final, opcode = self._head[0] & 0x80, self._head[0] & 0x0F
+            if opcode != _CONTINUED and opcode < _CONTROL:
+                found.append(length if final else self._unknown)
+            at += size - buffered
+            self._head, self._remaining = b"", length
+        return found
+
+
+def _header(head: bytes) -> tuple[int, int]:
+    """The size of a frame's header and the length of its payload, if the header is whole; else a size that is larger than `head`."""
+    if len(head) < 2:
+        return 2, 0
+    length = head[1] & 0x7F
+    more = 0 if length < 126 else 2 if length == 126 else 8
+    if more:
+        length = int.from_bytes(head[2 : 2 + more], "big")
+    return 2 + more + (4 if head[1] & 0x80 else 0), length
+
+
+class ConnectionLimit:
+    """Closes connections that take too long to send a request, and, when there are too many, the one that is without a request for
+    longest.
+
+    So strangers that open connections and ask nothing cannot keep others out: those ask at once. Connections that are
+    being answered, and those of exporters, are not touched.
+    """
+
+    def __init__(self, most: int, refused: Callable[[str, tuple[str, int] | None], object]) -> None:
+        """
+        Args:
+            refused: called with the reason and the address when a connection is refused before any request.
+        """
+        self.most, self.refused = most, refused
+        self._waiting: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        """The connection that has waited longest comes first."""
+
+    def add(self, transport: asyncio.Transport, there: int) -> None:
+        """Adds the connection of a client, which is expected to ask.
+
+        Args:
+            transport: its connection.
+            there: connections that there are now, with this one.
+        """
+        self.expect_request(transport)
+        longest = next(iter(self._waiting), None)
+        if there > self.most and longest is not None:
+            self.remove(longest)
+            longest.abort()
+
+    def expect_request(self, transport: asyncio.Transport) -> None:
+        """Begins the time in which a connection must ask, unless it has begun."""
+        if transport not in self._waiting and not transport.is_closing():
+            self._waiting[transport] = asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._end, transport)
+
+    def remove(self, transport: asyncio.Transport) -> None:
+        """Ends that time: the request is complete, or the client has disconnected. Idempotent."""
+        timer = self._waiting.pop(transport, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        self.remove(transport)
+        transport.close()

@@ -1,4 +1,4 @@
 """Streaming through NATS JetStream, for clusters that outgrow one collector.
 
-Read first: `exporter`, then `transport` and `connection`, then `layout` with `names`, then `servers` and `access`.
+Read first: `exporter`, then `transport` and `connection`, then `layout` with `names`, then `servers`.
 """

@@ -18,8 +18,8 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from stepscope.exporters.nats.servers import Servers
-from stepscope.exporters.network.redirects import redirected
-from stepscope.exporters.network.secret_file import read_secret
+from stepscope.exporters.network.http_failures import redirected
+from stepscope.exporters.network.secrets import read_secret
 from stepscope.runtime.loop_threads.ending_tasks import finish
 
 CLOSING = 2.0
@@ -112,7 +112,6 @@ async def connect(servers: Servers, **options: Any) -> Client:
     """A connection to one of these servers; without end if none is there, unless options say otherwise.
 
     Args:
-        servers: whom to connect to, and how to get in.
         options: as `nats.connect` has them.
 
     Raises:

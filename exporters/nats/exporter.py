@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsAccess, NatsLimits, Servers
 from stepscope.exporters.stream.exporter import CollectorExporter
-from stepscope.exporters.stream.settings import LinkSettings
-from stepscope.exporters.stream.transport import Feed
+from stepscope.exporters.stream.transport import Feed, LinkSettings
 from stepscope.runtime.settings import checked
 
 if TYPE_CHECKING:

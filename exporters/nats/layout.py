@@ -20,8 +20,8 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
 from nats.js.kv import KeyValue
 
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.names import Names
+from stepscope.exporters.nats.servers import NatsLimits
 from stepscope.runtime.errors import FormatError
 
 HELLO_SPARE = 86_400.0
@@ -62,8 +62,6 @@ async def create(context: JetStreamContext, names: Names, limits: NatsLimits) ->
     """Creates the stream in JetStream and the bucket of `Hello`s, as far as they do not exist.
 
     Args:
-        context: JetStream.
-        names: of the team.
         limits: of the stream, if it is created.
 
     Returns:
@@ -106,11 +104,6 @@ async def create(context: JetStreamContext, names: Names, limits: NatsLimits) ->
 async def stored_before(context: JetStreamContext, names: Names, subject: str) -> int:
     """Frames of a stream before this number were stored once: its last message says so. 0 if there is no message.
 
-    Args:
-        context: JetStream.
-        names: of the team.
-        subject: of the stream's frames.
-
     Raises:
         TimeoutError: if JetStream does not answer, or the team has no stream there.
         FormatError: if the message does not say it.
@@ -124,11 +117,7 @@ async def stored_before(context: JetStreamContext, names: Names, subject: str) -
 
 
 def oldest(headers: Mapping[str, str] | None) -> int:
-    """The header `OLDEST` of a message; 0 without one.
-
-    Raises:
-        FormatError: if it is no number.
-    """
+    """The header `OLDEST` of a message; 0 without one. Raises `FormatError` if it is no number."""
     number = (headers or {}).get(OLDEST, "0")
     if not (number.isascii() and number.isdecimal() and len(number) < 20):
         raise FormatError(f"its header {OLDEST} is no number")
@@ -136,11 +125,8 @@ def oldest(headers: Mapping[str, str] | None) -> int:
 
 
 async def put(context: JetStreamContext, bucket: str, key: str, value: bytes) -> None:
-    """Puts a value into a bucket, with no request but this.
-
-    Raises:
-        nats.js.errors.NoStreamResponseError: if there is no such bucket.
-    """
+    """Puts a value into a bucket, with no request but this. Raises `nats.js.errors.NoStreamResponseError` if there is
+    no such bucket."""
     await context.publish(f"$KV.{bucket}.{key}", value)
 
 
@@ -148,8 +134,6 @@ async def bucket(context: JetStreamContext, name: str, ttl: float | None = None,
     """A key-value bucket, which is created if it does not exist. One that exists is left as it is.
 
     Args:
-        context: JetStream.
-        name: of the bucket.
         ttl: seconds after which a value vanishes.
         direct: whether any server of a cluster may answer, which may be behind.
     """
@@ -195,8 +179,6 @@ async def forget(context: JetStreamContext, name: str, key: str, revision: int =
     """Removes a key from a bucket without leaving a mark, which would stay for ever where values have no age.
 
     Args:
-        context: JetStream.
-        name: of the bucket.
         key: nothing happens if it is not there.
         revision: a value that is newer stays; 0: whatever it is.
     """

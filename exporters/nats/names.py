@@ -58,14 +58,7 @@ class StreamNames(NamedTuple):
 
 
 class Names:
-    """Names of a team.
-
-    Args:
-        team: name of the team.
-
-    Raises:
-        ValueError: if it is no name of a team.
-    """
+    """Names of a team. Raises `ValueError` if it is no name of a team."""
 
     def __init__(self, team: str = DEFAULT_TEAM) -> None:
         invalid = find_invalid_value(team, Team, "team")
@@ -86,12 +79,7 @@ class Names:
         return f"{self._prefix}.*.frames.{number}.*"
 
     def of(self, run: RunRecord, stream: str) -> StreamNames:
-        """Names of a stream.
-
-        Args:
-            run: whose stream it is.
-            stream: its id.
-        """
+        """Names of a stream."""
         job = job_token(job_of(run))
         base = f"{self._prefix}.{job}"
         return StreamNames(
@@ -105,11 +93,8 @@ class Names:
 
 
 def key_of(subject: str) -> str:
-    """The key of the stream to which a subject belongs.
-
-    Raises:
-        FormatError: if it names no stream, or a partition to which the stream does not belong.
-    """
+    """The key of the stream to which a subject belongs. Raises `FormatError` if it names no stream, or a partition to
+    which the stream does not belong."""
     _, _, job, kind, *rest = subject.split(".")
     stream = rest[-1]
     if not _STREAM.fullmatch(stream):

@@ -17,14 +17,12 @@ from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
 
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.names import Names, StreamNames
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsLimits, Servers
 from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream import protocol
-from stepscope.exporters.stream.settings import LinkSettings
-from stepscope.exporters.stream.transport import Feed, Transport
+from stepscope.exporters.stream.transport import Feed, LinkSettings, Transport
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
@@ -49,14 +47,6 @@ class NatsTransport(Transport):
     _closed_error = NatsError
 
     def __init__(self, servers: Servers, names: Names, limits: NatsLimits, settings: LinkSettings, feed: Feed) -> None:
-        """
-        Args:
-            servers: whom to connect to, and how to get in.
-            names: of the team.
-            limits: of what JetStream keeps, if nobody has made the stream.
-            settings: times and sizes.
-            feed: what to send.
-        """
         super().__init__(f"NATS at {servers}", settings, feed)
         self._servers, self._names, self._limits = servers, names, limits
         self._max_bytes = 0
@@ -198,7 +188,6 @@ class NatsTransport(Transport):
         """The next message; `None` if there is nothing to send.
 
         Args:
-            stream: id of the stream.
             all_stored: whether everything that was taken before is stored.
         """
         shipper = self._shipper

@@ -96,7 +96,6 @@ def resource(run: Run, instance: str, options: OtlpOptions) -> dict[str, str | b
     """Returns the attributes of the resource. Names are those of OpenTelemetry's semantic conventions, if there are any.
 
     Args:
-        run: the run that was recorded.
         instance: distinguishes this run from all others.
         options: their attributes replace those of the environment.
     """

@@ -265,9 +265,6 @@ class Selection:
     ) -> None:
         """
         Args:
-            rows: the events of complete steps.
-            buffer: that of their window.
-            event_filter: which events may be sent.
             limits: of spans, and of samples; `None`: no samples are sent.
             is_sent: whether the span with this id was sent before.
             final: whether no more events of the window will come.

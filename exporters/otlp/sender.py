@@ -22,8 +22,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from stepscope.exporters.network.backoff import Backoff, parse_retry_after
-from stepscope.exporters.network.redirects import redirected
-from stepscope.exporters.network.tls_mismatch import wants_plain, wants_tls
+from stepscope.exporters.network.http_failures import redirected, wants_plain, wants_tls
 from stepscope.exporters.otlp.encoding import Request
 from stepscope.exporters.otlp.options import OtlpOptions, Signal, Target
 from stepscope.runtime.display.text_table import printable
@@ -92,11 +91,8 @@ class Sender:
         self._warned = False
 
     async def open(self) -> None:
-        """Prepares to connect; connects when there is something to send, and again whenever need be.
-
-        Raises:
-            OSError: if files of certificates cannot be read.
-        """
+        """Prepares to connect; connects when there is something to send, and again whenever need be. Raises `OSError`
+        if files of certificates cannot be read."""
         context = _tls(self.target, self._options) if self.target.encrypted else None
         headers = {
             "User-Agent": f"stepscope-otlp/{VERSION}",

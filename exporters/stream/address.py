@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from stepscope.exporters.network.secret_file import read_secret
+from stepscope.exporters.network.secrets import read_secret
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.settings.arguments import got
 

@@ -35,12 +35,8 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 def journals_in(place: Path) -> list[Path]:
-    """The journals to deliver: a named one, or those of a run's directory.
-
-    Raises:
-        FormatError: if there is none.
-        OSError: if the directory cannot be read.
-    """
+    """The journals to deliver: a named one, or those of a run's directory. Raises `FormatError` if there is none, and
+    `OSError` if the directory cannot be read."""
     if not place.is_dir():
         return [journal_of(place)]
     found = [

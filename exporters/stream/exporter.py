@@ -22,10 +22,9 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.network.outcomes import Outcomes
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.address import NO_TOKEN, Address, Token
-from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Head, Shipper
 from stepscope.exporters.stream.step_summary import summary_of
-from stepscope.exporters.stream.transport import Feed, LinkStatistics, Transport
+from stepscope.exporters.stream.transport import Feed, LinkSettings, LinkStatistics, Transport
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.events.clock import ClockSync

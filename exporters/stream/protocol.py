@@ -190,11 +190,7 @@ def encode(header: Header, *payload: bytes | bytearray | memoryview) -> bytes:
 
 
 def decode(message: bytes) -> tuple[Header, memoryview]:
-    """The header and the payload of a message.
-
-    Raises:
-        FormatError: if it is no message of this protocol.
-    """
+    """The header and the payload of a message. Raises `FormatError` if it is no message of this protocol."""
     if len(message) < _LENGTH.size:
         raise FormatError(f"a message of {len(message)} bytes has no header")
     (length,) = _LENGTH.unpack_from(message)

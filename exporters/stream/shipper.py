@@ -27,12 +27,8 @@ class Head(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: Path) -> Head:
-        """Reads the first frame of a journal's first file.
-
-        Raises:
-            FormatError: if it is no journal, or its first frame is damaged.
-            OSError: if it cannot be read.
-        """
+        """Reads the first frame of a journal's first file. Raises `FormatError` if it is no journal, or its first frame
+        is damaged, and `OSError` if it cannot be read."""
         reader = FrameReader(path, follow=False)
         try:
             first, sync = reader.peek(), reader.sync_word
@@ -45,12 +41,8 @@ class Head(msgspec.Struct, frozen=True):
 
 
 def has_end(path: Path) -> bool:
-    """Whether the last frame of a journal, or of one segment, is its end.
-
-    Raises:
-        FormatError: if it is no journal.
-        OSError: if it cannot be read.
-    """
+    """Whether the last frame of a journal, or of one segment, is its end. Raises `FormatError` if it is no journal, and
+    `OSError` if it cannot be read."""
     reader = FrameReader(path, follow=False)
     try:
         last = reader.last()
@@ -97,7 +89,6 @@ class Shipper:
     largest frame and the size of a chunk. One thread at a time may use it.
 
     Args:
-        path: the first segment of the journal.
         end: returns the position up to which frames may be read; default: the end of the files.
         advanced: called with the position up to which the collector has all frames.
 

@@ -8,18 +8,19 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
 from stepscope.exporters.network.backoff import Backoff
 from stepscope.exporters.stream import protocol
-from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Shipper
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
+from stepscope.runtime.options import PositiveFloat
+from stepscope.runtime.settings.checked import Checked
 
 log = logging.getLogger("stepscope")
 
@@ -29,6 +30,33 @@ MAX_SUMMARY_BYTES = 1 << 20
 """Bytes of summaries that wait for a connection. Beyond them the oldest are dropped."""
 MOST_ORDERS = 16
 """Commands that are carried out at once."""
+
+SyncInterval = Annotated[float, msgspec.Meta(gt=0, le=15)]
+
+
+class LinkSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds and bytes. Unknown fields are refused.
+
+    Raises:
+        ValueError: naming the field, the value and what it should be.
+    """
+
+    buffer_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 1 << 30
+    """Bytes that may wait on disk for the collector in a run without a journal of all windows. A journal has a limit of its own."""
+    message_bytes: Annotated[int, msgspec.Meta(ge=1 << 12, le=8 << 20)] = 1 << 20
+    """Frames are sent together up to this size."""
+    timeout: PositiveFloat = 10.0
+    """For a connection to be made, and for a collector to give a sign of life."""
+    first_delay: PositiveFloat = 0.1
+    """Until a lost connection is made again; doubled each time."""
+    longest_delay: PositiveFloat = 10.0
+    """No longer than this."""
+    first_sync: SyncInterval = 0.25
+    """Between the first comparisons of the clocks."""
+    sync_interval: SyncInterval = 5.0
+    """Between the later ones."""
+    insecure: bool = False
+    """Whether another machine may be reached without TLS: others can read the traces and the token, and send commands."""
 
 
 class LinkStatistics(msgspec.Struct, frozen=True):
@@ -70,12 +98,6 @@ class Transport(ABC):
     """Raised when something is sent over a connection that has ended."""
 
     def __init__(self, where: str, settings: LinkSettings, feed: Feed) -> None:
-        """
-        Args:
-            where: what is connected to, for messages.
-            settings: times and sizes.
-            feed: what to send.
-        """
         self.where = where
         """The address, for messages."""
         self.logged = ""

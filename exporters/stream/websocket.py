@@ -12,13 +12,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidProxy, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
-from stepscope.exporters.network.redirects import redirected
-from stepscope.exporters.network.tls_mismatch import wants_plain, wants_tls
+from stepscope.exporters.network.http_failures import redirected, wants_plain, wants_tls
+from stepscope.exporters.network.secrets import QuietLogger
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.address import NO_TOKEN, Address
-from stepscope.exporters.stream.quiet_logger import QuietLogger
-from stepscope.exporters.stream.settings import LinkSettings
-from stepscope.exporters.stream.transport import Feed, Transport
+from stepscope.exporters.stream.transport import Feed, LinkSettings, Transport
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
@@ -59,10 +57,7 @@ class WebSocketTransport(Transport):
     def __init__(self, address: Address, settings: LinkSettings, tls: ssl.SSLContext | None, feed: Feed) -> None:
         """
         Args:
-            address: of the collector.
-            settings: times and sizes.
             tls: how to check the collector's certificate; `None`: as usual.
-            feed: what to send.
         """
         super().__init__(f"the collector at {address.url}", settings, feed)
         self._address, self._tls = address, tls

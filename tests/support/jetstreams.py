@@ -11,10 +11,9 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.names import Names
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsLimits, Servers
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from tests.support.streams import RUN, SYNC, frames, frames_header, hello

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.collector.audit import Audit
+from stepscope.collector.clocks.server_clock import ServerClock
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.nats.source import NatsSource
-from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsAccess, Servers
 from tests.support.beside import running
 
 LEASE_SECONDS = 3.0

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.app import Collector
-from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.disk import disk_use
 from stepscope.collector.retention.storage import Deleted
 from stepscope.collector.runs.evicted import read_evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import batch_of, spans
 from stepscope.exporters.stream.exporter import CollectorExporter
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
@@ -123,7 +123,7 @@ def in_file(path: Path) -> Counter[int]:
 async def settled(collector: Collector) -> None:
     """Nobody writes any more: what has to be evicted for what was written is."""
     for _ in range(2):
-        await collector.store.quota.look()
+        await collector.store.quota.wait_measured()
 
 
 def settings(directory: Path, limit: int, max_kept_streams: int = 100) -> CollectorSettings:

@@ -17,10 +17,9 @@ import numpy as np
 from nats.aio.client import Client
 
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsLimits, Servers
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.step_summary import STEP_DTYPE, SUMS_DTYPE
 from stepscope.runtime.events.clock import ClockAnchor

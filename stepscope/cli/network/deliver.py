@@ -113,7 +113,7 @@ def deliver(given: argparse.Namespace) -> int:
 
 def _to_collector(given: argparse.Namespace) -> MakeTransport:
     from stepscope.exporters.stream.address import Address
-    from stepscope.exporters.stream.settings import LinkSettings
+    from stepscope.exporters.stream.transport import LinkSettings
     from stepscope.exporters.stream.websocket import WebSocketTransport
 
     parser: argparse.ArgumentParser = given.parser
@@ -134,7 +134,7 @@ def _to_collector(given: argparse.Namespace) -> MakeTransport:
 def _into_nats(given: argparse.Namespace) -> MakeTransport:
     from stepscope.exporters.nats.names import Names
     from stepscope.exporters.nats.servers import Servers
-    from stepscope.exporters.stream.settings import LinkSettings
+    from stepscope.exporters.stream.transport import LinkSettings
 
     if given.token_file or given.ca or given.certificate or given.insecure:
         raise StepscopeError(

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from stepscope.cli.common.values import option_text, size
-from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.names import DEFAULT_TEAM
+from stepscope.exporters.nats.servers import NatsAccess, NatsLimits
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from stepscope.cli.network import client_tls
-from stepscope.exporters.network.redirects import redirected
-from stepscope.exporters.network.tls_mismatch import wants_plain, wants_tls
+from stepscope.exporters.network.http_failures import redirected, wants_plain, wants_tls
 from stepscope.exporters.stream.address import Address
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.requests.armed import ArmedStatus

@@ -83,21 +83,21 @@ def run(arguments: argparse.Namespace) -> int:
         return 1 if back.errors else 0
     if not (directory / "streams").is_dir():
         raise StepscopeError(f"{directory} is not a collector's directory: it has no directory streams")
-    uploader = Uploader(directory, arguments.url)
-    if arguments.follow is not None:
+    follows = arguments.follow is not None
+    uploader = Uploader(directory, arguments.url, every=arguments.follow if follows else 0.0)
+    if follows:
         _follow(uploader, arguments)
     _upload(uploader, arguments)
     return 0
 
 
 def _follow(uploader: Uploader, arguments: argparse.Namespace) -> NoReturn:
-    every: float = arguments.follow
     while True:
         try:
             _upload(uploader, arguments)
         except (OSError, FormatError) as error:
-            message(f"stepscope upload: {error}; tried again in {uploader.pause(every):g} s")
-        time.sleep(uploader.pause(every))
+            message(f"stepscope upload: {error}; tried again in {uploader.pause:.3g} s")
+        time.sleep(uploader.pause)
 
 
 def _upload(uploader: Uploader, arguments: argparse.Namespace) -> None:

@@ -15,12 +15,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from stepscope.collector.app import Collector
-from stepscope.collector.files import writer
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web import connection_limit, web_protocols
+from stepscope.collector.web import web_protocols
 from stepscope.exporters.specimens import run_in as a_run
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
@@ -39,7 +38,7 @@ OTHER = "fedcba9876543210" * 2
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that never ends its request; one that asks is not disturbed."""
-    monkeypatch.setattr(connection_limit, "PATIENCE", 0.3)
+    monkeypatch.setattr(web_protocols, "REQUEST_SECONDS", 0.3)
     async with collecting(tmp_path) as running:
         host, port = running.url.removeprefix("ws://").split("/")[0].split(":")
         silent, slow = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
@@ -63,7 +62,7 @@ def test_libraries_without_what_bounds_need_are_named(tmp_path: Path, monkeypatc
 
 async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after one that was answered, and with a body that does not come; who is refused is not listened to."""
-    monkeypatch.setattr(connection_limit, "PATIENCE", 0.3)
+    monkeypatch.setattr(web_protocols, "REQUEST_SECONDS", 0.3)
     async with collecting(tmp_path, token="t") as running:
         for first, more, answered in (
             (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"G", b"200 "),
@@ -190,55 +189,6 @@ async def test_a_writer_without_a_thread_is_told_of(tmp_path: Path, monkeypatch:
                 if isinstance(said, protocol.Refused):
                     assert said.retry and "can't start new thread" in said.reason
     assert failed and running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
-
-
-async def test_a_fault_in_counting_leaves_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the one whose frames they were, nor those whose frames were written with them."""
-
-    def broken(error: OSError | None) -> None:
-        raise LookupError("a fault of ours")
-
-    files: list[StreamFile] = []
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        files.append(StreamFile(tmp_path / name, SYNC, RUN))
-    written = Writer(fsync=False)
-    with contextlib.ExitStack() as users:
-        for _ in range(writer.MANY):
-            users.enter_context(written)  # so that both are written together
-        both = [
-            written.write(file, file.check(frames_header(0, 1), memoryview(frames(0, 1))), broken) for file in files
-        ]
-        async with asyncio.timeout(30):
-            await asyncio.gather(*both)
-    assert caplog.text.count("LookupError: a fault of ours") == 2
-    for file in files:
-        assert file.next == 1
-        file.close()
-
-
-async def test_many_streams_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes shortly after the first; of few streams each is written at once."""
-    monkeypatch.setattr(writer, "TOGETHER", 1.0)
-    files: list[StreamFile] = []
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        files.append(StreamFile(tmp_path / name, SYNC, RUN))
-    first, second = files
-    with contextlib.ExitStack() as users:
-        written = Writer(fsync=False)
-        users.enter_context(written)
-        await asyncio.wait_for(written.write(first, first.check(frames_header(0, 1), memoryview(frames(0, 1)))), 0.9)
-        for _ in range(writer.MANY - 1):
-            users.enter_context(written)
-        one = written.write(first, first.check(frames_header(1, 1), memoryview(frames(1, 1))))
-        await asyncio.sleep(0.01)
-        assert not one.done()
-        other = written.write(second, second.check(frames_header(0, 1), memoryview(frames(0, 1))))
-        await one
-        assert other.done() and (first.next, second.next) == (2, 1)
-    for file in files:
-        file.close()
 
 
 def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import msgspec
 import pytest
 
 from stepscope.collector.files.store import Store
-from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
@@ -87,48 +85,6 @@ async def test_a_message_of_many_frames_does_not_hold_the_loop(tmp_path: Path) -
         stream = running.collector.streams.all[STREAM]
         assert (stream.events, stream.steps.count, stream.next) == (MANY // 2 + 1, MANY // 2 + 1, MANY + 1)
         assert stream.bytes == running.journal().stat().st_size and not stream.undecodable
-
-
-async def test_many_frames_are_checked_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a usual message are checked where they come in, at once."""
-    check, threads = StreamFile.check, list[bool]()
-
-    def noted(file: StreamFile, header: protocol.Frames, data: memoryview) -> NewFrames:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return check(file, header, data)
-
-    monkeypatch.setattr(StreamFile, "check", noted)
-    async with collecting(tmp_path) as running, connected(running.url) as one:
-        await one.send(hello())
-        await answer(one)
-        await one.send(message(many()))
-        assert await answer(one) == protocol.Ack(MANY)
-        await one.send(message([events_frame(steps([SECOND]))], MANY))
-        assert await answer(one) == protocol.Ack(MANY + 1)
-    assert threads == [False, True]
-
-
-async def test_several_that_bring_much_have_one_slice_together() -> None:
-    """Between two turns of the others one stream goes on, and not each."""
-    streams = Streams(8)
-    made = [Stream(f"{number:032x}", run_of(number)) for number in range(4)]
-    frames: Any = many()
-    for stream in made:
-        streams.decode_queue.add(stream, NewFrames(frames, memoryview(b"x"), MANY, 0, 0, 0))
-    progress: list[list[int]] = []
-
-    async def watch() -> None:
-        while any(stream.behind for stream in made):
-            progress.append([stream.events for stream in made])
-            await asyncio.sleep(0)
-
-    await asyncio.gather(watch(), *(streams.decode_queue.drained(stream) for stream in made))
-    moved = [
-        sum(now > then for now, then in zip(later, earlier, strict=True))
-        for earlier, later in zip(progress, progress[1:], strict=False)
-    ]
-    assert max(moved) == 1 and sum(moved) > len(made)
-    assert [stream.events for stream in made] == [MANY // 2] * 4
 
 
 async def test_all_of_it_counts_though_its_connection_goes(tmp_path: Path) -> None:

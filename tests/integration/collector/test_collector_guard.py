@@ -15,8 +15,7 @@ from websockets.typing import Origin
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.guard import MOST_ADDRESS_BYTES, MOST_PARAMETERS
-from stepscope.collector.web.tickets import MOST, Tickets
-from stepscope.collector.web.tokens import ALL, Token
+from stepscope.collector.web.tokens import ALL, MAX_TICKETS, Tickets, Token
 from tests.support.certificates import certify
 from tests.support.collecting import ask, collecting, trained, until
 from tests.support.collectors import COMMAND
@@ -133,7 +132,7 @@ def test_long_addresses_are_refused(tmp_path: Path) -> None:
 def test_tickets_are_bounded() -> None:
     """Who asks for many gets many, but only the newest hold."""
     tickets = Tickets()
-    issued = [tickets.issue("/a", HOLDER) for _ in range(MOST + 1)]
+    issued = [tickets.issue("/a", HOLDER) for _ in range(MAX_TICKETS + 1)]
     assert not tickets.use(issued[0], "/a", []) and tickets.use(issued[1], "/a", [])
     assert not tickets.use(issued[2], "/b", [])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import struct
 from pathlib import Path
@@ -16,7 +15,6 @@ from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal import format as fmt
-from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected, send_frames
 from tests.support.messages import refused
 from tests.support.streams import STREAM, SYNC, frames, frames_header, hello, run_frame
@@ -136,30 +134,6 @@ async def test_another_version_is_refused_before_it_connects(tmp_path: Path, off
     assert refused.value.response.status_code == 426
     assert protocol.SUBPROTOCOL.encode() in bytes(refused.value.response.body or b"")
     assert "does not speak" in (tmp_path / "refused.jsonl").read_text()
-
-
-async def test_a_wrong_token_is_refused_and_not_written_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By none, another, the beginning of it and one that is no text."""
-    with caplog.at_level(logging.DEBUG):
-        async with collecting(tmp_path, token="right-token") as running:
-            for given in (
-                None,
-                "Bearer wrong-token",
-                "Bearer right-toke",
-                "Basic right-token",
-                "Bearer \xfc",
-                "right-token",
-            ):
-                headers = {} if given is None else {"Authorization": given}
-                with pytest.raises(InvalidStatus, match="401"):
-                    async with connected(running.url, additional_headers=headers):
-                        pass
-            async with connected(running.url, additional_headers={"Authorization": "Bearer right-token"}) as one:
-                await one.send(hello())
-                assert isinstance(await answer(one), protocol.Welcome)
-    served = [record for record in caplog.records if record.name != "websockets.client"]  # the client is the test's own
-    assert {"stepscope.collector", "uvicorn.error"} <= {record.name for record in served}
-    assert not [record for record in served if "-toke" in record.getMessage()]
 
 
 async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:
@@ -327,22 +301,3 @@ async def test_exporters_are_asked_for_less_when_they_are_many(tmp_path: Path) -
             assert isinstance(welcome := await answer(made), protocol.Welcome)
             sizes.append(welcome.max_message)
         assert sizes == [1 << 20, 512 << 10]
-
-
-async def test_the_loop_is_told_once_for_all_that_was_written(tmp_path: Path) -> None:
-    """Many streams at once are all confirmed, with the disk waited for."""
-    async with collecting(tmp_path, fsync=True) as running:
-
-        async def stream(number: int) -> None:
-            async with connected(running.url) as one:
-                await one.send(hello(stream=f"{number:032x}"))
-                assert isinstance(await answer(one), protocol.Welcome)
-                for first in range(0, 20, 2):
-                    assert await send_frames(one, first, 2) == protocol.Ack(first + 2)
-
-        async with asyncio.TaskGroup() as group:
-            for number in range(20):
-                group.create_task(stream(number))
-        await poll(lambda: not any(one.connection for one in running.collector.streams.all.values()))
-    for number in range(20):
-        assert running.journal(f"{number:032x}").read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 20)

@@ -16,8 +16,7 @@ import pytest
 from stepscope.cli.main import main
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live import streams as live_streams
-from stepscope.collector.live.live import Live
-from stepscope.collector.live.rank_views import MOST_JOBS
+from stepscope.collector.live.live import MOST_JOBS, Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import RankView, Snapshot

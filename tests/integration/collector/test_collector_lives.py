@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -181,18 +180,6 @@ def test_ids_of_jobs_do_not_meet() -> None:
     assert len(sizes) == 3 * len(names) and len(sizes & ids) == len(names)
     ids |= sizes
     assert all(id.isascii() and "/" not in id and len(id) < 200 for id in ids)
-
-
-async def test_windows_are_told_fast_for_a_thousand_ranks() -> None:
-    """All that is kept of them is looked at, and the newest are told."""
-    streams = Streams(4096)
-    for rank in range(1000):
-        streams.add(life(rank, run_of(rank), [(n, 10 * n, 10) for n in range(5)]))
-    live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
-    began = time.process_time()
-    windows = await live.windows(30)
-    assert time.process_time() - began < 30
-    assert [(one.index, one.ranks) for one in windows] == [(n, 1000) for n in (4, 3, 2, 1, 0)]
 
 
 def test_reasons_of_losses_are_bounded() -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector.app import Collector
-from stepscope.collector.background_tasks import BackgroundTasks
+from stepscope.collector.app import BackgroundTasks, Collector
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
-from stepscope.collector.retention.storage import Look, Storage
+from stepscope.collector.retention.storage import Measurement, Storage
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.live_events import LiveEvents
 from tests.support.basics import poll
@@ -50,7 +49,7 @@ async def test_which_have_ended_is_told(caplog: pytest.LogCaptureFixture) -> Non
 async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page says what has ended and why; so do the state and Prometheus. The others go on."""
 
-    def broken(storage: Storage, wanted: int = 0, surplus_streams: int = 0) -> Look:
+    def broken(storage: Storage, wanted: int = 0, surplus_streams: int = 0) -> Measurement:
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(Storage, "enforce", broken)

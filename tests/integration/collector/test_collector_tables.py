@@ -4,46 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import pytest
-
-from stepscope.collector.downloads.bounded import AT_ONCE, WAITING, ProcessBounds
-from stepscope.collector.files.store import Store
-from stepscope.collector.problems import ProblemError
-from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web.tables import Tables
+from stepscope.collector.downloads.bounded import AT_ONCE, WAITING
 from tests.support.basics import children, poll
 from tests.support.collecting import ask
 from tests.support.collectors import collecting
-from tests.support.messages import refused
 from tests.support.streams import STREAM
 from tests.support.windowed import END, run_of, stored, windows
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    """A stream of two windows."""
-    return stored(
-        Store(CollectorSettings(directory=tmp_path / "c")), STREAM, [run_of(), *windows(range(2), 1 << 16), END]
-    )
-
-
-@pytest.mark.parametrize(
-    ("bounds", "facts"),
-    [
-        (ProcessBounds(seconds=0.001), ["0.001 seconds"]),
-        (ProcessBounds(memory_bytes=1 << 20), []),
-    ],
-    ids=["time", "memory"],
-)
-async def test_it_takes_no_more_than_it_may(journal: Path, bounds: ProcessBounds, facts: list[str]) -> None:
-    with refused(ProblemError, *facts, snapshot=bool(facts)):
-        await Tables(bounds).get(journal, 0)
 
 
 @contextlib.asynccontextmanager
@@ -61,21 +32,6 @@ async def started() -> AsyncGenerator[set[int]]:
         yield found
     finally:
         task.cancel()
-
-
-async def test_so_many_wait_at_most(journal: Path) -> None:
-    """Whoever comes then is told when to come again; those who wait do so."""
-    tables = Tables()
-    asking = [asyncio.create_task(tables.get(journal, n)) for n in range(AT_ONCE + WAITING)]
-    await asyncio.sleep(0)
-    with refused(ProblemError) as caught:
-        await tables.get(journal, 100)
-    assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "10"})
-    assert not any(task.done() for task in asking)
-    for task in asking[1:]:
-        task.cancel()
-    await asyncio.wait(asking)
-    assert json.loads(asking[0].result())["left_out"] == 0 and await tables.get(journal, 0)
 
 
 async def test_what_nobody_waits_for_is_not_read(tmp_path: Path) -> None:

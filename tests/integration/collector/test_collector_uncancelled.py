@@ -11,8 +11,8 @@ import pytest
 
 from stepscope.collector.app import Collector
 from stepscope.collector.errors import DirectoryInUseError
-from stepscope.collector.files import blocking_pool, uncancelled
-from stepscope.collector.files.lock import DirectoryLock
+from stepscope.collector.files import blocking_pool
+from stepscope.collector.files.disk import DirectoryLock
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import server
@@ -48,8 +48,7 @@ class HangingCall:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long for what hangs."""
-    for module in (blocking_pool, uncancelled):
-        monkeypatch.setattr(module, "PATIENCE", 0.05)
+    monkeypatch.setattr(blocking_pool, "PATIENCE", 0.05)
 
 
 async def begun(url: str) -> None:

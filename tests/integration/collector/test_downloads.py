@@ -18,7 +18,7 @@ from stepscope.collector.downloads import downloads as downloads_module
 from stepscope.collector.downloads.downloads import Bounds, Download, Downloads, Source
 from stepscope.collector.errors import StuckError
 from stepscope.collector.files import blocking_pool
-from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.disk import disk_use
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import web_protocols

@@ -81,22 +81,3 @@ def test_many_at_once_are_the_same(tmp_path: Path, what: str) -> None:
         if what == "nothing":
             assert len(one_by_one[0]) + len(one_by_one[3]) == len(content()) and one_by_one[2] == Damage(lost_frames=4)
             break
-
-
-def test_small_frames_are_read_at_once(tmp_path: Path) -> None:
-    """As many as are whole among the bytes; the next call goes on with the one that was cut."""
-    path = tmp_path / "journal"
-    small = [b"".join(fmt.encode_frame(SYNC, 99, number, [bytes(76)])) for number in range(100)]
-    path.write_bytes(fmt.encode_file_header(SYNC) + b"".join(small))
-    nbytes = 10 * len(small[0]) + 50
-    reader = FrameReader(path)
-    try:
-        for number in range(10, 101, 10):
-            assert len(reader.following(nbytes, lambda _: True)) == 10
-            assert reader.position == (number, fmt.FILE_HEADER.size + number * len(small[0]))
-        assert reader.following(nbytes, lambda _: True) == [] and reader.next() is None
-        with path.open("ab") as file:
-            file.write(b"".join(fmt.encode_frame(SYNC, 99, 100, [b"x"])))
-        assert reader.following(nbytes, lambda _: True) == [(99, 0, b"x")] and not reader.damage
-    finally:
-        reader.close()

@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from stepscope.collector.connection import Connection
-from stepscope.collector.errors import FullError
-from stepscope.collector.files.disk_quota import DiskQuota
+from stepscope.collector.files.disk import DiskQuota
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web import web_protocols
-from stepscope.collector.web.announced import Announced
+from stepscope.collector.web.web_protocols import Announced
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.requests.command import Command
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected
-from tests.support.messages import refused
 from tests.support.streams import frames, frames_header, hello
 
 LIMIT = 1 << 20
@@ -205,50 +203,16 @@ async def test_writes_wait_for_a_look_that_finds_room() -> None:
 
     first = asyncio.create_task(write(600))
     await quota.due.wait()
-    quota.begin()
-    await quota.end(100)
+    quota.begin_measurement()
+    await quota.end_measurement(100)
     await first
     second = asyncio.create_task(write(400))
     await quota.due.wait()
     assert began == [600]
-    quota.begin()
-    await quota.end(600)
+    quota.begin_measurement()
+    await quota.end_measurement(600)
     await second
     assert began == [600, 400]
-
-
-async def test_what_is_being_written_is_taken_off() -> None:
-    """A look begins in the middle of a write: it may have seen none of it."""
-    quota = DiskQuota()
-    quota.bound(1000, 100)
-    quota.begin()
-    await quota.end(0)
-    async with quota.writing(700):
-        quota.begin()
-    await quota.end(0)
-    waiting = asyncio.create_task(quota.writing(301).__aenter__())
-    await quota.due.wait()
-    quota.begin()
-    await quota.end(700)
-    with refused(FullError, "1000"):
-        await waiting
-    async with quota.writing(300):
-        pass
-
-
-async def test_a_look_is_due_when_half_of_what_was_left_is_used() -> None:
-    """Of what is usually left, or of less if the last look found less: not after each write on a disk that is nearly full."""
-    quota = DiskQuota()
-    quota.bound(1000, 100)
-    for left in (500, 80):
-        quota.begin()
-        await quota.end(1000 - left)
-        async with quota.writing(left - min(left, 100) // 2):
-            pass
-        assert not quota.due.is_set()
-        async with quota.writing(1):
-            pass
-        assert quota.due.is_set()
 
 
 async def test_room_that_others_took_is_waited_for_again() -> None:
@@ -264,12 +228,12 @@ async def test_room_that_others_took_is_waited_for_again() -> None:
     writing = [asyncio.create_task(write(number)) for number in (0, 1)]
     await quota.due.wait()
     await poll(lambda: quota.wanted == 600)  # of both together it would be more than a quarter of the limit
-    quota.begin()
-    await quota.end(0)
+    quota.begin_measurement()
+    await quota.end_measurement(0)
     await quota.due.wait()
     await writing[0]
     assert done == [0]
-    quota.begin()
-    await quota.end(100)
+    quota.begin_measurement()
+    await quota.end_measurement(100)
     await writing[1]
     assert done == [0, 1] and quota.wanted == 0

@@ -36,7 +36,7 @@ from stepscope.runtime.events.record import EVENT_DTYPE, Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, RunRecord, WindowRecord
-from stepscope.runtime.session.ranks import MAX_RANKS, missing_ranges, ranges_text
+from stepscope.runtime.session.ranks import MAX_RANKS
 from tests.support.basics import ROOT, require
 from tests.support.clocks import START as CLOCK_START
 from tests.support.clocks import Network, TrueClock, round_trips
@@ -194,19 +194,6 @@ def test_two_processes_of_one_rank(tmp_path: Path) -> None:
     assert len({int(track) for track in exporter.events()["track"]}) == 2 * 2
 
 
-@pytest.mark.parametrize(("name", "format"), [("rank.json", "chrome"), ("-x.parquet", "parquet")])
-def test_the_command_does_the_same(name: str, format: str, tmp_path: Path) -> None:
-    """A process of its own writes the file, whatever names are."""
-    if format == "parquet":
-        require("pyarrow")
-    add_rank(tmp_path / "-in", 0, job="--job")
-    sources = [Source("", path, "--job") for path in (tmp_path / "-in").rglob("journal")]
-    command = merged_file(format).command(sources, 0, tmp_path / name)
-    done = run_to_end([sys.executable, *command])
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / name).stat().st_size > 1000
-
-
 def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> None:
     """A world of 2 ** 60 ranks counts as unknown, and costs the journal nothing else; of the largest that is believed the
     missing ranks are counted, and written as ranges."""
@@ -220,14 +207,6 @@ def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> No
     assert f"missing: 1,048,574 ranks: 1-2,4-{MAX_RANKS - 1}" in report.text()
     assert main(["merge", str(tmp_path / "b"), "--out", str(tmp_path / "b.json")]) == 0
     assert (tmp_path / "b.json").stat().st_size < 100_000
-
-
-def test_many_missing_ranks_are_summarised() -> None:
-    """The text of a list with many gaps has the first ranges and the number of the others."""
-    missing = missing_ranges(range(0, 2000, 2), 2000)
-    assert len(missing) == 1000
-    assert ranges_text(missing).startswith("1,3,5,") and ranges_text(missing).endswith(",127 and 936 more ranges")
-    assert missing_ranges([0, 1, 2, 7], 3) == [] and missing_ranges([], 2) == [range(2)]
 
 
 def test_more_sources_than_a_command_line_has_room_for(tmp_path: Path) -> None:

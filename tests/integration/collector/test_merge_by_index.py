@@ -10,14 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from stepscope.collector.files.disk_use import SegmentFile
+from stepscope.collector.files.disk import SegmentFile
 from stepscope.collector.merge.plan import Selection
-from stepscope.collector.retention.segment import Segment
+from stepscope.collector.retention.inventory import Segment
 from stepscope.collector.runs.evicted import evict
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
-from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, Kind
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import index as journal_index
@@ -211,29 +210,6 @@ def test_segments_between_others_that_were_evicted(missing: tuple[int, ...], tmp
     assert not any(member.damage for member in report.members)
     assert damage_others(path, max(left)) > 0
     assert shown(merged(tmp_path, Selection(window=max(left)))[0]) == whole[max(left)]
-
-
-def test_windows_that_are_not_there(tmp_path: Path) -> None:
-    """What there is, is said."""
-    record(tmp_path, 0)
-    record(tmp_path, 1)
-    for selection in (Selection(window=99), Selection(steps=(1000, 1001))):
-        with pytest.raises(NoWindowError, match="it has windows 0 to 11, steps 0 to 23"):
-            merged(tmp_path, selection)
-
-
-def test_recordings_with_the_same_windows_share_their_marks(tmp_path: Path) -> None:
-    """What is kept of windows that are not chosen does not grow with the number of ranks; of their rows nothing is."""
-    for rank, first_step in enumerate((0, 0, 7, 7)):
-        record(tmp_path, rank, first_step=first_step)
-    known: dict[bytes, np.ndarray] = {}
-    found = [
-        Recording.of(path, "", lambda rows: rows["window"] == 3, known)
-        for path in sorted(tmp_path.glob("streams/*/journal"))
-    ]
-    assert found[0].marks is found[1].marks and found[2].marks is found[3].marks and len(known) == 2
-    assert [one.marks["first_step"][0] for one in found] == [0, 0, 7, 7]
-    assert [one.rows["window"].tolist() for one in found] == [[3]] * 4
 
 
 def test_clocks_of_a_rank_that_was_started_again_are_those_of_the_jobs_window(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections import Counter
@@ -10,27 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.cli.main import main
-from stepscope.collector.files.disk_use import SegmentFile
+from stepscope.collector.files.disk import SegmentFile
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.merge.plan import Selection
-from stepscope.collector.merge.sources import gather
-from stepscope.collector.retention.segment import Segment
+from stepscope.collector.retention.inventory import Segment
 from stepscope.collector.runs.evicted import evict
 from stepscope.collector.runs.recording import recordings_in
 from stepscope.exporters.specimens import batch_of, run_in, window_of
 from stepscope.exporters.specimens import spans as spans_from
-from stepscope.runtime.events.record import EventBatch, Kind, empty_block
+from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import index as journal_index
 from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.index import read_index
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.integration.collector.test_merge import add_rank, merged
@@ -39,7 +34,6 @@ from tests.support.collectors import COMMAND
 from tests.support.journals import HandMade
 from tests.support.launch import run_to_end
 from tests.support.ranks.cluster import collector, start_rank
-from tests.support.ranks.streams import no_room, write_stream
 from tests.support.ranks.worker import Rank
 from tests.support.streams import RUN, STREAM, SYNC, frames_header, run_frame
 from tests.support.streams import frames as stream_frames
@@ -245,50 +239,6 @@ def test_a_stream_of_which_each_directory_has_a_part(tmp_path: Path, overlap: in
     rows = [events(out) for out in outputs]
     assert rows[1] == rows[2] == rows[0] and len(rows[0]) > 3
     assert sorted(outputs) == sorted((tmp_path / "out").iterdir()), "what was put together is not left behind"
-
-
-def indexed(directory: Path) -> Path:
-    """A stream of some MB, with many index frames."""
-    run = msgspec.structs.replace(run_in(directory), job="job")
-    block: Any = empty_block(1000)
-    block["kind"], block["dur"] = int(Kind.SPAN), 500
-    batches: list[EventBatch] = []
-    for window in range(100):
-        block["ts"] = run.anchor.monotonic_ns + 1000 * (1000 * window + np.arange(1000))
-        block["id"] = np.random.default_rng(window).integers(0, 1 << 62, 1000)
-        batches.append(EventBatch("recorder", window, block.copy(), b""))
-    return write_stream(directory, run, batches, [window_of(batch.window, batch) for batch in batches])
-
-
-def test_a_stream_in_two_directories_is_read_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which of them has what is known without a look at each frame, and so is where the second part begins."""
-    monkeypatch.setattr(journal_index, "MAX_BYTES", 1 << 16)
-    whole = indexed(tmp_path / "one")
-    size = whole.stat().st_size
-    with contextlib.closing(FrameReader(whole)) as reader:
-        index = read_index(reader)
-        assert index is not None and len(index.records) > 10
-        begin, _, middle = (position for position, _ in index.records[5:8])
-    copy = tmp_path / "two" / whole.relative_to(tmp_path / "one")
-    copy.parent.mkdir(parents=True)
-    copy.write_bytes(whole.read_bytes())
-    before = bytes_read()
-    gathered = gather([tmp_path / "one", tmp_path / "two"], no_room, lambda rows: rows["window"] == 5)
-    assert bytes_read() - before < size, "two looks at each frame read more"
-    assert [one.events for one in gathered.recordings] == [100_000] and not gathered.unreadable
-    data = whole.read_bytes()
-    whole.write_bytes(data[:middle])
-    copy.write_bytes(fmt.encode_file_header(data[12:16], 1, begin) + data[begin:])
-    copy.rename(copy.with_name("journal.1"))
-    (tmp_path / "room").mkdir()
-    gathered = gather([tmp_path / "one", tmp_path / "two"], lambda: tmp_path / "room")
-    assert [one.events for one in gathered.recordings] == [100_000]
-    assert (tmp_path / "room" / whole.relative_to(tmp_path / "one")).read_bytes()[20:] == data[20:]
-
-
-def bytes_read() -> int:
-    """Of files, by this process so far."""
-    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def test_a_stream_that_lies_about_its_positions_costs_nobody_else(

@@ -14,9 +14,8 @@ from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.orders.addressees import addressees
 from stepscope.collector.orders.order import WindowOrder
-from stepscope.collector.orders.orders import Orders
+from stepscope.collector.orders.orders import Orders, addressees
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
 from stepscope.exporters.specimens import run_in
@@ -106,8 +105,8 @@ def test_one_rank_does_not_say_how_large_a_job_is() -> None:
         run = msgspec.structs.replace(RUN, rank=rank, job="job", world_size=size)
         streams.add(stream := Stream(f"{rank:032x}", run))
         stream.connection = Willing()
-    found = addressees(streams, WindowOrder(steps=1), None)
-    assert len(found.targets) == 3 and not found.lacking
+    targets, lacking = addressees(streams, WindowOrder(steps=1), None)
+    assert len(targets) == 3 and not lacking
     job = at_once(Live(streams, Downloads(Path("/nowhere")), exposed=False).snapshot()).job
     assert (job.world_size, job.absent) == (3, [])
     assert usual_size([None, 2, 4, 4, 2]) == 4 and usual_size([None]) == 0
@@ -208,13 +207,3 @@ def test_clock_samples_of_a_long_run_are_thinned(tmp_path: Path) -> None:
     assert quick > 0.6 * len(kept)
     few = write_stream(tmp_path / "few", run_in(tmp_path), [], [], samples[:100])
     assert Recording.of(few, "x").syncs == samples[:100]
-
-
-def test_clock_samples_of_ever_other_clocks_are_bounded(tmp_path: Path) -> None:
-    """Nothing can be chosen among them."""
-    samples = [
-        ClockSync(sent=number, arrived=number, answered=number, returned=number, clock=f"{number % 2}")
-        for number in range(2 * MAX_SYNCS)
-    ]
-    path = write_stream(tmp_path, run_in(tmp_path), [], [], samples)
-    assert len(Recording.of(path, "x").syncs) <= MAX_SYNCS

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stepscope.collector.app import Collector
-from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.disk import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
@@ -30,7 +30,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import at_once, poll
-from tests.support.collecting import collecting, trained, until
+from tests.support.collecting import collecting, trained
 from tests.support.collectors import answer, connected
 from tests.support.messages import said
 from tests.support.streams import frames, frames_header, hello
@@ -269,22 +269,6 @@ async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> N
     assert one.windows.evicted == other.windows.evicted == {evicted.segment for _, evicted in done.evicted}
     gone = {*range(16)} - {*events_in(store.path(ONE))}
     assert {window.index for window in one.windows if window.partly_evicted} == gone
-
-
-async def test_a_collector_goes_on_with_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """It says which, in the API, and keeps its limit with the others."""
-    store = Store(CollectorSettings(directory=tmp_path))
-    stored(store, ONE, some(0), some(4)).write_bytes(os.urandom(64 * KIB))
-    path = stored(store, TWO, *(some(at) for at in range(0, 24, 4)))
-
-    def problem() -> None:
-        with collecting(tmp_path, "--disk", str(MIB), "--keep-newest", "2", "--keep-slowest", "0") as collector:
-            storage = until(lambda: (now := collector.get("/v1/job")["storage"]) and now["used_bytes"] <= MIB and now)
-            assert storage["unreadable"] == 1 and ONE in storage["problem"]
-
-    await asyncio.to_thread(problem)
-    there = set(events_in(path))
-    assert 23 in there and 0 not in there
 
 
 # between two looks

@@ -24,8 +24,8 @@ from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.stream import delivery
 from stepscope.exporters.stream.address import Address
 from stepscope.exporters.stream.exporter import BUFFER, CollectorExporter
-from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Head
+from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.exporters.stream.websocket import WebSocketTransport
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.errors import FormatError, ProfilerStateError

@@ -23,7 +23,7 @@ import stepscope as sc
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.exporter import CollectorExporter
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.run import Run
 from tests.support.basics import BUSY, poll
@@ -305,17 +305,6 @@ async def test_a_collector_that_is_slow_gets_less_at_once_and_more_time(tmp_path
         async with asyncio.timeout(90):
             await exporter.aclose()
     assert accounts(exporter) == (30, 0)
-
-
-async def test_nothing_is_there(tmp_path: Path) -> None:
-    """No listener, and a name that nobody knows."""
-    for name, url in (("port", f"ws://127.0.0.1:{free_port()}"), ("name", "wss://stepscope-collector.invalid:7788")):
-        exporter = CollectorExporter(url, settings=QUICK)
-        await exporter.open(run_of(tmp_path / name))
-        await exporter.export(batch_of(spans(["a"])))
-        await poll(lambda: (found := exporter.statistics()) and found.last_error)  # noqa: B023
-        await stopped(exporter)
-        assert accounts(exporter) == (1, 0)
 
 
 async def test_a_certificate_is_checked(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.address import Address
 from stepscope.exporters.stream.exporter import CollectorExporter
-from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Shipper
-from stepscope.exporters.stream.transport import Feed
+from stepscope.exporters.stream.transport import Feed, LinkSettings
 from stepscope.exporters.stream.websocket import WebSocketTransport
 from tests.integration.exporters.test_collector_faults import websocket
 from tests.support.basics import poll

@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.nats.servers import NatsAccess
 from stepscope.runtime.accounting.ledger import Ledger
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of

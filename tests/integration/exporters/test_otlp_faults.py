@@ -171,24 +171,6 @@ async def test_nobody_there(tmp_path: Path) -> None:
     assert "ssl" not in sent.errors[0]
 
 
-async def test_a_receiver_that_comes_late(tmp_path: Path) -> None:
-    """What is sent before it is there arrives when it is."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = int(reserved.getsockname()[1])
-    server = Receiver()
-
-    async def later() -> None:
-        await anyio.sleep(0.7)
-        await server.start(port=port)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(later)
-        sent = await send(OtlpExporter(f"http://127.0.0.1:{port}", options=PLAIN), tmp_path)
-        assert everything(server) and sent.exported == EVENTS
-    await server.stop()
-
-
 async def test_a_receiver_without_metrics_is_asked_once(tmp_path: Path) -> None:
     """Stores of traces refuse metrics: spans go on arriving."""
     async with receiver() as server:
@@ -357,23 +339,6 @@ async def test_what_is_too_large_goes_in_parts(most: int, tmp_path: Path, caplog
         assert len(warnings) == (most < 6000)
 
 
-async def test_a_request_of_more_than_a_megabyte(tmp_path: Path) -> None:
-    """It arrives, and neither the exporter nor the client warns of its size."""
-    names = [f"span {number} " + "x" * 1000 for number in range(1500)]
-    options = msgspec.structs.replace(PLAIN, compression="none", batch_bytes=8 << 20, batch_spans=10_000)
-    async with receiver() as server:
-        exporter = OtlpExporter(server.url, options=options)
-        await exporter.open(run_in(tmp_path))
-        batch = batch_of(spans(names))
-        await exporter.export(batch)
-        await exporter.close_window(window_of(0, batch))
-        await exporter.aclose()
-        (settled,) = exporter.settle()
-        assert (settled.exported, settled.dropped) == (len(names), {})
-        assert server.names() == Counter(names)
-        assert max(request.size for request in server.received) > 1 << 20
-
-
 async def test_a_span_that_is_too_large_alone_costs_itself(tmp_path: Path) -> None:
     """It is counted as rejected; what was with it arrives."""
     async with receiver() as server:
@@ -390,28 +355,6 @@ async def test_a_span_that_is_too_large_alone_costs_itself(tmp_path: Path) -> No
         await exporter.aclose()
         assert (settled.exported, settled.dropped) == (EVENTS - 1, {"rejected": 1})
         assert server.names() == Counter(name for name in names if len(name) < 100)
-
-
-async def test_metrics_that_are_too_large_go_in_parts(tmp_path: Path) -> None:
-    """Points of two counters, divided between and within them; none is lost and none is there twice."""
-    async with receiver() as server:
-        server.most_bytes = 900
-        options = OtlpOptions(spans_per_second=None, compression="none", leave_out=())
-        exporter = OtlpExporter(server.url, options=options)
-        counters = spans(["loss"] * 5 + ["rate"] * 8)
-        counters["kind"] = int(Kind.COUNTER)
-        counters["value"] = range(13)
-        await exporter.open(run_in(tmp_path))
-        batch = batch_of(counters)
-        await exporter.export(batch)
-        await exporter.close_window(window_of(0, batch))
-        assert sum(settled.exported for settled in exporter.settle()) == 13
-        await exporter.aclose()
-        points = Counter(
-            (metric.name, point.as_double) for metric in server.metrics for point in metric.gauge.data_points
-        )
-        assert points == Counter({("loss" if value < 5 else "rate", float(value)): 1 for value in range(13)})
-        assert len([got for got in server.received if got.path == "/v1/metrics" and got.size > 900]) >= 1
 
 
 async def test_a_cancelled_end_closes_every_session(tmp_path: Path) -> None:

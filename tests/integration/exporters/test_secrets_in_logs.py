@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.exporters.nats.servers import NatsAccess
+from stepscope.exporters.network.secrets import QuietLogger
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.stream.exporter import CollectorExporter
-from stepscope.exporters.stream.quiet_logger import QuietLogger
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require

@@ -12,7 +12,7 @@ from stepscope.build import trace
 from stepscope.cli.main import main
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import LEAST_TOKEN, CollectorSettings
-from stepscope.exporters.network.secret_file import read_secret
+from stepscope.exporters.network.secrets import read_secret
 from stepscope.exporters.stream.address import Address
 from stepscope.exporters.stream.exporter import CollectorExporter
 from tests.support.collecting import ask, collecting

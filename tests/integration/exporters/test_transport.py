@@ -8,9 +8,8 @@ from pathlib import Path
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.specimens import run_in
 from stepscope.exporters.stream.protocol import Hello
-from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Shipper
-from stepscope.exporters.stream.transport import Feed, Transport
+from stepscope.exporters.stream.transport import Feed, LinkSettings, Transport
 from tests.support.basics import poll
 
 

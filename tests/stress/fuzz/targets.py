@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.disk import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.merge.outputs import write_merged

@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope import counter, schedule, span, trace
 from stepscope.exporters.stream.exporter import CollectorExporter
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ CLIENT = textwrap.dedent(
     import os, sys, threading, time
     import stepscope as sc
     from stepscope.exporters.stream.exporter import CollectorExporter
-    from stepscope.exporters.stream.settings import LinkSettings
+    from stepscope.exporters.stream.transport import LinkSettings
     place, url, name, die = sys.argv[1:]
     settings = LinkSettings(first_delay=0.02, longest_delay=0.2, timeout=2.0)
     exporter = CollectorExporter(url, settings=settings)

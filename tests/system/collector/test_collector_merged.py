@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import os
-import socket
 import urllib.parse
 import urllib.request
 from collections import Counter
@@ -76,20 +75,6 @@ def test_a_window_of_all_ranks(kind: str, suffix: str, three: CollectorProcess) 
     until(lambda: not list((three.directory / "downloads").iterdir()))
 
 
-def test_a_ticket_is_for_one_file_once(three: CollectorProcess) -> None:
-    """Not for another file, nor another job's, and not a second time; without one nothing is told."""
-    path = "/v1/windows/0/chrome?job=job%20x2"
-    assert ask(three.url + path).status == 401
-    address = ticket(three, path)
-    assert ask(address.replace("/windows/0/", "/windows/1/")).status == 401
-    assert ask(address).status == 401, "it was used up, though in vain"
-    address = ticket(three, path)
-    assert ask(address.replace("x2", "x3")).status == 401
-    address = ticket(three, path)
-    assert ask(address).status == 200
-    assert ask(address).status == 401
-
-
 def test_jobs_are_not_mixed(three: CollectorProcess) -> None:
     """Where several have a window it must be said which; what is wrong is told before the first byte."""
     answer = ask(f"{three.url}/v1/windows/0/chrome", SHOWN)
@@ -139,22 +124,6 @@ def test_a_big_one_is_streamed(big: CollectorProcess, tmp_path: Path) -> None:
     target = tmp_path / "merged.pftrace"
     assert main(["merge", str(collector.directory / "streams"), "--window", "0", "--out", str(target)]) == 0
     assert found == target.read_bytes()
-
-
-def test_one_who_goes_away_half_way(big: CollectorProcess) -> None:
-    """What made the file is ended, the file is deleted, and the next one has its turn."""
-    collector = big
-    host, port = collector.url.removeprefix("http://").split(":")
-    before = children(collector.process.pid)
-    for _ in range(4):
-        with socket.create_connection((host, int(port))) as client:
-            client.sendall(f"GET /v1/windows/0/perfetto HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-            got = 0
-            while got < 200_000:
-                got += len(client.recv(1 << 16))
-    until(lambda: not list((collector.directory / "downloads").iterdir()))
-    until(lambda: children(collector.process.pid) == before)
-    assert ask(f"{collector.url}/v1/windows/0/parquet").status == 200
 
 
 def test_while_streams_grow(tmp_path: Path) -> None:

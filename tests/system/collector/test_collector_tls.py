@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from stepscope.build import trace
-from stepscope.collector.web import connection_limit
+from stepscope.collector.web import web_protocols
 from stepscope.exporters.stream import protocol
 from tests.support.basics import poll
 from tests.support.certificates import certify
@@ -70,7 +70,7 @@ async def test_who_takes_too_long_to_agree_is_ended(
     made, key = certificate
     trusting = ssl.create_default_context(cafile=str(made))
     async with collecting(tmp_path, certificate=made, key=key) as running:
-        monkeypatch.setattr(connection_limit, "PATIENCE", 1.5)
+        monkeypatch.setattr(web_protocols, "REQUEST_SECONDS", 1.5)
         opened = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
         opened[1][1].write(HELLO)
         opened[2][1].write(REQUEST)

@@ -10,21 +10,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepscope.collector.downloads.downloads import Downloads
-from stepscope.collector.files.store import Store
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
-from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.evicted import Evicted
-from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.metrics import exposition
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
-from stepscope.runtime.loop_threads.ending_tasks import end_tasks
-from tests.support.basics import at_once, poll, require
+from tests.support.basics import at_once, require
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected
 from tests.support.streams import CONNECTION, SYNC, frames, frames_header, hello
@@ -95,30 +91,6 @@ def test_no_sum_falls(moves: list[tuple[int, int]]) -> None:
         if stream.ended and number % 3 == 2:
             streams.deleted(f"{number - 1:032x}")
         watched.look()
-
-
-async def test_forgotten_streams_go_on_counting(tmp_path: Path) -> None:
-    """Events, bytes, losses and what was evicted of a hundred starts, of which sixteen are known in the end."""
-    streams = Streams(8)
-    storage = Storage(Store(CollectorSettings(directory=tmp_path)), StoragePolicy(), streams)
-    looking = asyncio.create_task(storage.run())
-    await poll(lambda: storage.view() is not None)
-    await end_tasks(looking)
-    watched = Watched(streams, storage)
-    stream = feed(streams, 0, 0, 99)
-    for number in range(1, 100):
-        feed(streams, number, number % 4, 99)
-        watched.look()
-    assert len(streams.all) <= 16
-    found = watched.look()
-    assert found["counter", "stepscope_received_events_total"] == 100 * stream.events
-    assert found["counter", "stepscope_received_bytes_total"] == 100 * stream.bytes
-    assert found["counter", "stepscope_dropped_events_total"] == 100 * 20
-    assert found["counter", "stepscope_discarded_events_total"] == 100 * 40
-    assert found["job job1", "events"] == found["job job0", "events"] == 50 * stream.events
-    assert {rank.id: rank.count for rank in streams} == {rank.id: 25 for rank in streams}
-    detail = await watched.live.rank("job1-3")
-    assert detail is not None and detail.streams[0].start == 25
 
 
 async def test_the_metrics_of_a_collector_do_not_fall(tmp_path: Path) -> None:

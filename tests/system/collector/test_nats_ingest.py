@@ -16,20 +16,20 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo
 from nats.js.errors import NotFoundError
 
-from stepscope.collector.files import uncancelled
+from stepscope.collector.files import blocking_pool
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.stream import DIED_AFTER, State
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.memory_budget import FREE, MemoryBudget
 from stepscope.collector.nats import partition
+from stepscope.collector.nats.consumer import Retries
 from stepscope.collector.nats.partition import Partition, Session
-from stepscope.collector.nats.retries import Retries
 from stepscope.collector.nats.roster import Roster
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.names import Names
+from stepscope.exporters.nats.servers import NatsLimits
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
@@ -127,7 +127,7 @@ async def publishing(server: NatsServer, bound: int = 256 << 20) -> AsyncGenerat
         names, jetstream = Names(uuid.uuid4().hex), layout.jetstream(client)
         await layout.create(jetstream, names, NatsLimits(max_bytes=0))
         hellos, ended = await layout.bucket(jetstream, names.hellos), await layout.bucket(jetstream, names.ended)
-        roster = Roster(client, jetstream, names, hellos, ended, Retries("NATS"))
+        roster = Roster(client, names, hellos, ended)
         yield Publishing(client, names, roster, MemoryBudget(bound))
 
 
@@ -429,7 +429,7 @@ async def test_frames_written_after_a_cancellation_count(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next ingest finds them in the file, and does not count them again."""
-    monkeypatch.setattr(uncancelled, "PATIENCE", 0.05)
+    monkeypatch.setattr(blocking_pool, "PATIENCE", 0.05)
     collecting = Collecting(tmp_path)
     hanging = HangingCall(monkeypatch, "write")
     try:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nats.js.api import AckPolicy, ConsumerConfig
 
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.nats import source as nats_source
-from stepscope.collector.nats.consumer import Consumer
 from stepscope.collector.nats.leases import Leases, room, surplus
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.nats.names import PARTITIONS, partition_of
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from tests.support.basics import poll
 from tests.support.beside import running
-from tests.support.jetstreams import LIMITS, NAMES, Publisher, connected, jetstream
+from tests.support.jetstreams import NAMES, Publisher, jetstream
 from tests.support.journals import frame_numbers
 from tests.support.nats import NatsServer
 from tests.support.nats_sources import LEASE_SECONDS, Source, ingesting
@@ -207,31 +204,3 @@ def test_loads_become_even(wanted: list[int]) -> None:
 
 def test_a_stream_belongs_to_one_partition() -> None:
     assert [partition_of(f"{number:08x}{'f' * 24}") for number in (0, 31, 32, 0xFFFFFFFF)] == [0, 31, 0, 31]
-
-
-async def test_thousands_of_values_take_few_turns_of_the_loop(server: NatsServer) -> None:
-    """A turn is long where thousands of ranks publish, so that a turn for each value would take minutes."""
-    values, turns = 2000, 0
-
-    def count() -> None:
-        nonlocal turns
-        turns += 1
-        time.sleep(0.001)
-        loop.call_soon(count)
-
-    loop = asyncio.get_running_loop()
-    async with connected(server.url) as client:
-        context = layout.jetstream(client)
-        await layout.create(context, NAMES, LIMITS)
-        for number in range(values):
-            await client.publish(f"$KV.{NAMES.hellos}.{number}", b"value")
-        await client.flush()
-        config = ConsumerConfig(filter_subject=f"$KV.{NAMES.hellos}.>", ack_policy=AckPolicy.NONE)
-        consumer = Consumer(client, context, f"KV_{NAMES.hellos}", config)
-        await consumer.start(again=True)
-        fetched = 0
-        loop.call_soon(count)
-        while fetched < values:
-            fetched += len((await consumer.fetch_available(values, 1 << 22)).messages)
-        await consumer.close()
-        assert turns < values

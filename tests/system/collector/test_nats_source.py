@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.nats.names import PARTITIONS, partition_of
+from stepscope.exporters.nats.servers import NatsLimits
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream import protocol
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from tests.support.basics import poll
 from tests.support.collecting import ask, collecting, until
 from tests.support.jetstreams import NAMES, Publisher, connected, jetstream, whole

@@ -16,13 +16,12 @@ from nats.errors import Error as NatsError
 
 from benchmarks.cases.streaming.nats_ranks import Rank
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsAccess, NatsLimits
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.nats.names import Names, job_token
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsAccess, NatsLimits, Servers
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from tests.support.basics import ROOT, poll
 from tests.support.beside import running
 from tests.support.collecting import CollectorProcess, collecting

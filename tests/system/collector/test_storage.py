@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.disk import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.runs.evicted import read_evicted
 from stepscope.collector.settings import CollectorSettings

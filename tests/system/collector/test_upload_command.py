@@ -9,7 +9,7 @@ from typing import IO, Any
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.collector import clock_names
+from stepscope.collector.clocks import server_clock
 from tests.integration.collector.test_merge import syncs_of
 from tests.support.collecting import collecting
 from tests.support.messages import said
@@ -29,9 +29,11 @@ def test_what_fails_is_reported_and_tried_again(tmp_path: Path) -> None:
     remote = tmp_path / "remote"
     remote.write_text("in the way")
     with following(tmp_path / "collected", remote, 0.05) as process:
-        for pause in ("0.05", "0.1", "0.2"):
+        for least in (0.05, 0.05, 0.1):
             told = line(process.stderr)
-            assert str(remote) in told and f"tried again in {pause} s" in told
+            assert str(remote) in told
+            pause = float(told.rpartition("tried again in ")[2].removesuffix(" s\n"))
+            assert least <= pause <= 2 * least
         remote.unlink()
         closed = len(stream.segments) - 1
         assert line(process.stdout).startswith(f"1 streams, 0 complete: {closed} objects")
@@ -56,7 +58,7 @@ def job(tmp_path: Path) -> Path:
     directory = tmp_path / "job"
     for rank in (0, 1):
         add(directory, rank, named(syncs_of(rank * 10**9), OURS))
-    clock_names.add(directory, OURS)
+    server_clock.add_clock_name(directory, OURS)
     return directory
 
 
@@ -75,7 +77,7 @@ def test_what_was_uploaded_is_restored_and_merged(
     assert json.loads(capsys.readouterr().out)["streams"] == 2
     made = {name: data for name, data in contents(job / "streams").items() if name.endswith("/journal")}
     assert contents(back / "streams") == made
-    assert clock_names.read(back) == frozenset({OURS})
+    assert server_clock.read_clock_names(back) == frozenset({OURS})
     spans, report = merged(back, tmp_path / "back.json", capsys)
     assert (spans, report) == merged(job, tmp_path / "job.json", capsys) and len(spans) > 20
     second = max(back.glob("streams/*/journal"))
@@ -83,20 +85,6 @@ def test_what_was_uploaded_is_restored_and_merged(
     assert main(["upload", "--restore", str(back), url]) == 0
     assert capsys.readouterr().out.startswith("2 streams: 1 segments")
     assert contents(back / "streams") == made
-
-
-def test_a_damaged_segment_costs_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    collected, remote, back = tmp_path / "collected", tmp_path / "remote", tmp_path / "back"
-    stream = Stream(collected, windows=12).end()
-    assert main(["upload", str(collected), f"file://{remote}"]) == 0
-    segment = remote / stream.id / "journal.2"
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(data)
-    assert main(["upload", "--restore", str(back), f"file://{remote}"]) == 1
-    said(capsys.readouterr().err, segment, "skipped bytes", snapshot=False)
-    assert contents(back / "streams") == contents(remote)
-    assert main(["windows", str(back / "streams" / stream.id)]) == 0
 
 
 def test_what_cannot_be_restored(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

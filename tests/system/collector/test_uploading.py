@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.collector import clock_names
 from stepscope.collector.app import Collector
+from stepscope.collector.clocks import server_clock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.upload import uploader as uploader_module
 from stepscope.collector.upload.object_store import ObjectStore
@@ -111,7 +111,7 @@ def test_ranks_that_train_are_uploaded(tmp_path: Path) -> None:
         stream = collector.ranks()[0]["stream"]
         journals = {path.name: path.read_bytes() for path in (collected / "streams" / stream).glob("journal*")}
         assert journals and {path.name: path.read_bytes() for path in (remote / stream).iterdir()} == journals
-        assert frozenset(json.loads((remote / "clocks.json").read_text())) == clock_names.read(collected)
+        assert frozenset(json.loads((remote / "clocks.json").read_text())) == server_clock.read_clock_names(collected)
 
 
 async def test_a_store_that_fails_is_reported_and_asked_again(

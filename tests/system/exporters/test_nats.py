@@ -19,7 +19,7 @@ from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs.job import Job
 from stepscope.collector.runs.recording import Recording, recordings_in
 from stepscope.exporters.nats.exporter import NatsExporter
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.exporter import NatsExporter
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsAccess, Servers
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import missing, poll, require
 from tests.support.collecting import collecting, until

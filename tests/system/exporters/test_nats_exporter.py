@@ -15,16 +15,15 @@ import pytest
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.conformance import check_exporter
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.exporter import NatsExporter
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsLimits, Servers
 from stepscope.exporters.nats.transport import NatsTransport
 from stepscope.exporters.specimens import batch_of, run_in
 from stepscope.exporters.specimens import spans as named
 from stepscope.exporters.stream import delivery, protocol
 from stepscope.exporters.stream.exporter import BUFFER
-from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Head
+from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks

@@ -14,15 +14,13 @@ from nats.aio.msg import Msg
 
 from stepscope.collector.nats.roster import NatsProcess
 from stepscope.exporters.nats import layout
-from stepscope.exporters.nats.access import NatsLimits
 from stepscope.exporters.nats.exporter import NatsExporter
-from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.servers import NatsLimits, Servers
 from stepscope.exporters.nats.transport import NatsTransport
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream import protocol
-from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Head, Shipper
-from stepscope.exporters.stream.transport import Feed
+from stepscope.exporters.stream.transport import Feed, LinkSettings
 from stepscope.runtime.requests.command import Answer, Command
 from tests.support.basics import poll
 from tests.support.jetstreams import NAMES, Publisher, connected

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.clocks.latest import LatestClock
+from stepscope.collector.clocks.server_clock import LatestClock
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.files.store import Store
-from stepscope.collector.live.history import BUCKETS, History
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.startup_recovery import StartupRecovery
-from stepscope.collector.live.step_times import RECENT, StepTimes
+from stepscope.collector.live.step_times import BUCKETS, RECENT, History, StepTimes
 from stepscope.collector.live.stream import Rate, Stream
 from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.runs.evicted import Evicted

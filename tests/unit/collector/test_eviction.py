@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.disk import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.retention.policy import StoragePolicy
@@ -281,22 +281,6 @@ def test_what_is_uploaded_goes_first(store: Store) -> None:
     assert not one.exists()
 
 
-def test_a_segment_is_read_once(store: Store) -> None:
-    """Were it destroyed meanwhile, that would not be seen; one that has changed is read anew."""
-    path = stored(store, ONE, some(0, 4), some(4, 1))
-    stored(store, TWO, some(5, 4, rank=1), some(9, 1, rank=1))
-    storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
-    about, data = path.stat(), path.read_bytes()
-    storage.enforce(surplus_streams=1)
-    with path.open("r+b") as file:
-        file.write(bytes(len(data)))
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert not storage.enforce(surplus_streams=1).deleted and not storage.unreadable
-    os.utime(path)
-    storage.enforce(surplus_streams=1)
-    assert list(storage.unreadable) == [ONE]
-
-
 def test_who_is_killed_while_it_evicts_counts_nothing_twice(store: Store) -> None:
     """Whether the line was written, or a part of it: as long as the segment is there it does not count."""
     path = stored(store, ONE, some(0, 4), some(4, 4), some(8, 1))
@@ -351,10 +335,10 @@ def test_what_is_read_to_bring_its_state_back_is_left_alone(store: Store) -> Non
     """Its reader has the files open, and would miss them."""
     path = stored(store, ONE, some(0, 4), [*some(4, 4), END])
     streams = Streams(8)
-    streams.being_restored.add(ONE)
+    streams.not_evictable.add(ONE)
     storage = Storage(store, StoragePolicy(max_bytes=1 << 30, newest=0, slowest=0), streams)
     assert not storage.enforce(surplus_streams=1).deleted and numbers(path) == [0, 1]
-    streams.being_restored.clear()
+    streams.not_evictable.clear()
     assert storage.enforce(surplus_streams=1).deleted == [ONE]
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.files.journal_copy import AT_ONCE, journal_copy
+from stepscope.collector.downloads.downloads import READ_BYTES, journal_copy
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.segments import segment_path, segment_paths
+from stepscope.runtime.journal.segments import segment_paths
 from tests.support.journals import batch_with_arguments, events_of, read_journal, write_journal
 
 
@@ -34,7 +34,7 @@ def copied(copy: Iterator[bytes]) -> bytes:
     """All that is left of a copy."""
     found = b""
     for piece in copy:
-        assert len(piece) <= AT_ONCE
+        assert len(piece) <= READ_BYTES
         found += piece
     return found
 
@@ -57,15 +57,6 @@ def test_a_copy_is_a_whole_journal(
     assert items and not damage.harm()
 
 
-def test_large_segments_are_read_in_pieces(tmp_path: Path) -> None:
-    """And follow each other."""
-    path = journal(tmp_path / "journal", 120, segment_bytes=3 << 19, many=500)
-    files = segment_paths(path)
-    assert len(files) > 2
-    wanted = path.read_bytes() + b"".join(one.read_bytes()[fmt.MAX_FILE_HEADER :] for one in files[1:])
-    assert copied(journal_copy(path)) == wanted
-
-
 def test_a_segment_that_is_evicted_meanwhile_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What was read before is whole frames, and what is being read stays until it was read; it is logged."""
     path = journal(tmp_path / "journal", 120, segment_bytes=3 << 19, many=500)
@@ -74,25 +65,9 @@ def test_a_segment_that_is_evicted_meanwhile_ends_it(tmp_path: Path, caplog: pyt
     found = next(copy)
     wanted = files[0].read_bytes() + files[1].read_bytes()[fmt.MAX_FILE_HEADER :]
     files[0].unlink()
-    while len(found) < len(wanted) - AT_ONCE:
+    while len(found) < len(wanted) - READ_BYTES:
         found += next(copy)
     files[2].unlink()
     with caplog.at_level(logging.WARNING, "stepscope.collector"):
         found += copied(copy)
     assert found == wanted and str(files[2]) in caplog.text
-
-
-def test_what_is_begun_later_is_not_read(tmp_path: Path) -> None:
-    """The copy is of what there was at first, or a little more."""
-    path = journal(tmp_path / "journal", 4, segment_bytes=0)
-    copy = journal_copy(path)
-    whole = path.read_bytes()
-    found = next(copy)
-    segment_path(path, 1).write_bytes(whole)
-    assert found + copied(copy) == whole
-
-
-def test_a_missing_journal_raises(tmp_path: Path) -> None:
-    """No copy begins before there is a file."""
-    with pytest.raises(FileNotFoundError):
-        next(journal_copy(tmp_path / "journal"))

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.collector import clock_names
 from stepscope.collector.app import Collector
+from stepscope.collector.clocks import server_clock
 from stepscope.collector.merge.report import MemberReport
 from stepscope.collector.runs.recording import recordings_in
 from stepscope.collector.settings import CollectorSettings
@@ -42,21 +42,21 @@ def aligned(directory: Path) -> dict[int | None, tuple[int, float | None]]:
 
 async def test_a_collector_names_its_clocks(tmp_path: Path) -> None:
     """Each start adds one, and streams of that directory are believed about these."""
-    assert clock_names.read(tmp_path) is None
+    assert server_clock.read_clock_names(tmp_path) is None
     ids = set[str]()
     for _ in range(3):
         collector = Collector(CollectorSettings(directory=tmp_path, port=0))
         async with collector.serving():
             ids.add(collector.clock.id)
-    assert clock_names.read(tmp_path) == frozenset(ids) and len(ids) == 3
-    assert (tmp_path / clock_names.NAME).stat().st_mode & 0o777 == 0o600
+    assert server_clock.read_clock_names(tmp_path) == frozenset(ids) and len(ids) == 3
+    assert (tmp_path / server_clock.CLOCK_NAMES).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_clock_that_no_collector_had_does_not_count(tmp_path: Path) -> None:
     """A stream with ten times the round trips of all others, to a clock of its own, is not what all are measured by."""
     for rank in (0, 1):
         add(tmp_path, rank, named(syncs_of(rank * 1_000_000), OURS))
-    clock_names.add(tmp_path, OURS)
+    server_clock.add_clock_name(tmp_path, OURS)
     before = aligned(tmp_path)
     assert all(bound is not None for _, bound in before.values())
     trips = [sync for shift in range(10) for sync in _later(syncs_of(10**12), shift)]
@@ -73,7 +73,7 @@ def test_collectors_that_do_not_name_theirs_are_believed(tmp_path: Path) -> None
     """Directories of another origin, beside one that does; a collector that shared the job has clocks of its own."""
     add(tmp_path / "a", 0, [*named(syncs_of(0), OURS), *named(_later(syncs_of(0), 1), "e" * 32)])
     add(tmp_path / "b", 1, named(syncs_of(5), "e" * 32))
-    clock_names.add(tmp_path / "a", OURS)
+    server_clock.add_clock_name(tmp_path / "a", OURS)
     _, report = merged(tmp_path / "a", None, None, tmp_path / "b")
     assert [member.round_trips for member in report.members] == [20, 10]
     assert report.notes == []

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.files.disk_use import SegmentFile
-from stepscope.collector.retention.segment import MAX_WINDOWS, Segment
+from stepscope.collector.files.disk import SegmentFile
+from stepscope.collector.retention.inventory import MAX_WINDOWS, Segment
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.events.record import EventBatch

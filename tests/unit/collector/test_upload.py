@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from stepscope.collector import clock_names
+from stepscope.collector.clocks import server_clock
 from stepscope.collector.upload import uploader as uploader_module
 from stepscope.collector.upload.object_store import CALLS, REFUSALS, ObjectStore
 from stepscope.collector.upload.restore import restore
 from stepscope.collector.upload.uploader import Uploader
 from stepscope.runtime.errors import FormatError, OutputError
 from tests.support.messages import refused
-from tests.support.object_stores import SlowStore, Stream, contents
+from tests.support.object_stores import Stream, contents
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -132,21 +132,6 @@ def test_only_what_has_changed_is_looked_at(collected: Path, url: str, monkeypat
     assert sorted(in_store(url)) == sorted(name for stream in streams for name in stream.names(last=False))
 
 
-def test_a_rest_that_the_store_refuses_is_reported(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(collected)
-    uploader = Uploader(collected, url)
-
-    def refusing(path: str, mode: str = "rb", **options: Any) -> Any:
-        raise OSError("no route")
-
-    with monkeypatch.context() as away:
-        away.setattr(uploader.store.files, "open", refusing)
-        with refused(OutputError, "no route", snapshot=False):
-            uploader.upload(rest=True)
-    uploader.upload(rest=True)
-    assert in_store(url) == contents(stream.journal.parents[1])
-
-
 def test_what_is_known_to_be_in_the_store(collected: Path, url: str) -> None:
     """Segments that never change: retention deletes these first."""
     stream = Stream(collected, windows=6)
@@ -242,14 +227,14 @@ def test_counts_of_evicted_segments_are_put(collected: Path, url: str) -> None:
 def test_the_names_of_clocks_of_all_collectors_are_put(tmp_path: Path, url: str) -> None:
     for number, clock in enumerate(("a" * 32, "b" * 32)):
         Stream(tmp_path / str(number), number, windows=3).end()
-        clock_names.add(tmp_path / str(number), clock)
+        server_clock.add_clock_name(tmp_path / str(number), clock)
         Uploader(tmp_path / str(number), url).upload()
     assert json.loads(in_store(url)["clocks.json"]) == ["a" * 32, "b" * 32]
     restore(ObjectStore(url), tmp_path / "back")
-    assert clock_names.read(tmp_path / "back") == frozenset({"a" * 32, "b" * 32})
+    assert server_clock.read_clock_names(tmp_path / "back") == frozenset({"a" * 32, "b" * 32})
     store = ObjectStore(url)
     store.put("clocks.json", io.BytesIO(b"["), 1)
-    clock_names.add(tmp_path / "0", "c" * 32)
+    server_clock.add_clock_name(tmp_path / "0", "c" * 32)
     Stream(tmp_path / "0", 7, windows=3).end()
     uploader = Uploader(tmp_path / "0", url)
     with refused(FormatError, "clocks.json"):
@@ -305,26 +290,11 @@ def test_a_last_segment_that_is_no_journal_costs_itself(collected: Path, url: st
     assert (uploader.streams, uploader.complete) == (2, 1)
 
 
-def test_puts_are_made_in_parallel_and_nothing_else_is_asked(collected: Path) -> None:
-    """One listing, and a call for each segment."""
-    streams = [Stream(collected, number, windows=4) for number in range(20)]
-    slow = SlowStore(0.2)
-    uploader = Uploader(collected, slow.url)
-    uploader.upload()
-    closed = sum(len(stream.segments) - 1 for stream in streams)
-    assert slow.calls == {"find": 1, "open": closed} and slow.most == CALLS
-    for stream in streams:
-        stream.grow(4)
-    uploader.upload()
-    assert slow.calls == {"find": 1, "open": sum(len(stream.segments) - 1 for stream in streams)}
-    assert slow.calls["open"] > closed
-
-
 def test_a_store_that_refuses_everything_is_asked_a_few_times(collected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it refused comes last the next time; the pauses grow."""
     for number in range(30):
         Stream(collected, number, windows=12).end()
-    uploader = Uploader(collected, f"memory://{uuid.uuid4().hex}")
+    uploader = Uploader(collected, f"memory://{uuid.uuid4().hex}", every=30)
     asked: list[str] = []
 
     def refusing(path: str, mode: str = "rb", **options: Any) -> Any:
@@ -335,25 +305,12 @@ def test_a_store_that_refuses_everything_is_asked_a_few_times(collected: Path, m
     with refused(OutputError, "no route", snapshot=False):
         uploader.upload()
     first = set(asked)
-    assert REFUSALS <= len(first) < REFUSALS + CALLS and uploader.pause(30) == 30
+    assert REFUSALS <= len(first) < REFUSALS + CALLS and uploader.pause == 30
     asked.clear()
     with refused(OutputError, "no route", snapshot=False):
         uploader.upload()
     assert not first & set(asked)
-    assert [uploader.pause(30), uploader.pause(400), uploader.pause(1000)] == [60, 600, 1000]
-
-
-def test_a_store_that_refuses_for_a_week_is_still_asked(collected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uploader = Uploader(collected, f"memory://{uuid.uuid4().hex}")
-
-    def refusing(*_: Any, **options: Any) -> Any:
-        raise OSError("no route")
-
-    monkeypatch.setattr(uploader.store.files, "find", refusing)
-    for _ in range(1100):
-        with pytest.raises(OutputError):
-            uploader.upload()
-    assert uploader.pause(30) == 600
+    assert 30 <= uploader.pause <= 60
 
 
 def test_damage_is_named_and_the_rest_is_restored(collected: Path, url: str) -> None:

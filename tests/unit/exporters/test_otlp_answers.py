@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from stepscope.exporters.otlp.exporter import OtlpExporter
@@ -143,29 +139,3 @@ async def test_what_is_hardly_http_costs_its_request_at_most(raw: bytes, tmp_pat
     assert set(sent.dropped) <= {"rejected", "unsent"}
     assert sent.errors or not sent.dropped
     assert all("/v1/traces: " in error for error in sent.errors)
-
-
-def _line(name: bytes, value: bytes) -> bytes:
-    return name + b": " + value
-
-
-LINES = st.one_of(
-    st.builds(
-        _line,
-        st.sampled_from(
-            [b"Content-Length", b"Transfer-Encoding", b"Retry-After", b"Content-Encoding", b"Set-Cookie", b"Connection"]
-        ),
-        st.one_of(st.binary(max_size=40), st.integers().map(lambda number: str(number).encode())),
-    ),
-    st.binary(max_size=40),
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(status=st.integers(0, 1200), lines=st.lists(LINES, max_size=5), body=st.binary(max_size=200))
-def test_any_answer_costs_its_request_at_most(status: int, lines: list[bytes], body: bytes) -> None:
-    """Any status, headers and body; what does not end the request in order is counted."""
-    raw = b"\r\n".join([f"HTTP/1.1 {status} reason".encode(), *lines, b"", body])
-    with tempfile.TemporaryDirectory() as place:
-        sent = asyncio.run(answered(raw, Path(place)))
-    assert set(sent.dropped) <= {"rejected", "unsent"}

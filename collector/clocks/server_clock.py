@@ -1,19 +1,65 @@
-"""How a rank's clock compares with its collector's now, for those who look while it streams."""
+"""The collector's clock: the names that it had in all starts, and how a rank's clock compares with it now."""
 
 from __future__ import annotations
 
 import math
+import os
+import re
+import uuid
 from collections import deque
+from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.collector.clocks.piece import DRIFT
+from stepscope.runtime.events import clock
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import ClockSync
+
+CLOCK_NAMES = "clocks"
+"""Name of the file in the collector's directory with the names of its clocks, one for each start: a name a line, the newest last.
+Streams may claim other clocks, and are not believed."""
+_MOST_BYTES = 4 << 20
+"""More are not read: 120,000 starts."""
+_CLOCK = re.compile(rb"[0-9a-f]{32}")
 
 MAX_TRIPS = 32
 """The most round trips in memory: the newest."""
 _FAR = 1 << 62
 """ns: offsets that are larger do not fit sums with times."""
+
+
+class ServerClock:
+    """Unix time that never steps: the wall clock as it was at the start, and the monotonic clock since."""
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4().hex
+        """Another one after each start, since the wall clock may have been set in between."""
+        self._anchor = clock.ClockAnchor.read()
+
+    def now(self) -> int:
+        """ns of Unix time."""
+        return self._anchor.wall(clock.now())
+
+
+def add_clock_name(directory: Path, name: str) -> None:
+    """Notes a clock. Raises `OSError` if the file cannot be written, or is a link."""
+    file = os.open(
+        directory / CLOCK_NAMES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
+    with os.fdopen(file, "ab") as names:
+        names.write(f"{name}\n".encode())
+
+
+def read_clock_names(directory: Path) -> frozenset[str] | None:
+    """The clocks of a collector's directory; `None` if it says nothing of them, as one of another origin. Raises
+    `OSError` if the file is there and cannot be read."""
+    try:
+        file = os.open(directory / CLOCK_NAMES, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(file, "rb") as names:
+        names.seek(max(os.fstat(file).st_size - _MOST_BYTES, 0))
+        return frozenset(line.decode() for line in names.read(_MOST_BYTES).split() if _CLOCK.fullmatch(line))
 
 
 class _Trip(NamedTuple):

@@ -1,4 +1,4 @@
-"""A file that holds a secret: a token, a password, credentials."""
+"""Secrets, such as tokens and passwords: read from files, and left out of logs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 log = logging.getLogger("stepscope")
 
@@ -19,6 +20,11 @@ _ADVICE = {
     errno.EACCES: "; let the user read it whom this runs as",
     errno.EISDIR: "; name the file in it",
 }
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter
 
 
 def read_secret(path: Path) -> str:
@@ -49,15 +55,7 @@ def read_secret(path: Path) -> str:
 
 
 def open_named(path: Path, what: str) -> BinaryIO:
-    """Opens a file that a setting names.
-
-    Args:
-        path: of the file.
-        what: it should hold, for the message.
-
-    Raises:
-        OSError: if it cannot be read; names it, and says what to do.
-    """
+    """Opens a file that a setting names. Raises `OSError` if it cannot be read; names it, and says what to do."""
     try:
         return path.open("rb")
     except OSError as error:
@@ -65,3 +63,23 @@ def open_named(path: Path, what: str) -> BinaryIO:
         raise OSError(
             error.errno, f"{path}, which should hold {what}, cannot be read: {error.strerror}{advice}"
         ) from error
+
+
+class QuietLogger(_Adapter):
+    """A logger that has no DEBUG, however the program's loggers are set; what is graver goes on to the logger of this name.
+
+    At DEBUG the library logs every header of a handshake, the token in `Authorization` among them, and the beginning of
+    every message. A program that sets the root logger to DEBUG asks for neither.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Args: the name of the logger behind it."""
+        super().__init__(logging.getLogger(name), {})
+
+    def isEnabledFor(self, level: int) -> bool:
+        """Whether something of this level is logged."""
+        return level > logging.DEBUG and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Leaves what is logged as it is, with what the library adds."""
+        return msg, kwargs
