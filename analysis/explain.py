@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
-from stepscope.analysis.measures.event_loop import loops_of
-from stepscope.analysis.measures.job import Job
-from stepscope.analysis.measures.processors import machine_use
 from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
+from stepscope.analysis.rules.event_loops import loops_of
+from stepscope.analysis.rules.evidence import Job
+from stepscope.analysis.rules.processors import machine_use
 from stepscope.analysis.tables import data_pipeline
 from stepscope.analysis.tables.collectives import Key, fastest_of
 from stepscope.analysis.tables.devices import MOST_NAME, NAMES, Activity

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.measures.processors import use_by_counters
+from stepscope.analysis.rules.processors import use_by_counters
 from stepscope.analysis.tables.data_pipeline import (
     DataPipeline,
     PipelineBuilder,

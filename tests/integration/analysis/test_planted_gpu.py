@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stepscope.analysis.measures.job import Job
-from stepscope.analysis.rules import device_idle
+from stepscope.analysis.rules.devices import check_device_idle
+from stepscope.analysis.rules.evidence import Job
 from tests.planted import gpu, recordings
 
 SAID = {
@@ -37,5 +37,5 @@ def test_a_device_that_idles_for_a_loader(busy: float, workers: bool) -> None:
     """More workers are advised where there are processors for them."""
     (rank,) = recordings.ranks_of(gpu.PLACE / "slow-items.msgpack.xz")
     summary = recordings.summary_of(msgspec.structs.replace(rank, counter_means={"host cpu %": busy}))
-    (found,) = device_idle.check(Job([summary]))
+    (found,) = check_device_idle(Job([summary]))
     assert ("num_workers" in found.action) is workers and ("98% busy" in found.action) is not workers

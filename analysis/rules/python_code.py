@@ -1,4 +1,4 @@
-"""The program's own Python, between operators."""
+"""The program's own Python: between operators, in hooks of backward, and waiting for the disk."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.measures.evidence import places, steps_with_most
-from stepscope.analysis.measures.job import Job
-from stepscope.analysis.measures.operators import operators_a_step
-from stepscope.analysis.measures.sampled_stacks import in_backward, in_loader, in_program_code
-from stepscope.analysis.rules.forced_writes import forced_writes, written_bytes
+from stepscope.analysis.rules.evidence import (
+    Job,
+    in_backward,
+    in_backward_hook,
+    in_loader,
+    in_program_code,
+    longest,
+    place_of_calls,
+    places,
+    steps_with_most,
+)
+from stepscope.analysis.rules.operators import operators_a_step
 from stepscope.analysis.tables.rank_summary import RankSummary, Sample, durations, hottest
 from stepscope.analysis.thresholds import (
     FEWEST_SAMPLES,
@@ -26,11 +33,86 @@ from stepscope.analysis.thresholds import (
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase
 
+
+def check_forced_writes(job: Job) -> list[Finding]:
+    """Finds time in `os.fsync` and `os.fdatasync`."""
+    rank = job.main
+    took, waits = durations(rank.judged_steps), rank.phase(Phase.FORCED_WRITE)
+    cost = float(np.median(waits)) / float(np.median(took))
+    if cost < FINDING:
+        return []
+    calls = rank.calls[Phase.FORCED_WRITE]
+    place = place_of_calls(calls)
+    spent = human_time(float(np.median(waits)))
+    evidence = [
+        f"os.fsync and os.fdatasync take {spent} of a median step of {human_time(rank.step_ns)}, and more than {FINDING:.0%} in "
+        f"{int((waits > FINDING * took).sum())} of {len(took)} steps"
+    ]
+    if place is not None:
+        evidence.append(f"{place.share:.0%} of that is called in {place}")
+    return [forced_writes(rank, cost, evidence, place, f"about {spent} of each step", "certain")]
+
+
+def forced_writes(
+    rank: RankSummary, cost: float, evidence: list[str], place: Place | None, gain: str, certainty: str
+) -> Finding:
+    """The finding, by whatever it was found."""
+    return Finding(
+        id="forced-writes",
+        title=f"The loop waits for the disk {cost:.0%} of each step.",
+        cost=cost,
+        cost_ns=cost * rank.step_ns,
+        evidence=(*evidence, f"a step writes {written_bytes(rank) / 1e3:,.0f} kB"),
+        action="call fsync and flush less often, or write on another thread",
+        gain=gain,
+        certainty=certainty,
+        steps=steps_with_most(rank.judged_steps, rank.phase(Phase.FORCED_WRITE)),
+        events=longest(rank, rank.calls[Phase.FORCED_WRITE]),
+        places=places(place),
+    )
+
+
+def written_bytes(rank: RankSummary) -> float:
+    """Bytes that a step writes, at the median; 0 if that was not read."""
+    written = rank.judged_steps["written_bytes"]
+    return float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
+
+
+def check_slow_backward_hook(job: Job) -> list[Finding]:
+    """Finds functions of the program that take long while backward runs."""
+    rank = job.main
+    samples = rank.samples_in_steps()
+    hooks = [sample for sample in samples if in_backward_hook(sample)]
+    if len(samples) < FEWEST_SAMPLES:
+        return []
+    cost = len(hooks) / len(samples)
+    place = hottest(hooks)
+    if cost < FINDING or place is None:
+        return []
+    return [
+        Finding(
+            id="slow-backward-hook",
+            title=f"A hook in backward takes {cost:.0%} of each step: {place.function}.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=(
+                f"in {len(hooks)} of {len(samples)} stack samples autograd calls Python; {place.share:.0%} of these are in {place}",
+                f"backward takes {human_time(float(np.median(rank.phase(Phase.BACKWARD))))} of {human_time(rank.step_ns)}",
+            ),
+            action=f"make {place.function} cheaper, or call it for fewer tensors or less often",
+            gain=f"about {human_time(cost * rank.step_ns)} of each step",
+            certainty="certain",
+            steps=steps_with_most(rank.judged_steps, rank.phase(Phase.BACKWARD)),
+            places=(place,),
+        )
+    ]
+
+
 MODULE = "<module>"
 """Name of a function that none is: code of a file itself."""
 
 
-def check(job: Job) -> list[Finding]:
+def check_python_between_operators(job: Job) -> list[Finding]:
     """Finds time that no operator covers, and the function of the program in which it goes."""
     rank = job.main
     took = durations(rank.judged_steps)

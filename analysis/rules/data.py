@@ -1,33 +1,97 @@
-"""The training waits for data."""
+"""Training that waits for data: of torch's DataLoader, of other loaders, or of single slow items."""
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.measures.evidence import longest, places, steps_with_most
-from stepscope.analysis.measures.job import Job
-from stepscope.analysis.measures.processors import children_run, demand, machine_use
-from stepscope.analysis.measures.sampled_stacks import in_collate, in_loader
-from stepscope.analysis.rules.data_pipeline import CHEAPER, is_other_loader, waits
-from stepscope.analysis.tables.data_pipeline import all_busy
-from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
+from stepscope.analysis.findings import EventReference, Finding, Place
+from stepscope.analysis.rules.evidence import Job, in_collate, in_loader, longest, places, steps_with_most
+from stepscope.analysis.rules.processors import children_run, demand, machine_use
+from stepscope.analysis.tables.data_pipeline import MINDSPORE, TORCH_WAITS, advice_on, all_busy, bottleneck_of
+from stepscope.analysis.tables.rank_summary import RankSummary, Row, durations, hottest
 from stepscope.analysis.thresholds import (
     FEWEST_SAMPLES,
+    FEWEST_SLOW_ITEMS,
+    FEWEST_STEPS,
     FINDING,
     HANDOVER,
     HANDOVER_NS,
     MAJORITY,
     MOST_HANDOVER_NS,
     MOST_WORKERS,
+    SLOW_ITEM,
+    SLOW_ITEM_NS,
     USUAL_STEPS,
 )
 from stepscope.runtime.display.text_table import human_count, human_time
-from stepscope.runtime.windows.step_facts import Phase
+from stepscope.runtime.windows.step_facts import Phase, class_of
+
+CHEAPER = "make items cheaper, or prepare them once before the training"
+"""Advice where more workers do not help."""
+AHEAD = "make items cheaper, prepare them once before the training, or load ahead in workers"
+RECORD = "its operators were not recorded: Profiler(data_process=True) before the data set is iterated"
+
+
+def waits(rank: RankSummary) -> Row | None:
+    """The spans with most of the waiting for data; `None` without any."""
+    rows = [row for row in rank.rows if class_of(row.name, row.category) == Phase.DATA]
+    return max(rows, key=lambda row: row.total, default=None)
+
+
+def is_other_loader(rank: RankSummary) -> bool:
+    """Whether the data come from something else than torch's DataLoader."""
+    most = waits(rank)
+    of_torch = sum(row.total for row in rank.row(TORCH_WAITS))
+    return most is not None and of_torch < MAJORITY * most.total and not rank.loaders
+
+
+def check_data_pipeline(job: Job) -> list[Finding]:
+    """Finds steps that wait for the next batch, and the operator of the pipeline that is too slow. The longest steps do not count."""
+    rank = job.main
+    most = waits(rank)
+    if most is None or not is_other_loader(rank):
+        return []
+    data, step = rank.phase(Phase.DATA), durations(rank.judged_steps)
+    usual = step <= np.quantile(step, USUAL_STEPS)
+    whole, cost = float(step[usual].mean()), float(data[usual].mean())
+    share = cost / whole
+    if share < FINDING:
+        return []
+    evidence = [
+        f"{most.name} takes {human_time(cost)} of {human_time(whole)} in an average step, and more than {FINDING:.0%} in "
+        f"{int((data > FINDING * step).sum())} of {len(step)} steps"
+    ]
+    busy = all_busy(machine_use(rank))
+    action, gain = CHEAPER if busy else AHEAD, f"up to {human_time(cost)} of each step{f'; {busy}' if busy else ''}"
+    certainty = "likely"
+    pipeline = next((each for each in rank.pipelines if each.source == MINDSPORE), None)
+    if pipeline is not None:
+        advice = advice_on(pipeline, machine_use(rank))
+        bottleneck = bottleneck_of(advice)
+        if bottleneck is not None:
+            action, gain, certainty = bottleneck.action, f"up to {human_time(cost)} of each step", "certain"
+            evidence.append(bottleneck.text)
+            evidence += [each.text for each in advice if each.kind == "idle"]
+    elif most.name.endswith("Iterator.__next__"):
+        evidence.append(RECORD)
+    return [
+        Finding(
+            id="input-bound-pipeline",
+            title=f"Input-bound: the training waits for data {share:.0%} of each step.",
+            cost=share,
+            cost_ns=cost,
+            evidence=tuple(evidence),
+            action=action,
+            gain=gain,
+            certainty=certainty,
+            steps=steps_with_most(rank.judged_steps, data),
+        )
+    ]
 
 
 def item_of(facts: dict[str, Any]) -> Place | None:
@@ -73,7 +137,7 @@ def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[
     return action, gain
 
 
-def check(job: Job) -> list[Finding]:
+def check_input_bound(job: Job) -> list[Finding]:
     """Finds steps that spend much of their time in `DataLoader.__next__`.
 
     By sums, not by medians: several workers have a batch ready at once, and then none has. The longest steps do not count.
@@ -165,3 +229,62 @@ def _handed_over(rank: RankSummary, data: NDArray[np.int64], cost: float, whole:
         steps=steps_with_most(rank.judged_steps, data),
         events=longest(rank, rank.fetches, "fetch"),
     )
+
+
+MOST_NAMED = 3
+"""Items that are named."""
+
+
+def check_slow_item(job: Job) -> list[Finding]:
+    """Finds items that take their worker several times as long as others, while the training waits for the batches that they are
+    in: batches come in order, so it waits for a late one even if others are ready."""
+    rank = job.main
+    fetches = [fetch for fetch in rank.fetches if fetch.items > 1]
+    step = durations(rank.judged_steps)
+    data = rank.phase(Phase.DATA)
+    cost = float(data.sum()) / float(step.sum())
+    if len(fetches) < FEWEST_STEPS or cost < FINDING:
+        return []
+    slowest = np.array([fetch.slowest_ns for fetch in fetches], np.float64)
+    took = np.array([fetch.dur for fetch in fetches], np.float64)
+    usual = float(np.median((took - slowest) / [fetch.items - 1 for fetch in fetches]))
+    slow = np.flatnonzero(
+        (slowest > SLOW_ITEM * usual) & (slowest > usual + SLOW_ITEM_NS) & (slowest > MAJORITY * took)
+    )
+    if len(slow) < FEWEST_SLOW_ITEMS:
+        return []
+    extra = float((slowest[slow] - usual).sum())
+    if extra < MAJORITY * float(data.sum()):
+        return []
+    workers = int(rank.loaders[-1].get("workers") or 1) if rank.loaders else 1
+    rest = float(step.mean()) * (1 - cost)
+    without = (float(took.sum()) - extra) / len(took) * children_run(job)
+    if without > workers * rest:
+        return []  # without them the workers would be too slow as well
+    named = Counter[str]()
+    for at in slow.tolist():
+        named[fetches[at].index] = max(named[fetches[at].index], fetches[at].slowest_ns)
+    place: Place | None = item_of(rank.loaders[-1]) if rank.loaders else None
+    items = ", ".join(f"item {index} {human_time(ns)}" for index, ns in named.most_common(MOST_NAMED))
+    longest: list[int] = slow[np.argsort(-slowest[slow], kind="stable")][:MOST_NAMED].tolist()
+    return [
+        Finding(
+            id="slow-item",
+            title=f"Single items of the data set are slow: the training waits for data {cost:.0%} of the time.",
+            cost=cost,
+            cost_ns=float(data.mean()),
+            evidence=(
+                f"in {len(slow)} of {len(fetches)} batches one item takes more than half of the time, and {SLOW_ITEM:g} times the usual "
+                f"{human_time(usual)} or more: {items}",
+                *(() if place is None else (f"{place} makes them",)),
+                f"without that a worker would take {human_time(without)} for a batch, and the training would not wait",
+            ),
+            action="look at these items: larger than others, or read from elsewhere; make them cheaper or prepare them once, "
+            "and give the loader a larger prefetch_factor, so that other batches are ready meanwhile",
+            gain=f"up to {human_time(float(data.mean()))} of each step",
+            certainty="certain",
+            steps=steps_with_most(rank.judged_steps, data),
+            events=tuple(EventReference("fetch", fetches[at].ts, fetches[at].dur, rank.rank) for at in longest),
+            places=places(place),
+        )
+    ]
