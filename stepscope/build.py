@@ -56,7 +56,7 @@ class _Analysis:
         return refused(str(path), why)
 
     def html(self, shown: object) -> str:
-        from stepscope.shown import html_of
+        from stepscope.analysis.page.render import html_of
 
         return html_of(shown)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from stepscope.exporters.files.chrome_rows import NOTES
+from stepscope.exporters.files.chrome_file import NOTES
 from stepscope.exporters.files.output import OutputFile
 from stepscope.exporters.files.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.files.output import output_error
-from stepscope.exporters.files.rotation import numbered
+from stepscope.exporters.files.output import numbered, output_error
 from stepscope.exporters.parquet import ParquetExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.runtime.errors import FormatError

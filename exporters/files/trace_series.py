@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 import msgspec
 
-from stepscope.exporters.files.output import check_directory, delete_files
-from stepscope.exporters.files.rotation import fill, numbered
+from stepscope.exporters.files.output import check_directory, delete_files, fill, numbered
 from stepscope.exporters.files.trace_file import TraceFile, about_run, about_window
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import Block, EventBatch

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.exporters.files.output import delete_files
-from stepscope.exporters.files.rotation import PART
+from stepscope.exporters.files.output import PART, delete_files
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.export.exporter import Lost

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepscope.compat.mindspore.products.base import Product, microseconds, spans
-from stepscope.exporters.files.rotation import part
+from stepscope.exporters.files.output import part
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.exporters.files.rotation import SUFFIXES, numbered
+from stepscope.exporters.files.output import SUFFIXES, numbered
 from stepscope.runtime.files.paths import real
 from stepscope.runtime.session.job import rank_from_environment
 

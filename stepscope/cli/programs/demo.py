@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.build import trace
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import add_json, message, print_json
-from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.messages import Progress, add_json, message, print_json
 from stepscope.cli.programs.ending import Ending, width
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
@@ -26,6 +25,7 @@ from stepscope.runtime.schedule.schedule import schedule
 if TYPE_CHECKING:
     from stepscope.demo.digits import Training
 
+HELP = "train a small network and trace it"
 DESCRIPTION = """\
 Trains a small network with torch on the CPU (scikit-learn's handwritten digits), traces some of its steps, and says what is
 slow: its data loading is, on purpose. It takes some seconds.
@@ -47,14 +47,8 @@ EXPECTED = 0.9
 """Accuracy below which something is wrong."""
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "demo",
-        help="train a small network and trace it",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument(
         "-o",
         "--out",
@@ -64,10 +58,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--epochs", metavar="N", type=int, default=4, help="epochs (default: 4)")
     add_json(parser, "the accuracy, and the answer,")
-    parser.set_defaults(function=demo, command="demo", parser=parser)
 
 
-def demo(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:

@@ -22,8 +22,7 @@ from stepscope.backends.torch import loader as torch_loader
 from stepscope.backends.torch.importing import TorchImport
 from stepscope.build import trace
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import discard_unwritten, message, print_json
-from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.messages import Progress, discard_unwritten, message, print_json
 from stepscope.cli.programs.child_processes import ChildProcesses
 from stepscope.cli.programs.ending import Ending
 from stepscope.cli.programs.ending import width as ending_width

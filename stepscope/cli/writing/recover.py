@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
+import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import msgspec
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.coloured import print_result
-from stepscope.cli.common.messages import add_json, message, print_json
-from stepscope.cli.common.progress import Progress
-from stepscope.cli.writing.traces import is_trace, refuse_trace, rewrite_traces
+from stepscope.cli.common.messages import Progress, add_json, message, print_json, print_result
+from stepscope.exporters.files.output import PART
+from stepscope.exporters.files.rewriting import rewrite_trace
 from stepscope.runtime.errors import INCOMPLETE, FormatError, OutputError, ProfilerStateError, RecoveredError
 from stepscope.runtime.journal import segments
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.recovery.target import being_written, unfinished
-from stepscope.runtime.session.note import is_note
+from stepscope.runtime.session.note import is_note, notes_in
+from stepscope.runtime.session.trace_note import TraceNote
 
+HELP = "bring back what a run had recorded when it died"
 DESCRIPTION = """\
 Brings back what a run had recorded when its process died. It completes the run's journal with the last moments, which are
 still in memory, and then writes the run's traces anew from it. It changes no other file, and says what is missing. The
@@ -39,14 +43,8 @@ exit codes: 0 recovered, also again, 1 nothing to recover, or not any more, or t
 """
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "recover",
-        help="bring back what a run had recorded when it died",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument("path", metavar="DIR", type=Path, help="directory of the run, or its journal")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="copy the journal to FILE and complete the copy")
     parser.add_argument(
@@ -58,7 +56,6 @@ def add(commands: Any) -> None:
         "--remove-session", action="store_true", help="then delete what the run left in memory, which frees that"
     )
     add_json(parser, "what was recovered")
-    parser.set_defaults(function=run, command="recover", parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -138,3 +135,80 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
             raise
         (message if arguments.json else print_result)(f"not recovered: {error}")
     return None
+
+
+_ENDINGS = (".json", ".pftrace")
+
+
+def is_trace(path: Path) -> bool:
+    """True if a file is a trace, or what a killed process left of one, by its name."""
+    return path.name.removesuffix(PART).removesuffix(".gz").endswith(_ENDINGS)
+
+
+def rewrite_traces(
+    recovery: Recovery, place: Path, living: set[str], say: Callable[[str], None]
+) -> tuple[list[Path], bool]:
+    """Writes the traces of a recovered run anew.
+
+    Args:
+        recovery: of the run, with its note.
+        place: its directory.
+        living: real names of files that other runs still write.
+        say: prints what becomes of each.
+
+    Returns:
+        The files that were written, and whether each trace is complete now.
+    """
+    written: list[Path] = []
+    complete = True
+    for trace in () if recovery.note is None else recovery.note.traces:
+        cut = place / trace.file
+        if os.path.realpath(cut) in living:
+            say(f"left as it is: {opening.shown(cut)} is still being written")
+        elif recovery.gap:
+            complete = False
+            say(f"left as it is: {opening.shown(cut)}: {recovery.gap}, so a new one could have less; {_use(cut)}")
+        else:
+            complete = _rewrite(recovery, place, trace, cut, written, say) and complete
+    return written, complete
+
+
+def _rewrite(
+    recovery: Recovery, place: Path, trace: TraceNote, cut: Path, written: list[Path], say: Callable[[str], None]
+) -> bool:
+    """Writes one trace, adds its files to those written, and returns whether it is complete."""
+    assert recovery.note is not None
+    try:
+        for path in rewrite_trace(trace, place, recovery.note.owner, recovery.journal):
+            say(f"written anew: {opening.shown(path)}")
+            written.append(path)
+    except FileNotFoundError as error:
+        say(f"not written anew: {error} is not there any more")
+    except FormatError as error:
+        say(f"left as it is: {error}; {_use(cut)}")
+        return False
+    except OutputError as error:
+        say(f"left as it is: {error}")
+        return False
+    return True
+
+
+def _use(cut: Path) -> str:
+    """Advice for a file that was cut."""
+    if cut.name.endswith(PART):
+        return "to have a trace of what was recovered, convert the journal"
+    return "Perfetto opens it as it is"
+
+
+def refuse_trace(path: Path) -> NoReturn:
+    """Says what to do with a trace that was named alone.
+
+    Raises:
+        FormatError: always.
+    """
+    place = path.absolute().parent
+    run = shlex.quote(opening.shown(place)) if notes_in(place, []) else "RUN"
+    raise FormatError(
+        f"{path} is a trace, and a run is recovered from its directory. However it was cut, Perfetto opens it as it is if it is "
+        f"a .pftrace or Chrome JSON in array form. To recover its run and write it anew: stepscope recover {run}"
+    )

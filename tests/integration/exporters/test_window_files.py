@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.files.chrome_rows import NOTES
+from stepscope.exporters.files.chrome_file import NOTES
 from stepscope.runtime.windows.window import Window
 from tests.support import pftrace
 from tests.support.viewers import perfetto

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.messages import Progress
 from stepscope.cli.common.values import size
 from stepscope.cli.main import NAMES, main
 from tests.support.commands import on_terminal, python, stepscope

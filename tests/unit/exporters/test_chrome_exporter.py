@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.files.chrome_rows import NOTES_TID
+from stepscope.exporters.files.chrome_file import NOTES_TID
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import EventBatch, Kind
 from tests.support.blocks import instant_block

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.backends.counters import perf
 from stepscope.backends.counters.perf_event import permission
-from stepscope.cli.machine.hardware_checks import nvidia, processor_counters
+from stepscope.cli.machine.doctor import nvidia, processor_counters
 from stepscope.cli.machine.trial import TorchTrial
 from tests.support import nvml
 
