@@ -15,8 +15,7 @@ import numpy as np
 
 from stepscope.exporters.files.output import open_for_writing, output_error, part
 from stepscope.exporters.files.parquet_rows import COLUMNS, DIVERSE, RISING, STATISTICS, STEADY, ParquetRows, WindowRow
-from stepscope.exporters.files.plainjson import dumps
-from stepscope.exporters.files.trace_file import about_run, about_window
+from stepscope.exporters.files.trace_file import about_run, about_window, dumps
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run

@@ -14,8 +14,7 @@ from stepscope.backends.torch import loader as torch_loader
 from stepscope.backends.torch import training_outputs
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
-from stepscope.exporters.files.window_journals import WindowJournalsExporter
-from stepscope.exporters.journal import JournalExporter
+from stepscope.exporters.journal import JournalExporter, WindowJournalsExporter
 from stepscope.runtime import analysed
 from stepscope.runtime.control.entry_points.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.settings import Control

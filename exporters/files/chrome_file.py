@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias, cast
 import msgspec
 
 from stepscope.exporters.files.output import OutputFile, part
-from stepscope.exporters.files.plainjson import dumps, dumps_records
-from stepscope.exporters.files.trace_file import TraceFile, begin, write_head
+from stepscope.exporters.files.trace_file import TraceFile, begin, dumps, dumps_records, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.intervals import FOREVER

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.common.values import option_text, size
-from stepscope.exporters.nats.names import DEFAULT_TEAM
 from stepscope.exporters.nats.access import NatsAccess, NatsLimits
+from stepscope.exporters.nats.names import DEFAULT_TEAM
 
 
 def add_tls(parser: Any) -> None:
