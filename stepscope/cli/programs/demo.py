@@ -151,7 +151,7 @@ def _tell_files(profiler: Profiler, say: Callable[[str], None]) -> None:
     say(f"The result is in {opening.shown(run)}. To see it:")
     say(f"  TensorBoard  {opening.tensorboard(run / 'tensorboard')}")
     say(f"  Perfetto     {opening.perfetto(run / 'trace.json')}")
-    say(f"  other forms  {opening.convert(run, 'trace.json.gz')}")
+    say(f"  other forms  {opening.command('convert', run, 'trace.json.gz')}")
 
 
 def _tell_answer(profiler: Profiler) -> None:
@@ -160,5 +160,5 @@ def _tell_answer(profiler: Profiler) -> None:
     _say("\nWhat is slow, as `stepscope run` ends, too:")
     _say(Ending(path=str(run), width=width(), colour=sys.stdout.isatty(), says_more=False).text())
     _say("\nThat fault was planted. Next: all there is as a page, and the same of a training of yours.")
-    _say(f"  {opening.report(run)}")
-    _say(f"  {opening.run('train.py')}")
+    _say(f"  {opening.command('report', run)}")
+    _say(f"  {opening.command('run', 'train.py')}")

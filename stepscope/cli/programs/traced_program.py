@@ -218,7 +218,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         several = rank == 0 and size is not None and size > 1 and run.name == "rank0"
         whole = run.parent if several else run
         traces = [] if several else self._opening()
-        files = [("See it", how) for how in traces or [opening.view(whole)]]
+        files = [("See it", how) for how in traces or [opening.command("view", whole)]]
         return Ending(
             path=str(whole),
             ranks=size or 0 if several else 0,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import Progress, add_json, exit_code, message, print_json
+from stepscope.cli.common.values import above_zero
 
 RUNS = Path("stepscope_runs")
 PATH_HELP = (
@@ -45,20 +46,10 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peak-flops",
         metavar="N",
-        type=_peak,
+        type=above_zero("number above 0, such as 989e12", 1e30),
         help="floating-point operations in a second that the device of a process can do at most, such as 989e12, to say which "
         "share of that the steps reach (default: peak_flops in the run's metadata)",
     )
-
-
-def _peak(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e30:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, such as 989e12, got {text!r}")
-    return number
 
 
 def run(arguments: argparse.Namespace) -> int:

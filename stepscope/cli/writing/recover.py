@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _how_to_see(recovered: Recovery, written: list[Path]) -> str:
     """How to look at a run: at the first trace that was written anew, else at its journal."""
     trace = next(filter(is_trace, written), None)
-    return opening.view(recovered.journal) if trace is None else opening.perfetto(trace)
+    return opening.command("view", recovered.journal) if trace is None else opening.perfetto(trace)
 
 
 def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:
@@ -127,7 +127,7 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
         raise
     except RecoveredError as error:
         if not one_of_several:
-            convert = opening.convert(named if named.is_dir() else named.parent, "out.json")
+            convert = opening.command("convert", named if named.is_dir() else named.parent, "out.json")
             raise RecoveredError(f"{error}. To convert it: {convert}") from error
         (message if arguments.json else print_result)(f"not recovered: {error}")
     except FormatError as error:
