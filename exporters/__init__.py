@@ -16,16 +16,13 @@ from stepscope.runtime.lazy import load_numpy as _load_numpy
 _load_numpy()
 
 if TYPE_CHECKING:
-    from stepscope.exporters.base import EventBatch as EventBatch
-    from stepscope.exporters.base import Exporter as Exporter
-    from stepscope.exporters.base import Run as Run
+    from stepscope.exporters.base import EventBatch, Exporter, Run
     from stepscope.exporters.callback import CallbackExporter as CallbackExporter
     from stepscope.exporters.chrome import ChromeTraceExporter as ChromeTraceExporter
     from stepscope.exporters.console import ConsoleExporter as ConsoleExporter
     from stepscope.exporters.journal import JournalExporter as JournalExporter
     from stepscope.exporters.memory import MemoryExporter as MemoryExporter
-    from stepscope.exporters.nats.access import NatsAccess as NatsAccess
-    from stepscope.exporters.nats.access import NatsLimits as NatsLimits
+    from stepscope.exporters.nats.access import NatsAccess, NatsLimits
     from stepscope.exporters.nats.exporter import NatsExporter as NatsExporter
     from stepscope.exporters.otlp.exporter import OtlpExporter as OtlpExporter
     from stepscope.exporters.otlp.options import OtlpOptions as OtlpOptions
@@ -41,11 +38,7 @@ else:
     __getattr__, __dir__ = _lazy(
         __name__,
         {
-            "stepscope.exporters.base": (
-                "EventBatch",
-                "Exporter",
-                "Run",
-            ),
+            "stepscope.exporters.base": ("EventBatch", "Exporter", "Run"),
             "stepscope.exporters.callback": ("CallbackExporter",),
             "stepscope.exporters.chrome": ("ChromeTraceExporter",),
             "stepscope.exporters.stream.exporter": ("CollectorExporter",),

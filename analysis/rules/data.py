@@ -50,22 +50,30 @@ def is_other_loader(rank: RankSummary) -> bool:
     return most is not None and of_torch < MAJORITY * most.total and not rank.loaders
 
 
+def _waited(rank: RankSummary) -> tuple[NDArray[np.int64], NDArray[np.int64], float, float]:
+    """ns of waiting for data and of each step, and of both the means over the usual steps, the whole first."""
+    data, step = rank.phase(Phase.DATA), durations(rank.judged_steps)
+    usual = step <= np.quantile(step, USUAL_STEPS)
+    return data, step, float(step[usual].mean()), float(data[usual].mean())
+
+
+def _takes(name: str, data: NDArray[np.int64], step: NDArray[np.int64], whole: float, cost: float) -> str:
+    """The first sentence of evidence."""
+    often = f"more than {FINDING:.0%} in {int((data > FINDING * step).sum())} of {len(step)} steps"
+    return f"{name} takes {human_time(cost)} of {human_time(whole)} in an average step, and {often}"
+
+
 def check_data_pipeline(job: Job) -> list[Finding]:
     """Finds steps that wait for the next batch, and the operator of the pipeline that is too slow. The longest steps do not count."""
     rank = job.main
     most = waits(rank)
     if most is None or not is_other_loader(rank):
         return []
-    data, step = rank.phase(Phase.DATA), durations(rank.judged_steps)
-    usual = step <= np.quantile(step, USUAL_STEPS)
-    whole, cost = float(step[usual].mean()), float(data[usual].mean())
+    data, step, whole, cost = _waited(rank)
     share = cost / whole
     if share < FINDING:
         return []
-    evidence = [
-        f"{most.name} takes {human_time(cost)} of {human_time(whole)} in an average step, and more than {FINDING:.0%} in "
-        f"{int((data > FINDING * step).sum())} of {len(step)} steps"
-    ]
+    evidence = [_takes(most.name, data, step, whole, cost)]
     busy = all_busy(machine_use(rank))
     action, gain = CHEAPER if busy else AHEAD, f"up to {human_time(cost)} of each step{f'; {busy}' if busy else ''}"
     certainty = "likely"
@@ -143,9 +151,7 @@ def check_input_bound(job: Job) -> list[Finding]:
     By sums, not by medians: several workers have a batch ready at once, and then none has. The longest steps do not count.
     """
     rank = job.main
-    data, step = rank.phase(Phase.DATA), durations(rank.judged_steps)
-    usual = step <= np.quantile(step, USUAL_STEPS)
-    whole, cost = float(step[usual].mean()), float(data[usual].mean())
+    data, step, whole, cost = _waited(rank)
     share = cost / whole
     if share < FINDING or is_other_loader(rank):
         return []
@@ -163,10 +169,7 @@ def check_input_bound(job: Job) -> list[Finding]:
         return []  # with processors of their own the workers would keep up: that they have none is another finding
     # Live, the names of spans are not known.
     name = "DataLoader.__next__" if facts or waits(rank) is not None else "waiting for data"
-    evidence = [
-        f"{name} takes {human_time(cost)} of {human_time(whole)} in an average step, and more than {FINDING:.0%} in "
-        f"{int((data > FINDING * step).sum())} of {len(step)} steps"
-    ]
+    evidence = [_takes(name, data, step, whole, cost)]
     if workers:
         kind = "input-bound-workers"
         ready = (

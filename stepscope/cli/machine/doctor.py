@@ -24,7 +24,7 @@ from stepscope.backends.counters.nvml_library import Nvml
 from stepscope.backends.torch.kineto.symbols import TRIED_VERSIONS
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import Progress, add_json, print_json
-from stepscope.cli.machine.trial import SPAN, TORCH, TorchTrial, Trial
+from stepscope.cli.machine.trial import SPAN, TORCH, Trial
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import options_from_environment, options_in_effect, with_signals
 from stepscope.runtime.display.text_table import human_count, printable
@@ -87,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     with Progress("recording a span, and operators of torch"):
         trial, torch = _trials()
-    records = Check("recording", "no", trial.problem) if trial.problem else Check("recording", "ok", trial.text)
+    worked = "a span was recorded, and read from the journal"
+    records = Check("recording", "no" if trial.problem else "ok", trial.problem or worked)
     environment = _environment()
     checks = (
         _python(),
@@ -131,7 +132,7 @@ def _show(checks: tuple[Check, ...]) -> None:
     Console(highlight=False).print(table)
 
 
-def _trials() -> tuple[Trial, TorchTrial | None]:
+def _trials() -> tuple[Trial, Trial | None]:
     """The results of recording in a process of its own; none of torch if that process ended before."""
     # The variables are for the user's programs, and have a line of their own.
     ours = ("STEPSCOPE_OPTIONS", "STEPSCOPE_JOIN", "STEPSCOPE_SESSION")
@@ -150,8 +151,8 @@ def _trials() -> tuple[Trial, TorchTrial | None]:
         next((line.removeprefix(begin) for line in printed.splitlines() if line.startswith(begin)), "")
         for begin in (SPAN, TORCH)
     )
-    trial = msgspec.json.decode(span, type=Trial) if span else Trial(problem=ended)
-    return trial, msgspec.json.decode(torch, type=TorchTrial) if torch else TorchTrial(problem=ended)
+    found = [msgspec.json.decode(each, type=Trial) if each else Trial(problem=ended) for each in (span, torch)]
+    return found[0], found[1]
 
 
 def _python() -> Check:
@@ -240,7 +241,7 @@ def _zstd() -> Check:
     )  # fmt: skip
 
 
-def _torch(trial: TorchTrial | None) -> Check:
+def _torch(trial: Trial | None) -> Check:
     if importlib.util.find_spec("torch") is None:
         return Check("torch", "no", "is not installed", _pip("torch"))
     if trial is None or trial.problem:
@@ -317,7 +318,7 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True):
     cure: str = ""
 
 
-def nvidia(trial: TorchTrial | None, proc: Path = PROC, pci: Path = Path("/sys/bus/pci/devices"),
+def nvidia(trial: Trial | None, proc: Path = PROC, pci: Path = Path("/sys/bus/pci/devices"),
            library: str = nvml_library.LIBRARY, cuda: str = CUDA) -> Check:  # fmt: skip
     """Says whether NVIDIA's devices can be read, and their kernels recorded.
 

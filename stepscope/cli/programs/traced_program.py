@@ -26,8 +26,8 @@ from stepscope.cli.common.messages import Progress, discard_unwritten, message, 
 from stepscope.cli.programs.child_processes import ChildProcesses
 from stepscope.cli.programs.ending import Ending
 from stepscope.cli.programs.ending import width as ending_width
-from stepscope.cli.programs.optimizer_steps import OptimizerSteps
 from stepscope.cli.programs.run_options import TRACES, backends_of, control_of, exporters_of, schedule_of
+from stepscope.cli.programs.torch_program import OptimizerSteps
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.lifecycle.output_directory import Output

@@ -21,7 +21,6 @@ from stepscope.runtime.journal import segments
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.recovery.target import being_written, unfinished
 from stepscope.runtime.session.note import is_note, notes_in
-from stepscope.runtime.session.trace_note import TraceNote
 
 HELP = "bring back what a run had recorded when it died"
 DESCRIPTION = """\
@@ -161,36 +160,27 @@ def rewrite_traces(
     """
     written: list[Path] = []
     complete = True
-    for trace in () if recovery.note is None else recovery.note.traces:
+    note = recovery.note
+    for trace in () if note is None else note.traces:
+        assert note is not None
         cut = place / trace.file
         if os.path.realpath(cut) in living:
             say(f"left as it is: {opening.shown(cut)} is still being written")
-        elif recovery.gap:
+            continue
+        try:
+            if recovery.gap:
+                raise FormatError(f"{opening.shown(cut)}: {recovery.gap}, so a new one could have less")
+            new = rewrite_trace(trace, place, note.owner, recovery.journal)
+        except FileNotFoundError as error:
+            say(f"not written anew: {error} is not there any more")
+        except (FormatError, OutputError) as error:
             complete = False
-            say(f"left as it is: {opening.shown(cut)}: {recovery.gap}, so a new one could have less; {_use(cut)}")
+            say(f"left as it is: {error}{f'; {_use(cut)}' if isinstance(error, FormatError) else ''}")
         else:
-            complete = _rewrite(recovery, place, trace, cut, written, say) and complete
+            written += new
+            for path in new:
+                say(f"written anew: {opening.shown(path)}")
     return written, complete
-
-
-def _rewrite(
-    recovery: Recovery, place: Path, trace: TraceNote, cut: Path, written: list[Path], say: Callable[[str], None]
-) -> bool:
-    """Writes one trace, adds its files to those written, and returns whether it is complete."""
-    assert recovery.note is not None
-    try:
-        for path in rewrite_trace(trace, place, recovery.note.owner, recovery.journal):
-            say(f"written anew: {opening.shown(path)}")
-            written.append(path)
-    except FileNotFoundError as error:
-        say(f"not written anew: {error} is not there any more")
-    except FormatError as error:
-        say(f"left as it is: {error}; {_use(cut)}")
-        return False
-    except OutputError as error:
-        say(f"left as it is: {error}")
-        return False
-    return True
 
 
 def _use(cut: Path) -> str:

@@ -18,7 +18,7 @@ import pytest
 from stepscope.analysis.reading.recording import load
 from stepscope.analysis.terminal import MOST_LINES
 from stepscope.backends.torch.arm import VARIABLE
-from stepscope.cli.programs.optimizer_steps import OptimizerSteps
+from stepscope.cli.programs.torch_program import OptimizerSteps
 from stepscope.runtime.events import strings
 from tests.support.basics import require
 from tests.support.collectors import collecting, journals, spans
