@@ -107,7 +107,7 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
         when=_when(recording.ranks),
         processes=processes,
         hidden=len(pairs) - len(chosen),  # these are only in the table of ranks
-        rank_columns=columns,
+        rank_columns=[f"#{name}" for name in columns],
         ranks=rank_rows,
         groups=groups[:MOST_GROUPS],
         more_groups=max(len(groups) - MOST_GROUPS, 0),
