@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,14 +35,16 @@ class DeviceTimes:
         """Share of the step in which all devices idle, by the median."""
         return float(np.median((self.took - self.device.sum(axis=1)) / self.took))
 
-    @property
-    def exposed(self) -> float:
-        """Share of the step in which they communicate and none computes, by the median."""
-        return float(np.median(self.device[:, Device.COMMUNICATION] / self.took))
+    def share(self, which: Device) -> float:
+        """Share of the step in which they do this, by the median."""
+        return float(np.median(self.device[:, which] / self.took))
 
 
-def device_times(job: Job) -> list[DeviceTimes]:
-    """The times of ranks with devices, of the windows in which devices were recorded."""
+def median_rank(job: Job, share: Callable[[DeviceTimes], float]) -> tuple[DeviceTimes | None, list[str]]:
+    """The times of the rank that stands for all, as it has the median of a share, and evidence on the range if there are several.
+
+    Of ranks with devices, and of the windows in which devices were recorded; `None` without any.
+    """
     found: list[DeviceTimes] = []
     for rank in job.ranks:
         steps: Any = rank.judged_steps
@@ -49,7 +52,11 @@ def device_times(job: Job) -> list[DeviceTimes]:
         steps = steps[np.isin(steps["window"], windows) & (durations(steps) > 0)]
         if len(steps):
             found.append(DeviceTimes(rank, steps))
-    return found
+    if not found:
+        return None, []
+    found.sort(key=share)
+    several = [f"by rank it is {share(found[0]):.0%} to {share(found[-1]):.0%}"] if len(found) > 1 else []
+    return found[(len(found) - 1) // 2], several
 
 
 FEWER_KERNELS = (
@@ -71,10 +78,9 @@ ACTIONS = {
 
 def check_device_idle(job: Job) -> list[Finding]:
     """Checks the median rank, which stands for all; the evidence has the range over the ranks."""
-    uses = sorted(device_times(job), key=lambda use: use.idle)
-    if not uses:
+    use, by_rank = median_rank(job, lambda use: use.idle)
+    if use is None:
         return []
-    use = uses[(len(uses) - 1) // 2]
     device = max(use.rank.devices, key=lambda device: device.idle, default=None)
     if use.idle < DEVICE_IDLE and not _one_cause(device):
         return []
@@ -97,15 +103,13 @@ def check_device_idle(job: Job) -> list[Finding]:
             f"the optimizer, which works on one parameter after the other, takes {human_time(optimizer * step)}"
         )
         action = f"an optimizer with fused=True or foreach=True; {FEWER_KERNELS}"
-    if len(uses) > 1:
-        evidence.append(f"by rank it is {uses[0].idle:.0%} to {uses[-1].idle:.0%}")
     return [
         Finding(
             id="device-idle",
             title=f"{'All devices of a process idle' if several else 'The device idles'} {use.idle:.0%} of each step.",
             cost=use.idle,
             cost_ns=use.idle * step,
-            evidence=tuple(evidence),
+            evidence=(*evidence, *by_rank),
             action=action,
             gain=f"up to {human_time(use.idle * step)} of each step",
             certainty="certain",
@@ -124,26 +128,24 @@ def _one_cause(device: DeviceAnswer | None) -> bool:
 
 def check_communication_exposed(job: Job) -> list[Finding]:
     """Checks the median rank, which stands for all; the evidence has the range over the ranks."""
-    uses = sorted(device_times(job), key=lambda use: use.exposed)
-    if not uses or (use := uses[(len(uses) - 1) // 2]).exposed < FINDING:
+    use, by_rank = median_rank(job, lambda use: use.share(Device.COMMUNICATION))
+    if use is None or (share := use.share(Device.COMMUNICATION)) < FINDING:
         return []
     step = float(np.median(use.took))
-    evidence = [
-        f"collectives run {human_time(use.ns(Device.COMMUNICATION))} of each step with no other kernel beside them; "
-        "that includes waiting for ranks that come later"
-    ]
-    if len(uses) > 1:
-        evidence.append(f"by rank it is {uses[0].exposed:.0%} to {uses[-1].exposed:.0%}")
     return [
         Finding(
             id="communication-exposed",
-            title=f"Communication without computation beside it takes {use.exposed:.0%} of each step.",
-            cost=use.exposed,
-            cost_ns=use.exposed * step,
-            evidence=tuple(evidence),
+            title=f"Communication without computation beside it takes {share:.0%} of each step.",
+            cost=share,
+            cost_ns=share * step,
+            evidence=(
+                f"collectives run {human_time(use.ns(Device.COMMUNICATION))} of each step with no other kernel beside them; "
+                "that includes waiting for ranks that come later",
+                *by_rank,
+            ),
             action="overlap it with computation: larger buckets, FSDP prefetch, gradient accumulation",
-            gain=f"up to {human_time(use.exposed * step)} of each step",
-            certainty="certain" if len(uses) > 1 else "likely",
+            gain=f"up to {human_time(share * step)} of each step",
+            certainty="certain" if by_rank else "likely",
             steps=steps_with_most(use.steps, use.device[:, Device.COMMUNICATION]),
         )
     ]
@@ -155,8 +157,8 @@ OVERLAP = "copy the next batch on a stream of its own while this one is computed
 
 def check_copies_exposed(job: Job) -> list[Finding]:
     """Checks the median rank, which stands for all."""
-    uses = sorted(device_times(job), key=_share)
-    if not uses or (share := _share(use := uses[(len(uses) - 1) // 2])) < FINDING:
+    use, _ = median_rank(job, lambda use: use.share(Device.COPY))
+    if use is None or (share := use.share(Device.COPY)) < FINDING:
         return []
     step = float(np.median(use.took))
     copies = [each for device in use.rank.devices for each in device.copies]
@@ -180,7 +182,3 @@ def check_copies_exposed(job: Job) -> list[Finding]:
             steps=steps_with_most(use.steps, use.device[:, Device.COPY]),
         )
     ]
-
-
-def _share(use: DeviceTimes) -> float:
-    return float(np.median(use.device[:, Device.COPY] / use.took))
