@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +18,7 @@ from stepscope.runtime.export.formats import staged
 from stepscope.runtime.windows.window import Window
 from tests.support import pftrace
 from tests.support.basics import require
+from tests.support.chrome_traces import events_of
 from tests.support.messages import refused, said
 from tests.support.viewers import perfetto
 
@@ -60,14 +59,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, l
     yield directory, windows.found
 
 
-def chrome(path: Path) -> list[dict[str, Any]]:
-    """Its events."""
-    data = path.read_bytes()
-    found: Any = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    events: list[dict[str, Any]] = found["traceEvents"] if data.lstrip()[:1] == b"{" else found
-    return events
-
-
 @pytest.mark.parametrize("name", ["t-{}.json", "t-{}.json.gz", "o-{}.json", "tb"])
 def test_a_chrome_file_of_one_window_has_its_bounds(recorded: tuple[Path, list[Window]], name: str) -> None:
     """Nothing is earlier than the window's begin or later than its end; rows and names have no time at all."""
@@ -75,7 +66,7 @@ def test_a_chrome_file_of_one_window_has_its_bounds(recorded: tuple[Path, list[W
     files = sorted((directory / "tb").iterdir()) if name == "tb" else [directory / name.format(n) for n in (0, 1)]
     assert len(files) == len(windows) == 2
     for path, window in zip(files, windows, strict=True):
-        events = chrome(path)
+        events = events_of(path)
         times = [(event["ts"], event["ts"] + event.get("dur", 0)) for event in events if "ts" in event]
         first, last = min(begin for begin, _ in times), max(end for _, end in times)
         assert abs((last - first) * 1000 - (window.end_ns - window.start_ns)) < 10
@@ -85,7 +76,7 @@ def test_a_chrome_file_of_one_window_has_its_bounds(recorded: tuple[Path, list[W
 def test_a_file_of_the_run_begins_with_its_first_event(recorded: tuple[Path, list[Window]]) -> None:
     """Whatever went by before."""
     directory, windows = recorded
-    times = [event["ts"] for event in chrome(directory / "t.json") if "ts" in event]
+    times = [event["ts"] for event in events_of(directory / "t.json") if "ts" in event]
     assert abs((max(times) - min(times)) * 1000 - (windows[1].end_ns - windows[0].start_ns)) < 10
     stamps = [said.ts for said in pftrace.load(directory / "t.pftrace").sorted()]
     assert (min(stamps), max(stamps)) == (windows[0].start_ns, windows[1].end_ns)

@@ -13,7 +13,6 @@ import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ import stepscope as sc
 from stepscope.cli.common.messages import Progress
 from stepscope.cli.common.values import size
 from stepscope.cli.main import NAMES, main
+from tests.support.chrome_traces import events_of
 from tests.support.commands import on_terminal, python, stepscope
 from tests.support.messages import refused, said
 
@@ -66,9 +66,7 @@ def record(directory: Path, windows: int = 2) -> Path:
 
 def spans(path: Path) -> list[str]:
     """Names of the spans in a Chrome trace of any form, steps left out."""
-    loaded: Any = json.loads(path.read_text())
-    events: list[dict[str, Any]] = loaded["traceEvents"] if "traceEvents" in loaded else loaded
-    return [e["name"] for e in events if e["ph"] == "X" and not e["name"].startswith("ProfilerStep")]
+    return [e["name"] for e in events_of(path) if e["ph"] == "X" and not e["name"].startswith("ProfilerStep")]
 
 
 # the whole command line

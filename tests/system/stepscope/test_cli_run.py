@@ -21,6 +21,7 @@ from stepscope.backends.torch.arm import VARIABLE
 from stepscope.cli.programs.torch_program import OptimizerSteps
 from stepscope.runtime.events import strings
 from tests.support.basics import require
+from tests.support.chrome_traces import events_of
 from tests.support.collectors import collecting, journals, spans
 from tests.support.commands import python, stepscope
 from tests.support.launch import launched
@@ -39,15 +40,11 @@ for _ in range(12):
 """
 
 
-def events(path: Path) -> list[dict[str, Any]]:
-    """The events of a Chrome trace in array form."""
-    loaded: list[dict[str, Any]] = json.loads(path.read_text())
-    return loaded
-
-
 def complete(path: Path, name: str) -> list[tuple[float, float]]:
     """Begin and end of the complete events whose name begins with this, in order."""
-    return sorted((e["ts"], e["ts"] + e["dur"]) for e in events(path) if e["ph"] == "X" and e["name"].startswith(name))
+    return sorted(
+        (e["ts"], e["ts"] + e["dur"]) for e in events_of(path) if e["ph"] == "X" and e["name"].startswith(name)
+    )
 
 
 def of_program(errors: str) -> str:
@@ -392,7 +389,9 @@ def test_steps_of_the_optimizer_are_steps(mode: str, tmp_path: Path) -> None:
     assert "closed, 12 steps, 2 windows" in done.stderr
     assert f"backend   torch ({mode})" in done.stderr
     trace = tmp_path / "run" / "trace.json"
-    steps = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events(trace) if e["name"].startswith("ProfilerStep#")}
+    steps = {
+        e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events_of(trace) if e["name"].startswith("ProfilerStep#")
+    }
     assert sorted(steps, key=lambda name: steps[name]) == [f"ProfilerStep#{n}" for n in (4, 5, 8, 9)]
     inside = zip(sorted(steps.values()), complete(trace, "Optimizer.step#SGD.step"), strict=True)
     assert all(begin <= first and last <= end for (begin, end), (first, last) in inside)

@@ -17,6 +17,7 @@ from stepscope.exporters.files.chrome_file import NOTES_TID
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import EventBatch, Kind
 from tests.support.blocks import instant_block
+from tests.support.chrome_traces import events_of
 from tests.support.messages import refused
 from tests.support.viewers.scene import PID, Scene, make_run, make_window, training
 
@@ -116,12 +117,12 @@ async def test_a_file_per_window(tmp_path: Path) -> None:
     await exporter.export(EventBatch("recorder", 0, first.events, first.args))
     await exporter.export(EventBatch("recorder", 1, second.events, second.args))
     await exporter.close_window(make_window(0))
-    assert len(spans(read(tmp_path / "w0.json.gz")["traceEvents"])) == 3
+    assert len(spans(events_of(tmp_path / "w0.json.gz"))) == 3
     assert not (tmp_path / "w1.json.gz").exists()
     await exporter.close_window(make_window(2, (), diagnostics=("no step was recorded",)))
-    assert named(read(tmp_path / "w2.json.gz")["traceEvents"], "stepscope")["diagnostics"] == ["no step was recorded"]
+    assert named(events_of(tmp_path / "w2.json.gz"), "stepscope")["diagnostics"] == ["no step was recorded"]
     await exporter.aclose()
-    assert len(spans(read(tmp_path / "w1.json.gz")["traceEvents"])) == 4
+    assert len(spans(events_of(tmp_path / "w1.json.gz"))) == 4
 
 
 async def test_rows_are_named_when_they_appear(tmp_path: Path) -> None:
@@ -153,8 +154,7 @@ async def test_cancelled_close(tmp_path: Path, form: Literal["array", "object"])
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        made = read(path)
-        assert len(spans(made if form == "array" else made["traceEvents"])) == 10
+        assert len(spans(events_of(path))) == 10
 
 
 async def test_every_cut_can_be_read(tmp_path: Path) -> None:
@@ -225,13 +225,6 @@ def traces(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if "trace" in path.name)
 
 
-def events_of(path: Path) -> list[dict[str, Any]]:
-    """The events of a file of either form, which must be valid now."""
-    found: Any = read(path)
-    events: list[dict[str, Any]] = found["traceEvents"] if "traceEvents" in found else found
-    return events
-
-
 @pytest.mark.checklist("E6")
 @pytest.mark.parametrize(("form", "name"), FORMS)
 async def test_valid_after_every_piece(tmp_path: Path, form: Form, name: str) -> None:
@@ -250,27 +243,8 @@ async def test_valid_after_every_piece(tmp_path: Path, form: Form, name: str) ->
     await exporter.aclose()
     closed = events_of(path)
     assert closed[-1]["name"] == "stepscope" and traces(tmp_path) == [path]
-    other = ChromeTraceExporter(tmp_path / "other" / name, form=form)
-    await other.open(make_run(tmp_path))
-    for _ in range(3):
-        await other.export(batch)
-    await other.close_window(make_window())
-    await other.aclose()
+    await write(ChromeTraceExporter(tmp_path / "other" / name, form=form), tmp_path, batch, batch, batch)
     assert [event["name"] for event in closed] == [event["name"] for event in events_of(tmp_path / "other" / name)]
-
-
-@pytest.mark.parametrize("form", ["array", "object"])
-async def test_rotation_of_closed_files(tmp_path: Path, form: Form) -> None:
-    """No file exceeds its size, end included, and each is valid."""
-    exporter = ChromeTraceExporter(tmp_path / "trace.json", form=form, closed=True, max_bytes=1 << 17)
-    await exporter.open(make_run(tmp_path))
-    await exporter.export(many(tmp_path))
-    files = traces(tmp_path)
-    assert len(files) > 1 and all(path.stat().st_size <= 1 << 17 for path in files)
-    assert sum(len(spans(events_of(path))) for path in files) == 5000
-    await exporter.aclose()
-    assert sum(len(spans(events_of(path))) for path in traces(tmp_path)) == 5000
-    assert exporter.dropped_cap == 0
 
 
 async def test_a_full_disk_of_a_closed_file(small_disk: Path) -> None:

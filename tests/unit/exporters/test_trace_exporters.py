@@ -21,9 +21,10 @@ from stepscope.runtime.events.record import Flag
 from stepscope.runtime.export.formats import exporter_for
 from tests.support import pftrace
 from tests.support.basics import require
+from tests.support.chrome_traces import events_of
 from tests.support.messages import refused
 from tests.support.viewers.scene import PID, START, Scene, make_run, make_window
-from tests.unit.exporters.test_chrome_exporter import listing, many, named, read, spans, write
+from tests.unit.exporters.test_chrome_exporter import listing, many, named, spans, write
 
 EACH = ("t.json", "t.json.gz", "t.pftrace", "t.pftrace.gz")
 PLAIN = ("t.json", "t.pftrace")
@@ -33,14 +34,13 @@ def made(path: Path, **settings: Any) -> Any:
     """An exporter of the format that the file's name says."""
     if "pftrace" in path.name:
         return PerfettoExporter(path, **settings)
-    form: Any = "object" if path.name.startswith("object") else "array"
-    return ChromeTraceExporter(path, **{"form": form} | settings)
+    form: Any = "object" if "object" in path.name else "array"
+    return ChromeTraceExporter(path, **{"form": form, "closed": "closed" in path.name} | settings)
 
 
 def chrome(path: Path, data: bytes | None = None) -> list[dict[str, Any]]:
     """The events of a Chrome trace, whose rows have names; of its bytes, if they are given."""
-    found: Any = read(path) if data is None else json.loads(data)
-    events: list[dict[str, Any]] = found["traceEvents"] if "traceEvents" in found else found
+    events: list[dict[str, Any]] = events_of(path) if data is None else json.loads(data)
     assert any(event["name"] == "thread_name" for event in events)
     return events
 
@@ -91,7 +91,7 @@ async def test_it_is_readable_at_any_time(tmp_path: Path, name: str) -> None:
     assert len(names(tmp_path / name)) == 311
 
 
-@pytest.mark.parametrize("name", [*EACH, "object.json", "object.json.gz"])
+@pytest.mark.parametrize("name", [*EACH, "object.json", "object.json.gz", "closed.json", "closed-object.json"])
 async def test_rotation(tmp_path: Path, name: str) -> None:
     """No file exceeds the limit, each is a whole trace that names its rows, and together they hold everything in order."""
     exporter = made(tmp_path / name, max_bytes=70_000)
