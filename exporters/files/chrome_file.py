@@ -169,14 +169,14 @@ class ChromeFile(TraceFile):
         return file
 
     def _write(self, events: Block, args: bytes, window: int) -> None:
-        if self._refused != self._output.refused:
+        if self._refused != self.output.refused:
             # Names of rows were among what the system refused.
-            self._refused, self._rows = self._output.refused, Rows(self._run)
+            self._refused, self._rows = self.output.refused, Rows(self._run)
         if self._layout.ends_as_torch:
             self._first = min(self._first, int(events["ts"].min(initial=self._first)))
         self._pending += self._rows.before(events).encode()
         lines = self._encode(events, args)
-        self._output.write(self._pending + lines, events=len(events))
+        self.output.write(self._pending + lines, events=len(events))
         self._pending = b""
 
     def _encode(self, events: Block, args: bytes) -> bytes:
