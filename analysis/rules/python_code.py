@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.rules.evidence import (
@@ -18,7 +17,7 @@ from stepscope.analysis.rules.evidence import (
     steps_with_most,
 )
 from stepscope.analysis.rules.operators import operators_a_step
-from stepscope.analysis.tables.rank_summary import RankSummary, Sample, durations, hottest
+from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
 from stepscope.analysis.thresholds import (
     FEWEST_SAMPLES,
     FINDING,
@@ -133,13 +132,16 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     waited = cost * (1 - running)
     waits = (running < WAITING or waited >= WAITING) and len(waiting) > WAITING * max(len(samples), 1)
     writes = written_bytes(rank) >= WRITTEN_BYTES and running < WRITING
-    span = _span(rank, uncovered)
+    # The span of the program that has most of that time; empty if most of it is in none.
+    in_spans = rank.phase(Phase.SPAN).sum() > MAJORITY * uncovered.sum()
+    span = rank.largest_span() if in_spans else ""
     inside = f", most of it in the span {span}" if span else ""
     does, location = "it is", "in the program's own code"
     if waits and not writes:
         uncovered, cost, samples = uncovered * (1 - running), waited, waiting
         does, location = "the thread waits", "in which the program's own code waits"
-    place = _place(samples)
+    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
+    place = place if place is not None and place.share >= UNCOVERED_PLACE else None
     spent = human_time(float(np.median(uncovered)))
     evidence = [
         f"for {spent} of a median step of {human_time(rank.step_ns)} {does} in no operator and no phase of the training{inside}; "
@@ -178,18 +180,6 @@ def check_python_between_operators(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
-
-
-def _place(samples: list[Sample]) -> Place | None:
-    """The function that has most of these samples; `None` if none has many."""
-    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
-    return place if place is not None and place.share >= UNCOVERED_PLACE else None
-
-
-def _span(rank: RankSummary, uncovered: NDArray[np.float64]) -> str:
-    """The span of the program that has most of that time; empty if most of it is in none."""
-    spans = rank.phase(Phase.SPAN)
-    return rank.largest_span() if spans.sum() > MAJORITY * uncovered.sum() else ""
 
 
 def _running(rank: RankSummary, uncovered: np.ndarray) -> float:

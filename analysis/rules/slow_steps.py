@@ -52,15 +52,13 @@ class SlowSteps:
         self._contended = contended(job)
         usual = np.flatnonzero(took <= SLOW_STEP * self.median)
         self.place = only_in(rank.samples_in_steps(steps[slow]), rank.samples_in_steps(steps[usual]))
-        calls = _calls_in(steps["begin"][slow], steps["end"][slow], self._calls(job))
+        # Of the phase that most of the extra time is in.
+        calls = next((calls for phase, calls in rank.calls.items() if NAMES[phase] == self._cause), list[Call]())
+        calls = _calls_in(steps["begin"][slow], steps["end"][slow], calls)
         self.calls: tuple[EventReference, ...] = longest(rank, calls)
         self._calling = place_of_calls(calls)
         written = steps["written_bytes"][slow]
         self._written = float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
-
-    def _calls(self, job: Job) -> list[Call]:
-        """Calls of the phase that most of the extra time is in."""
-        return next((calls for phase, calls in job.main.calls.items() if NAMES[phase] == self._cause), list[Call]())
 
     @property
     def each(self) -> str:

@@ -215,7 +215,8 @@ def run(given: argparse.Namespace) -> int:
     parser: argparse.ArgumentParser = given.parser
     try:
         ranks = ranks_from(given.ranks)
-        command, request = _command(given), None
+        command: Any = next((name for name in ("list", "extend", "abort", "status") if getattr(given, name)), "arm")
+        request = None
         _refuse_ignored(given, command)
         if command == "arm":
             if given.steps is given.stop is given.seconds is None:
@@ -246,10 +247,6 @@ def _window(given: argparse.Namespace) -> dict[str, Any]:
         "overlap": "queue" if given.queue else "refuse",
         "stage": given.stage,
     }
-
-
-def _command(given: argparse.Namespace) -> Any:
-    return next((name for name in ("list", "extend", "abort", "status") if getattr(given, name)), "arm")
 
 
 def _start(text: str) -> Any:
@@ -308,7 +305,8 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
         print(f"{answer.profiler or 'process'}{rank} (pid {answer.pid}, {_where(answer)}): {_text(name, answer)}")
         for window in answer.windows:
             _show(window)
-    return 0 if all(_obeys(answer) for answer in answers) else 1
+    obeyed = (not answer.error and (answer.armed is None or answer.armed.accepted) for answer in answers)
+    return 0 if all(obeyed) else 1
 
 
 def _ask_collector(given: argparse.Namespace, name: Any) -> int:
@@ -343,10 +341,6 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
 def _where(said: Any) -> str:
     """The step at which a loop is."""
     return f"{said.stage}, step {said.step}" if said.stage else f"step {said.step}"
-
-
-def _obeys(answer: Answer) -> bool:
-    return not answer.error and (answer.armed is None or answer.armed.accepted)
 
 
 def _text(command: str, answer: Answer) -> str:

@@ -183,7 +183,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
         """
         if not self.prints_ending:
             return
-        notes = (*self._problems(), *self._untraced(), *(() if failure else self._empty()))
+        problem = self.watch.problem
+        problems = [] if problem is None else [("No steps", f"{type(problem).__name__}: {problem}")]
+        notes = (*problems, *self._untraced(), *(() if failure else self._empty()))
         failed = _failure_text(failure) if failure is not None and not self.profiler.statistics().steps else ""
         ending = self._ending(notes, failed)
         progress = Progress("looking for what is slow")
@@ -233,10 +235,6 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def prints_ending(self) -> bool:
         """True if this process prints how it ended: it is no rank of a job, or the first one."""
         return rank_from_environment()[0] in (None, 0)
-
-    def _problems(self) -> list[tuple[str, str]]:
-        problem = self.watch.problem
-        return [] if problem is None else [("No steps", f"{type(problem).__name__}: {problem}")]
 
     def _empty(self) -> list[tuple[str, str]]:
         """Advice if the program recorded nothing but its steps, or nobody asked for a window."""

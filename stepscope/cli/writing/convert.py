@@ -164,7 +164,9 @@ def write(journal: Path, target: Path, format: str | None = None, window: int | 
     with Progress("converting"), writing(target, format) as exporter:
         replayed = anyio.run(_replay, journal, exporter, directory, window)
     written: Path = getattr(exporter, "path", target)
-    message(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
+    cut = f" ({replayed.unfinished} without an end)" if replayed.unfinished else ""
+    windows = f"{human_count(replayed.windows, 'window')}{cut}"
+    message(f"{human_count(replayed.events, 'event')} of {windows} written to {written}")
     if not replayed.events:
         message(f"{journal} holds no events: the run was killed before it recorded any, or the file is empty")
     return replayed, written
@@ -198,11 +200,6 @@ def _journal_in(directory: Path, window: int | None) -> Path:
     beside = f" (not {others}: name one to convert it)" if others else ""
     message(f"reading {opening.shown(chosen)}{beside}")
     return chosen
-
-
-def _windows(replayed: Replayed) -> str:
-    text = human_count(replayed.windows, "window")
-    return f"{text} ({replayed.unfinished} without an end)" if replayed.unfinished else text
 
 
 def hint_at_recovery(directory: Path) -> None:

@@ -95,7 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     living = being_written(place) if whole or notes else set[str]()
     rewritten = [rewrite_traces(each, place, living, say) for each in recovered if notes]
     if recovered:
-        say(f"see it: {_how_to_see(recovered[-1], rewritten[-1][0] if rewritten else [])}")
+        trace = next(filter(is_trace, rewritten[-1][0] if rewritten else []), None)
+        view = opening.command("view", recovered[-1].journal)
+        say(f"see it: {view if trace is None else opening.perfetto(trace)}")
     complete = len(recovered) == len(several or [named]) and not any(each.missing for each in recovered)
     complete = complete and all(done for _, done in rewritten)
     if arguments.json:
@@ -105,12 +107,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     message("stepscope recover: not all could be brought back, see above")
     return INCOMPLETE
-
-
-def _how_to_see(recovered: Recovery, written: list[Path]) -> str:
-    """How to look at a run: at the first trace that was written anew, else at its journal."""
-    trace = next(filter(is_trace, written), None)
-    return opening.command("view", recovered.journal) if trace is None else opening.perfetto(trace)
 
 
 def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:
