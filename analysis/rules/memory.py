@@ -101,11 +101,6 @@ LEARNT_FROM = ("loss", "grad", "norm", "weight", "param")
 """Parts of names of counters without which nothing is learnt."""
 
 
-def learns_nothing(name: str) -> str:
-    """The end of the title: the consequence for a value that the training learns from, else nothing."""
-    return ": the training learns nothing" if any(part in name.lower() for part in LEARNT_FROM) else ""
-
-
 def check_not_finite(job: Job) -> list[Finding]:
     """Finds counters that were given NaN or infinity."""
     found: list[Finding] = []
@@ -113,10 +108,12 @@ def check_not_finite(job: Job) -> list[Finding]:
         for name, ts in rank.not_finite.items():
             index = int(np.searchsorted(rank.facts["begin"], ts, side="right")) - 1
             step = int(rank.facts["step"][max(index, 0)]) if len(rank.facts) else 0
+            learnt_from = any(part in name.lower() for part in LEARNT_FROM)
+            so = ": the training learns nothing" if learnt_from else ""
             found.append(
                 Finding(
                     id="not-finite",
-                    title=f"{name!r} is NaN or infinite from step {step} on{learns_nothing(name)}.",
+                    title=f"{name!r} is NaN or infinite from step {step} on{so}.",
                     evidence=(f"step {step} is the first with such a value",),
                     action="a lower learning rate, gradient clipping, or torch.autograd.set_detect_anomaly(True) around that step",
                     gain="the run is not in vain",

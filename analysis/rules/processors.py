@@ -101,12 +101,6 @@ def growth_per_ns(readings: list[tuple[int, float]]) -> float:
     return (after - before) / (last - first) if last > first else 0.0
 
 
-def busy_threads(series: dict[str, list[tuple[int, float]]]) -> list[tuple[str, float]]:
-    """Names of threads with the share of a processor that each uses, the busiest first."""
-    found = [(name, growth_per_ns(readings)) for name, readings in series.items()]
-    return sorted((one for one in found if one[1] > BUSY_THREAD), key=lambda one: -one[1])
-
-
 def check_processors_contended(job: Job) -> list[Finding]:
     """Finds time in which the thread that steps is ready to run, but other threads have the processors."""
     rank = job.main
@@ -117,7 +111,8 @@ def check_processors_contended(job: Job) -> list[Finding]:
     if cost < RUN_QUEUE:
         return []
     preempted = float(np.nanmedian(rank.judged_steps["preemptions"]))
-    busy = busy_threads(rank.thread_cpu)
+    shares = [(name, growth_per_ns(readings)) for name, readings in rank.thread_cpu.items()]
+    busy = sorted((one for one in shares if one[1] > BUSY_THREAD), key=lambda one: -one[1])
     own, children, processors = demand(job)
     # Where others use processors as well, what the job waits for them is taken for its own demand.
     bound = OVERSUBSCRIBED_WITH_OTHERS if others_use(job) > OTHERS_USE * processors else OVERSUBSCRIBED
@@ -174,22 +169,15 @@ WAITING_IN = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py")
 """Ends of the files in whose functions a thread waits without the lock."""
 
 
-def is_waiting(other: str) -> bool:
-    """Whether a thread that ran since the sample before waits now.
-
-    Args:
-        other: its name and what it is in, `name: function (file:line)`.
-    """
-    return other.rpartition(":")[0].endswith(WAITING_IN)
-
-
 def check_interpreter_lock(job: Job) -> list[Finding]:
     """Finds another thread that runs Python while the thread that steps does not run."""
     rank = job.main
     samples = rank.samples_in_steps()
     if len(samples) < FEWEST_SAMPLES:
         return []
-    others = Counter(sample.other for sample in samples if sample.other and not is_waiting(sample.other))
+    # `name: function (file:line)`. A thread that ran since the sample before may wait now.
+    ran = [sample.other for sample in samples if sample.other]
+    others = Counter(other for other in ran if not other.rpartition(":")[0].endswith(WAITING_IN))
     if not others:
         return []
     share = others.total() / len(samples)

@@ -21,7 +21,7 @@ from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Event, Thread
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    pass
 
 
 def message(text: str) -> None:
@@ -85,18 +85,12 @@ _STYLES = {
 
 
 def print_result(text: str) -> None:
-    """Prints a text on standard output, in colour if that is a terminal that shows some."""
+    """Prints a text on standard output; on a terminal that shows some, problems in colour, and bold heads of tables."""
     stream: TextIO | None = sys.stdout  # it is None where it was closed when the process began
     if stream is None or not stream.isatty() or os.environ.get("NO_COLOR"):
         print(text)
         return
     from rich.console import Console
-
-    Console(highlight=False).print(styled(text), soft_wrap=True)
-
-
-def styled(text: str) -> Text:
-    """A text whose heads of tables are bold, and whose problems are in colour."""
     from rich.text import Text
 
     made = Text(text)
@@ -108,7 +102,7 @@ def styled(text: str) -> Text:
         if _RULE.fullmatch(below):
             made.stylize("bold", at, at + len(line))
         at += len(line) + 1
-    return made
+    Console(highlight=False).print(made, soft_wrap=True)
 
 
 MOST_NAMED = 20

@@ -49,7 +49,7 @@ def above_zero(kind: str, most: float = float("inf")) -> Callable[[str], float]:
         except ValueError:
             number = 0.0
         if not 0 < number < most:
-            raise argparse.ArgumentTypeError(f"must be a {kind}, got {text[:60]!r}")
+            raise argparse.ArgumentTypeError(f"{text[:60]!r} is no {kind}")
         return number
 
     return read

@@ -70,14 +70,6 @@ _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?([^;]*)(?:;.*extra == [\"
 _MARKS: Mapping[State, tuple[str, str]] = {"ok": ("✓", "green"), "limited": ("!", "yellow"), "no": ("✗", "red")}
 
 
-class Diagnosis(msgspec.Struct, frozen=True):
-    """All that was looked at."""
-
-    records: bool
-    """Whether recording works at all."""
-    checks: tuple[Check, ...]
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     add_json(parser, "it")
@@ -104,16 +96,16 @@ def run(arguments: argparse.Namespace) -> int:
         *_frameworks(),
         *_extras(),
     )
-    diagnosis = Diagnosis("no" not in (records.state, environment.state), checks)
+    works = "no" not in (records.state, environment.state)
     if arguments.json:
-        print_json(diagnosis)
+        print_json({"records": works, "checks": checks})
     elif sys.stdout.isatty():
         _show(checks)
     else:
         for check in checks:
             cure = f"; {check.cure}" if check.cure else ""
             print(f"{check.state:8}{check.name}: {printable(check.text)}{cure}")
-    return 0 if diagnosis.records else 1
+    return 0 if works else 1
 
 
 def _show(checks: tuple[Check, ...]) -> None:

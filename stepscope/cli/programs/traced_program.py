@@ -104,7 +104,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
                 message(f"stepscope run: {opening.shown(path)} is of an earlier run, and will be replaced")
         steps = OptimizerSteps(lambda: profiler.step())
         by_optimizer = arguments.step_on == "optimizer"
-        options = own_options(arguments)
+        # As they were typed, without the program and its arguments.
+        options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
         profiler = trace(
             schedule=chosen,
             keep_last=arguments.keep_last,
@@ -317,9 +318,3 @@ def _latest(path: Path) -> Path | None:
     """A trace that was written, where each window has a file the last one's; `None` if there is none."""
     written = path.parent.glob(path.name.replace("{window}", "*"))
     return max(written, key=lambda trace: (len(trace.name), trace.name), default=None)
-
-
-def own_options(arguments: argparse.Namespace) -> list[str]:
-    """The options of the command as they were typed, without the program and its arguments."""
-    words: list[str] = arguments.words[1 : -len(arguments.program)]
-    return [word for word in words if word not in ("-m", "--")]

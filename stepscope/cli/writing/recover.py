@@ -8,7 +8,6 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
@@ -70,7 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not segments.exists(named):
         raise FormatError(f"there is no run or journal at {named}")
     if named.is_file() and not is_note(named) and is_trace(named):
-        refuse_trace(named)
+        directory = named.absolute().parent
+        run = shlex.quote(opening.shown(directory)) if notes_in(directory, []) else "RUN"
+        raise FormatError(
+            f"{named} is a trace, and a run is recovered from its directory. However it was cut, Perfetto opens it as it is if it is "
+            f"a .pftrace or Chrome JSON in array form. To recover its run and write it anew: stepscope recover {run}"
+        )
     if arguments.force and arguments.out is None:
         arguments.parser.error("--force needs --out FILE: the journal of a process that runs is copied, not changed")
     whole = named.is_dir()
@@ -184,17 +188,3 @@ def _use(cut: Path) -> str:
     if cut.name.endswith(PART):
         return "to have a trace of what was recovered, convert the journal"
     return "Perfetto opens it as it is"
-
-
-def refuse_trace(path: Path) -> NoReturn:
-    """Says what to do with a trace that was named alone.
-
-    Raises:
-        FormatError: always.
-    """
-    place = path.absolute().parent
-    run = shlex.quote(opening.shown(place)) if notes_in(place, []) else "RUN"
-    raise FormatError(
-        f"{path} is a trace, and a run is recovered from its directory. However it was cut, Perfetto opens it as it is if it is "
-        f"a .pftrace or Chrome JSON in array form. To recover its run and write it anew: stepscope recover {run}"
-    )
