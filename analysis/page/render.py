@@ -25,10 +25,7 @@ from stepscope.analysis.tables.flops import flops_text, human_flops
 from stepscope.analysis.tables.rank_summary import RankSummary
 from stepscope.analysis.terminal import facts_of_steps, shown_rank
 from stepscope.runtime.display.text_table import Column, human_count, human_time, printable
-from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.version import VERSION
-from stepscope.runtime.windows.summary import Summary
 
 _DIRECTORY = Path(__file__).parent
 _CODE = re.compile("`([^`]+)`")
@@ -138,44 +135,3 @@ def _with_code(text: str) -> Markup:
 @functools.cache
 def _file(name: str) -> str:
     return (_DIRECTORY / name).read_text(encoding="utf-8")
-
-
-MOST_ROWS = 10
-"""Of the table below a profiler."""
-_HEAD = (
-    Column("Name", right=False),
-    Column("Category", right=False),
-    *(Column(name) for name in ("Count", "Self", "Total", "Mean", "Median", "p95")),
-)
-
-
-def html_of(shown: object) -> str:
-    """A part of a page."""
-    if isinstance(shown, Profiler):
-        notes = [*shown.diagnostics(), "profiler.explain() says what is slow, profiler.report() what was dropped."]
-        facts = [*_facts_of_profiler(shown.statistics()).items(), ("directory", shown.output.path)]
-        return tables_html(f"Profiler {shown.name}", facts, _tables_of_spans(shown.aggregates(), MOST_ROWS), notes)
-    if isinstance(shown, Summary):
-        return tables_html(tables=_tables_of_spans(shown), notes=() if shown.rows else ["No spans were recorded."])
-    title, *lines = str(shown).splitlines()
-    return tables_html(title, [(line[2:12].strip(), line[12:]) for line in lines])
-
-
-def _facts_of_profiler(now: ProfilerStatistics) -> dict[str, object]:
-    facts: dict[str, object] = {"state": now.state, "steps": f"{now.steps:,}", "windows": f"{now.windows:,}"}
-    if now.pipeline is None:
-        return facts
-    windows = now.pipeline.windows
-    dropped = sum(sum(reasons.values()) for reasons in windows.dropped.values())
-    return facts | {"events": f"{sum(windows.accepted.values()):,}", "dropped": f"{dropped:,}"}
-
-
-def _tables_of_spans(
-    table: Summary, most: int | None = None
-) -> list[tuple[str, tuple[Column, ...], list[tuple[str, ...]]]]:
-    rows = [
-        (row.name or "(no name)", row.category, f"{row.count:,}", human_time(row.self_ns))
-        + tuple(human_time(ns) for ns in (row.total_ns, row.mean_ns, row.p50_ns, row.p95_ns))
-        for row in table.rows[:most]
-    ]
-    return [("Spans of closed windows", _HEAD, rows)] if rows else []
