@@ -59,8 +59,11 @@ def _waited(rank: RankSummary) -> tuple[NDArray[np.int64], NDArray[np.int64], fl
 
 def _takes(name: str, data: NDArray[np.int64], step: NDArray[np.int64], whole: float, cost: float) -> str:
     """The first sentence of evidence."""
-    often = f"more than {FINDING:.0%} in {int((data > FINDING * step).sum())} of {len(step)} steps"
-    return f"{name} takes {human_time(cost)} of {human_time(whole)} in an average step, and {often}"
+    often = int((data > FINDING * step).sum())
+    return (
+        f"{name} takes {human_time(cost)} of {human_time(whole)} in an average step, and more than {FINDING:.0%} in {often} of "
+        f"{len(step)} steps"
+    )
 
 
 def check_data_pipeline(job: Job) -> list[Finding]:

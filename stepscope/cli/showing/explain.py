@@ -34,8 +34,13 @@ named, 4 there is no such window
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    newest = f"; of several runs the newest is taken (default: {RUNS}, where `stepscope run` writes them)"
-    parser.add_argument("path", metavar="PATH", type=Path, nargs="?", help=PATH_HELP + newest)
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        type=Path,
+        nargs="?",
+        help=f"{PATH_HELP}; of several runs the newest is taken (default: {RUNS}, where `stepscope run` writes them)",
+    )
     add_choice(parser)
     add_json(parser, "the answer")
 

@@ -173,9 +173,12 @@ def rewrite_traces(
             new = rewrite_trace(trace, place, note.owner, recovery.journal)
         except FileNotFoundError as error:
             say(f"not written anew: {error} is not there any more")
-        except (FormatError, OutputError) as error:
+        except FormatError as error:
             complete = False
-            say(f"left as it is: {error}{f'; {_use(cut)}' if isinstance(error, FormatError) else ''}")
+            say(f"left as it is: {error}; {_use(cut)}")
+        except OutputError as error:
+            complete = False
+            say(f"left as it is: {error}")
         else:
             written += new
             for path in new:
