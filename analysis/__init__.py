@@ -1,5 +1,5 @@
 """Says what is slow, why, and what to try. In order: reading/ makes arrays of a run, tables/ gathers them for each rank, rules/ judge
-them with measures/, explain.py makes the answer of their findings, and terminal.py and page/ show it.
+them, explain.py makes the answer of their findings, and terminal.py and page/ show it.
 """
 
 if __name__ != "stepscope.analysis":

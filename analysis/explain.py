@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
-from stepscope.analysis.measures.event_loop import loops_of
-from stepscope.analysis.measures.job import Job
-from stepscope.analysis.measures.processors import machine_use
 from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
+from stepscope.analysis.rules.event_loops import loops_of
+from stepscope.analysis.rules.evidence import Job
+from stepscope.analysis.rules.processors import machine_use
 from stepscope.analysis.tables import data_pipeline
 from stepscope.analysis.tables.collectives import Key, fastest_of
 from stepscope.analysis.tables.devices import MOST_NAME, NAMES, Activity
@@ -87,7 +87,8 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     refused = ""
     if steps < FEWEST_STEPS and not tasks:
         refused = _refusal(steps, summaries)
-        verdict = _of_devices(ranks) or NOT_ENOUGH
+        idlest = max((each for rank in ranks for each in rank.devices), key=lambda each: each.idle, default=None)
+        verdict = NOT_ENOUGH if idlest is None else f"{idlest.name} idles {idlest.idle:.0%} of the time."
     else:
         job = Job(summaries)
         findings = findings_of(job, steps)
@@ -113,13 +114,9 @@ def findings_of(job: Job, steps: int) -> tuple[Finding, ...]:
         steps: the most that one of them has. With fewer than `FEWEST_STEPS`, rules that judge steps are left out.
     """
     rules = (*(RULES_OF_STEPS if steps >= FEWEST_STEPS else ()), *RULES_OF_TASKS)
-    return without_echoes(sorted((found for check in rules for found in check(job)), key=_order))
-
-
-def _of_devices(ranks: tuple[RankAnswer, ...]) -> str:
-    """The verdict of a run with too few steps, by the device that idles most; empty without devices."""
-    idlest = max((device for rank in ranks for device in rank.devices), key=lambda device: device.idle, default=None)
-    return "" if idlest is None else f"{idlest.name} idles {idlest.idle:.0%} of the time."
+    found = [finding for check in rules for finding in check(job)]
+    found.sort(key=lambda one: (one.id in ENVIRONMENT, -(2.0 if one.cost is None else one.cost)))
+    return without_echoes(found)
 
 
 def _nothing(rank: RankSummary, steps: int) -> str:
@@ -250,10 +247,6 @@ def _shares(summary: RankSummary) -> tuple[Share, ...]:
     return tuple(sorted(shares, key=lambda share: (is_uncovered(share.name), -share.ns)))
 
 
-def _order(one: Finding) -> tuple[bool, float]:
-    return one.id in ENVIRONMENT, -(2.0 if one.cost is None else one.cost)
-
-
 def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
     """Leaves out findings that another one explains: one cause that two rules see is said once."""
     ids = {one.id for one in findings}
@@ -321,13 +314,9 @@ def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
     if any(each.name == NAMES[Activity.PYTHON] for each in activities):
         said.append("how much of the time in Python is the profiler's own (with_stack slows it down)")
     without = [summary for summary in stepping if not summary.judged_steps["operators"].any()]
-    if any(_uses_torch(summary) for summary in without):
+    of_torch = ("enumerate(DataLoader)", "Optimizer.step", "torch.save")
+    if any(summary.loaders or summary.row(*of_torch) for summary in without):  # something of it was recorded
         said.append("operators (record torch with TorchBackend or `stepscope run`)")
     elif len(without) < len(stepping) and not any(summary.devices for summary in summaries):
         said.append("device activity (none was recorded)")
     return tuple(said)
-
-
-def _uses_torch(summary: RankSummary) -> bool:
-    """Whether something of torch was recorded, if no operators."""
-    return bool(summary.loaders or summary.row("enumerate(DataLoader)", "Optimizer.step", "torch.save"))

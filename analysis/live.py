@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stepscope.analysis.explain import findings_of, without_echoes
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.measures.job import Job
 from stepscope.analysis.reading.recording import Rank
+from stepscope.analysis.rules.evidence import Job
 from stepscope.analysis.tables.rank_summary import RankSummary
 from stepscope.analysis.thresholds import FEWEST_STEPS
 from stepscope.collector.live.verdicts import LiveProcess

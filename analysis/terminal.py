@@ -179,8 +179,7 @@ def lines(answer: Answer) -> Iterator[Line]:
     yield from _device(answer)
     if rank is not None and rank.collectives:
         yield Line(Text(collectives_text(rank.collectives)), 2, "Collectives", "bold")
-    yield from _flops(answer, rank)
-    yield from _allocated(answer, rank)
+    yield from _flops_and_memory(answer, rank)
     if answer.layout is not None:
         yield Line(Text(printable(str(answer.layout))), 2, "Layout")
         if answer.layout.sharding:
@@ -286,18 +285,15 @@ def without_steps(answer: Answer) -> Iterator[Line]:
         yield Line(Text(text), 2, " " if number else "Tasks")
 
 
-def _flops(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
-    """Floating-point operations of the rank that is shown, or of the first that has some."""
-    shown = [each.flops for each in (*([rank] if rank else []), *answer.ranks) if each.flops is not None]
-    if shown:
-        yield Line(Text(printable(flops_text(shown[0]))), 2, "FLOPs", "bold")
-
-
-def _allocated(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
-    """The memory of the devices of the rank that is shown, or of the first that has some."""
-    shown = next((each.memory for each in (*([rank] if rank else []), *answer.ranks) if each.memory), ())
-    for number, each in enumerate(shown[:MOST_MEMORIES]):
-        yield Line(Text(printable(memory_text(each))), 2, " " if number else "Memory", "bold")
+def _flops_and_memory(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
+    """Those of the rank that is shown, or of the first that has some."""
+    ranks = (*([rank] if rank else []), *answer.ranks)
+    flops = next((each.flops for each in ranks if each.flops is not None), None)
+    if flops is not None:
+        yield Line(Text(printable(flops_text(flops))), 2, "FLOPs", "bold")
+    memory = next((each.memory for each in ranks if each.memory), ())
+    for number, one in enumerate(memory[:MOST_MEMORIES]):
+        yield Line(Text(printable(memory_text(one))), 2, " " if number else "Memory", "bold")
 
 
 def _pipelines(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:

@@ -72,7 +72,7 @@ _NOT_MESSAGES = frozenset(
 """Functions whose texts are no messages: help, descriptions for machines, expressions, details for developers."""
 _RAISED = re.compile(r"PyErr_\w+\(PyExc_\w+,([^;]*)")
 _C_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"(?:\s*"(?:[^"\\]|\\.)*")*')
-_CONSTANTS = frozenset(("DESCRIPTION", "EPILOG", "EXAMPLES"))
+_CONSTANTS = frozenset(("DESCRIPTION", "EPILOG", "HELP", "PATH_HELP", "USAGE"))
 _WORD = re.compile(r"[^\W\d_]{2}")
 _FORMATTED = re.compile(r"%[-+#0]*[\d.*]*(?:l|ll|z)?[sdrfgouxRU]")
 

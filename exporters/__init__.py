@@ -16,9 +16,7 @@ from stepscope.runtime.lazy import load_numpy as _load_numpy
 _load_numpy()
 
 if TYPE_CHECKING:
-    from stepscope.exporters.base import EventBatch as EventBatch
-    from stepscope.exporters.base import Exporter as Exporter
-    from stepscope.exporters.base import Run as Run
+    from stepscope.exporters.base import EventBatch, Exporter, Run
     from stepscope.exporters.callback import CallbackExporter as CallbackExporter
     from stepscope.exporters.chrome import ChromeTraceExporter as ChromeTraceExporter
     from stepscope.exporters.console import ConsoleExporter as ConsoleExporter
@@ -41,11 +39,7 @@ else:
     __getattr__, __dir__ = _lazy(
         __name__,
         {
-            "stepscope.exporters.base": (
-                "EventBatch",
-                "Exporter",
-                "Run",
-            ),
+            "stepscope.exporters.base": ("EventBatch", "Exporter", "Run"),
             "stepscope.exporters.callback": ("CallbackExporter",),
             "stepscope.exporters.chrome": ("ChromeTraceExporter",),
             "stepscope.exporters.stream.exporter": ("CollectorExporter",),

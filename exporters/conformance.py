@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.exporters.base import EventBatch, Exporter, Run
+from stepscope.exporters.base import EventBatch, Exporter, Run, Window
 from stepscope.exporters.specimens import ODD_NAMES, batch_of, every_kind, run_in, spans, window_of
 from stepscope.runtime import _core
 from stepscope.runtime.errors import ClosedError, OutputError
@@ -42,6 +42,25 @@ class Case(msgspec.Struct, frozen=True):
     def run(self) -> Run:
         """A run that writes to the directory."""
         return run_in(self.directory)
+
+    async def export(
+        self, *batches: EventBatch, run: Run | None = None, window: Window | None = None, closes: int = 1
+    ) -> Exporter:
+        """Gives a fresh exporter batches, each with the end of its window.
+
+        Args:
+            run: default: that of `run()`.
+            window: the end of the windows; default: one that holds the batch.
+            closes: how often the exporter is closed.
+        """
+        exporter = self.exporter()
+        await exporter.open(run or self.run())
+        for batch in batches:
+            await exporter.export(batch)
+            await exporter.close_window(window or window_of(batch.window, batch))
+        for _ in range(closes):
+            await exporter.aclose()
+        return exporter
 
     def expect_spans(
         self, exporter: Exporter, batches: Sequence[EventBatch], perhaps: Sequence[EventBatch] = ()
@@ -94,34 +113,18 @@ async def follows_the_contract(case: Case) -> None:
 async def keeps_what_it_was_given(case: Case) -> None:
     """Two windows, one after the other."""
     batches = [batch_of(spans(["forward", "backward"]), window=window) for window in (0, 1)]
-    exporter = case.exporter()
-    await exporter.open(case.run())
-    for index, batch in enumerate(batches):
-        await exporter.export(batch)
-        await exporter.close_window(window_of(index, batch))
-    await exporter.aclose()
-    case.expect_spans(exporter, batches)
+    case.expect_spans(await case.export(*batches), batches)
 
 
 async def takes_empty_batches(case: Case) -> None:
     """Batches without events, also as the only ones."""
-    exporter = case.exporter()
-    await exporter.open(case.run())
-    await exporter.export(batch_of(empty_block()))
-    await exporter.close_window(window_of(0, batch_of(empty_block())))
-    await exporter.aclose()
-    case.expect_spans(exporter, [])
+    case.expect_spans(await case.export(batch_of(empty_block())), [])
 
 
 async def takes_every_kind(case: Case) -> None:
     """All kinds, flags and types of arguments, numbers that JSON lacks, negative and huge times."""
     batch = every_kind()
-    exporter = case.exporter()
-    await exporter.open(case.run())
-    await exporter.export(batch)
-    await exporter.close_window(window_of(0, batch))
-    await exporter.aclose()
-    case.expect_spans(exporter, [batch])
+    case.expect_spans(await case.export(batch), [batch])
 
 
 async def takes_odd_names(case: Case) -> None:
@@ -131,14 +134,9 @@ async def takes_odd_names(case: Case) -> None:
     for index, name in enumerate(ODD_NAMES):
         batch.events["track"][index] = tracks.new(tracks.TrackKind.THREAD, 1, index, name)
     batch.events.flags.writeable = False
-    exporter = case.exporter()
     run = msgspec.structs.replace(case.run(), name=ODD_NAMES[5], metadata=lambda: {name: name for name in ODD_NAMES})
-    await exporter.open(run)
-    await exporter.export(batch)
     window = msgspec.structs.replace(window_of(0, batch), profiler=ODD_NAMES[5], diagnostics=ODD_NAMES)
-    await exporter.close_window(window)
-    await exporter.aclose()
-    case.expect_spans(exporter, [batch])
+    case.expect_spans(await case.export(batch, run=run, window=window), [batch])
 
 
 async def takes_many_events(case: Case) -> None:
@@ -147,12 +145,7 @@ async def takes_many_events(case: Case) -> None:
     args = _core.encode_arguments({"layer": 3, "shape": "[2, 3]"})
     block["args_len"] = len(args)
     batch = batch_of(block, args)
-    exporter = case.exporter()
-    await exporter.open(case.run())
-    await exporter.export(batch)
-    await exporter.close_window(window_of(0, batch))
-    await exporter.aclose()
-    case.expect_spans(exporter, [batch])
+    case.expect_spans(await case.export(batch), [batch])
 
 
 async def takes_interleaved_windows(case: Case) -> None:
@@ -170,10 +163,7 @@ async def takes_interleaved_windows(case: Case) -> None:
 
 async def closes_without_windows(case: Case) -> None:
     """A run that recorded nothing, and one that ended inside a window."""
-    exporter = case.exporter()
-    await exporter.open(case.run())
-    await exporter.aclose()
-    case.expect_spans(exporter, [])
+    case.expect_spans(await case.export(), [])
     inside = msgspec.structs.replace(case, directory=case.directory / "inside")
     inside.directory.mkdir()
     batch = batch_of(spans(["unfinished"]))
@@ -187,12 +177,7 @@ async def closes_without_windows(case: Case) -> None:
 async def closes_twice(case: Case) -> None:
     """A second `aclose` changes nothing."""
     batch = batch_of(spans(["once"]))
-    exporter = case.exporter()
-    await exporter.open(case.run())
-    await exporter.export(batch)
-    await exporter.aclose()
-    await exporter.aclose()
-    case.expect_spans(exporter, [batch])
+    case.expect_spans(await case.export(batch, closes=2), [batch])
 
 
 async def survives_cancellation(case: Case) -> None:
@@ -221,11 +206,7 @@ async def leaves_batches_alone(case: Case) -> None:
     """Batches are shared with other exporters: their arrays are read-only and stay as they are."""
     batch = every_kind()
     events, args = batch.events.tobytes(), bytes(batch.args)
-    exporter = case.exporter()
-    await exporter.open(case.run())
-    await exporter.export(batch)
-    await exporter.close_window(window_of(0, batch))
-    await exporter.aclose()
+    await case.export(batch)
     _expect(not batch.events.flags.writeable, "the events were made writable")
     _expect(batch.events.tobytes() == events and batch.args == args, "the batch was changed")
 

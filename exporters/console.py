@@ -10,7 +10,7 @@ from typing import TextIO
 import msgspec
 
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime.accounting.ledger import Ledger, SourceLedger, losses
+from stepscope.runtime.accounting.ledger import Ledger, losses
 from stepscope.runtime.display.text_table import human_count, human_time, printable
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.export.delivery_outcome import counted
@@ -173,15 +173,12 @@ def _account(ledger: Ledger) -> Iterator[str]:
     yield str(ledger)
     for name, source in ledger.sources.items():
         if source.outside or source.superseded:
-            yield f"{name}: {_not_accepted(source)}"
+            parts = ((source.outside, "in no window"), (source.superseded, "written as open ones before"))
+            lost = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+            yield f"{name}: of {source.produced:,} events, {lost}"
     for name, output in ledger.outputs.items():
         yield f"{name}: {counted(output)}"
     if ledger.windows_left_out:
         yield f"left out: {human_count(ledger.windows_left_out, 'window')}, which began faster than they could be sorted"
     if any(ledger.cut.values()):
         yield "cut: " + ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in ledger.cut.items() if count)
-
-
-def _not_accepted(source: SourceLedger) -> str:
-    parts = ((source.outside, "in no window"), (source.superseded, "written as open ones before"))
-    return f"of {source.produced:,} events, " + ", ".join(f"{count:,} {what}" for count, what in parts if count)

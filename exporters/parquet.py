@@ -13,11 +13,9 @@ from weakref import WeakSet
 
 import numpy as np
 
-from stepscope.exporters.files.output import open_for_writing, output_error
+from stepscope.exporters.files.output import open_for_writing, output_error, part
 from stepscope.exporters.files.parquet_rows import COLUMNS, DIVERSE, RISING, STATISTICS, STEADY, ParquetRows, WindowRow
-from stepscope.exporters.files.plainjson import dumps
-from stepscope.exporters.files.rotation import part
-from stepscope.exporters.files.trace_file import about_run, about_window
+from stepscope.exporters.files.trace_file import about_run, about_window, dumps
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run
@@ -100,7 +98,24 @@ class ParquetExporter:
         """
         note = TraceNote(first=str(self._path), format="parquet")
         run.note_output(part(self._path), True, note)
-        self._begin()
+        with self._lock:
+            try:
+                make_directories(self._path.parent)
+                self._file = _File(open(part(self._path), "wb", opener=open_for_writing))  # noqa: ASYNC230 - on the exporter's own thread
+            except OSError as error:
+                raise output_error(error, self._path, "create the file") from error
+            _open.add(self)
+            self._writer = self._parquet.ParquetWriter(
+                self._file,
+                self._rows.schema,
+                compression={name: "none" if name in STEADY else "zstd" for name in COLUMNS},  # of level 1
+                use_dictionary=[name for name in COLUMNS if name not in DIVERSE],
+                column_encoding=dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
+                write_statistics=list(STATISTICS),
+                write_batch_size=ROW_GROUP // 2,
+            )
+        # At its first conversion pyarrow imports pandas, where that is installed: not while the program ends.
+        self._arrow.array(np.empty(0))
         self._run = self._member = run
 
     async def begin_member(self, run: Run) -> None:
@@ -115,7 +130,14 @@ class ParquetExporter:
             OutputError: if the system refused, then or earlier.
             ClosedError: before `open` or after `aclose`.
         """
-        self._add(batch, self._opened())
+        run = self._opened()
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            for first in range(0, len(batch), ROW_GROUP):
+                if _exiting:
+                    return
+                self._queue(self._rows.table(batch.events[first : first + ROW_GROUP], batch, run))
 
     async def close_window(self, window: Window) -> None:
         """Takes what there is to say of the window as a row.
@@ -125,7 +147,15 @@ class ParquetExporter:
             ClosedError: before `open` or after `aclose`.
         """
         self._opened()
-        self._add_window(window)
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._windows["complete" if window.complete else "incomplete"] += 1
+            row = WindowRow(window.index, window.start_ns, window.end_ns, dumps(about_window(window)))
+            self._window_rows.append(row)
+            self._bytes += len(row.about)
+            if len(self._window_rows) >= MOST_PIECES or self._bytes >= MOST_BYTES:
+                self._write_windows()
 
     async def aclose(self) -> None:
         """Completes the file.
@@ -147,46 +177,6 @@ class ParquetExporter:
         if self._run is None or self._member is None:
             raise ClosedError(f"{self.name} is not open")
         return self._member
-
-    def _begin(self) -> None:
-        with self._lock:
-            try:
-                make_directories(self._path.parent)
-                self._file = _File(open(part(self._path), "wb", opener=open_for_writing))
-            except OSError as error:
-                raise output_error(error, self._path, "create the file") from error
-            _open.add(self)
-            self._writer = self._parquet.ParquetWriter(
-                self._file,
-                self._rows.schema,
-                compression={name: "none" if name in STEADY else "zstd" for name in COLUMNS},  # of level 1
-                use_dictionary=[name for name in COLUMNS if name not in DIVERSE],
-                column_encoding=dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
-                write_statistics=list(STATISTICS),
-                write_batch_size=ROW_GROUP // 2,
-            )
-        # At its first conversion pyarrow imports pandas, where that is installed: not while the program ends.
-        self._arrow.array(np.empty(0))
-
-    def _add(self, batch: EventBatch, run: Run) -> None:
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            for first in range(0, len(batch), ROW_GROUP):
-                if _exiting:
-                    return
-                self._queue(self._rows.table(batch.events[first : first + ROW_GROUP], batch, run))
-
-    def _add_window(self, window: Window) -> None:
-        with self._lock:
-            if self._failure is not None:
-                return
-            self._windows["complete" if window.complete else "incomplete"] += 1
-            row = WindowRow(window.index, window.start_ns, window.end_ns, dumps(about_window(window)))
-            self._window_rows.append(row)
-            self._bytes += len(row.about)
-            if len(self._window_rows) >= MOST_PIECES or self._bytes >= MOST_BYTES:
-                self._write_windows()
 
     def _write_windows(self) -> None:
         if self._window_rows and self._run is not None:

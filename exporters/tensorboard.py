@@ -96,13 +96,10 @@ class TensorBoardExporter(ChromeTraceExporter):
         # The plugin sorts windows by this number as text: all have 19 digits, and it must grow.
         self._stamp = max(time.time_ns(), self._stamp + 1)
         # The host may be what a journal says.
-        worker = self._worker or f"{_part_of_a_name(run.host)}_{run.pid}"
+        host = re.sub(r"[/\\\0]", "_", run.host).encode(errors="replace")[:64].decode(errors="ignore")
+        worker = self._worker or f"{host}_{run.pid}"
         directory = self._directory / f"window_{window}" if self._runs else self._directory
         return directory / f"{worker}.{self._stamp}{self._suffix}"
-
-
-def _part_of_a_name(text: str) -> str:
-    return re.sub(r"[/\\\0]", "_", text).encode(errors="replace")[:64].decode(errors="ignore")
 
 
 def tensorboard_trace_handler(

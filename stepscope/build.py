@@ -13,11 +13,11 @@ from stepscope.backends.parallel_layout import with_layout
 from stepscope.backends.torch import loader as torch_loader
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
-from stepscope.exporters.files.window_journals import WindowJournalsExporter
-from stepscope.exporters.journal import JournalExporter
+from stepscope.exporters.journal import JournalExporter, WindowJournalsExporter
 from stepscope.runtime import analysed
 from stepscope.runtime.control.entry_points.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.display.text_table import Column, human_time
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
@@ -30,12 +30,14 @@ from stepscope.runtime.observers import forced_writes, stack_sampler, task_runs
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.schedule.schedule import ScheduleFunction, always, never
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import MAX_RANKS
 from stepscope.runtime.settings.arguments import got, lacking, switch_argument
 from stepscope.runtime.settings.checked import settings
 from stepscope.runtime.settings.validation import suggesting
+from stepscope.runtime.windows.summary import Summary
 
 if TYPE_CHECKING:
     from stepscope.analysis.findings import Answer
@@ -55,9 +57,7 @@ class _Analysis:
         return refused(str(path), why)
 
     def html(self, shown: object) -> str:
-        from stepscope.shown import html_of
-
-        return html_of(shown)
+        return _html_of(shown)
 
 
 analysed.by = _Analysis()
@@ -273,3 +273,46 @@ def _check_names(what: str, names: list[str]) -> None:
         raise ValueError(
             f"two {what} are named {twice[0]!r}: give one of them another name, ledgers tell them apart by it"
         )
+
+
+_MOST_ROWS = 10
+"""Of the table below a profiler."""
+_HEAD = (
+    Column("Name", right=False),
+    Column("Category", right=False),
+    *(Column(name) for name in ("Count", "Self", "Total", "Mean", "Median", "p95")),
+)
+
+
+def _html_of(shown: object) -> str:
+    """A part of a page, for notebooks: a profiler, its table or its report."""
+    from stepscope.analysis.page.render import tables_html
+
+    if isinstance(shown, Profiler):
+        notes = [*shown.diagnostics(), "profiler.explain() says what is slow, profiler.report() what was dropped."]
+        facts = [*_facts_of_profiler(shown.statistics()).items(), ("directory", shown.output.path)]
+        return tables_html(f"Profiler {shown.name}", facts, _tables_of_spans(shown.aggregates(), _MOST_ROWS), notes)
+    if isinstance(shown, Summary):
+        return tables_html(tables=_tables_of_spans(shown), notes=() if shown.rows else ["No spans were recorded."])
+    title, *lines = str(shown).splitlines()
+    return tables_html(title, [(line[2:12].strip(), line[12:]) for line in lines])
+
+
+def _facts_of_profiler(now: ProfilerStatistics) -> dict[str, object]:
+    facts: dict[str, object] = {"state": now.state, "steps": f"{now.steps:,}", "windows": f"{now.windows:,}"}
+    if now.pipeline is None:
+        return facts
+    windows = now.pipeline.windows
+    dropped = sum(sum(reasons.values()) for reasons in windows.dropped.values())
+    return facts | {"events": f"{sum(windows.accepted.values()):,}", "dropped": f"{dropped:,}"}
+
+
+def _tables_of_spans(
+    table: Summary, most: int | None = None
+) -> list[tuple[str, tuple[Column, ...], list[tuple[str, ...]]]]:
+    rows = [
+        (row.name or "(no name)", row.category, f"{row.count:,}", human_time(row.self_ns))
+        + tuple(human_time(ns) for ns in (row.total_ns, row.mean_ns, row.p50_ns, row.p95_ns))
+        for row in table.rows[:most]
+    ]
+    return [("Spans of closed windows", _HEAD, rows)] if rows else []

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stepscope.runtime.control.settings import Control as Control
     from stepscope.runtime.overhead.budget import OverheadBudget as OverheadBudget
-    from stepscope.runtime.requests.armed import Armed as Armed
-    from stepscope.runtime.requests.armed import ArmedStatus as ArmedStatus
+    from stepscope.runtime.requests.armed import Armed, ArmedStatus
     from stepscope.runtime.requests.window_detail import WindowDetail as WindowDetail
     from stepscope.runtime.requests.window_request import WindowRequest as WindowRequest
 else:
@@ -17,10 +16,7 @@ else:
     __getattr__, __dir__ = _lazy(
         __name__,
         {
-            "stepscope.runtime.requests.armed": (
-                "Armed",
-                "ArmedStatus",
-            ),
+            "stepscope.runtime.requests.armed": ("Armed", "ArmedStatus"),
             "stepscope.runtime.control.settings": ("Control",),
             "stepscope.runtime.requests.window_detail": ("WindowDetail",),
             "stepscope.runtime.requests.window_request": ("WindowRequest",),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepscope.analysis.findings import Answer as Answer
-    from stepscope.analysis.findings import Finding as Finding
-    from stepscope.analysis.reading.recording import Rank as Rank
-    from stepscope.analysis.reading.recording import Recording as Recording
+    from stepscope.analysis.findings import Answer, Finding
+    from stepscope.analysis.reading.recording import Rank, Recording
     from stepscope.runtime.annotations.instrument import Instrumentation as Instrumentation
     from stepscope.runtime.overhead.budget import OverheadStatistics as OverheadStatistics
     from stepscope.runtime.report.run_report import RunReport as RunReport

@@ -12,18 +12,7 @@ if TYPE_CHECKING:
     from stepscope.runtime.flight.triggers.slow_step import SlowStep as SlowStep
     from stepscope.runtime.flight.triggers.stalled import Stalled as Stalled
     from stepscope.runtime.flight.triggers.terminated import Terminated as Terminated
-    from stepscope.runtime.flight.triggers.trigger import (
-        Evaluator as Evaluator,
-    )
-    from stepscope.runtime.flight.triggers.trigger import (
-        Finding as Finding,
-    )
-    from stepscope.runtime.flight.triggers.trigger import (
-        News as News,
-    )
-    from stepscope.runtime.flight.triggers.trigger import (
-        Trigger as Trigger,
-    )
+    from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
 else:
     from stepscope.runtime.lazy import lazy as _lazy
 
@@ -37,12 +26,7 @@ else:
             "stepscope.runtime.flight.triggers.slow_step": ("SlowStep",),
             "stepscope.runtime.flight.triggers.stalled": ("Stalled",),
             "stepscope.runtime.flight.triggers.terminated": ("Terminated",),
-            "stepscope.runtime.flight.triggers.trigger": (
-                "Evaluator",
-                "Finding",
-                "News",
-                "Trigger",
-            ),
+            "stepscope.runtime.flight.triggers.trigger": ("Evaluator", "Finding", "News", "Trigger"),
         },
     )
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import Counter
@@ -22,16 +24,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from stepscope.collector.merge.report import MergeReport
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
-from tools import demo_cluster_merged
-from tools.demo_place import Place, place_for
 
 RANKS, STEPS, SLOW, KILLED = 4, 200, 2, 3
 DRAWING_MS = 500
 """Until the page has drawn its charts in other colours."""
 SPAN = "forward and backward"
+TRACE, BOARD = "merged.pftrace", "tensorboard"
 
 
 class _Collector:
@@ -198,14 +202,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=int, metavar="N", default=STEPS, help=f"steps of each rank; default: {STEPS}")
     given = parser.parse_args(arguments)
-    with place_for(given.dir, "cluster") as place:
-        status = _demonstrate(place, given.steps, given.picture)
-        place.succeeded = not status
+    place: Path = given.dir or Path(tempfile.mkdtemp(prefix="cluster-"))
+    place.mkdir(parents=True, exist_ok=True)
+    status = _demonstrate(place, given.steps, given.picture)
+    if given.dir is None and not status:
+        shutil.rmtree(place)
+        print("what it made is removed; --dir DIR leaves it there, to be looked at", flush=True)
+    else:
+        print(f"what it made is in {place}: {TRACE} for https://ui.perfetto.dev, {BOARD} for TensorBoard", flush=True)
     return status
 
 
-def _demonstrate(to: Place, steps: int, picture: Path | None) -> int:
-    place = to.path
+def _demonstrate(place: Path, steps: int, picture: Path | None) -> int:
     collector = _Collector(place / "collected")
     print(f"the collector's page: {collector.url}", flush=True)
     with watching(collector.url, picture) as take_picture:
@@ -215,14 +223,42 @@ def _demonstrate(to: Place, steps: int, picture: Path | None) -> int:
         command = [sys.executable, "-m", "stepscope", "deliver", str(note.parent), "--url", collector.url]
         subprocess.run(command, check=True)
     collector.stop()
-    report = demo_cluster_merged.merge(place / "collected", place)
-    print(demo_cluster_merged.told(report, place if to.stays else None), flush=True)
+    report = _merge(place)
+    known = [member.bound_ns for member in report.members if member.bound_ns is not None]
+    within = f"within {max(known) / 1e3:,.0f} us" if len(known) == len(report.members) else "without a bound"
+    print(f"merged: {report.events:,} events of {len(report.members)} processes, their times {within}", flush=True)
     made = noted(place)
-    for kept, what in ((collected(place / "collected"), "kept"), (demo_cluster_merged.spans(place, SPAN), "merged")):
+    for kept, what in ((collected(place / "collected"), "kept"), (_merged_spans(place), "merged")):
         lost, twice = (made - kept).total(), (kept - made).total()
         print(f"{made.total()} spans were made, {kept.total()} are {what}; lost: {lost}, twice: {twice}", flush=True)
         status = status or int(bool(lost or twice))
-    return int(bool(status or any(member.bound_ns is None for member in report.members)))
+    return int(bool(status or len(known) < len(report.members)))
+
+
+def _merge(place: Path) -> MergeReport:
+    """Merges everything into `merged.pftrace` and `tensorboard`."""
+    report = place / "merge.json"
+    command = [sys.executable, "-m", "stepscope", "merge", str(place / "collected")]
+    for more in (
+        ["--out", str(place / TRACE), "--report", str(report)],
+        ["--out", str(place / BOARD), "--format", "tensorboard"],
+    ):
+        subprocess.run([*command, *more], check=True, stdout=subprocess.DEVNULL)
+    return msgspec.json.decode(report.read_bytes(), type=MergeReport)
+
+
+def _merged_spans(place: Path) -> Counter[tuple[int, int]]:
+    """Spans in what was written for TensorBoard, by (rank, step)."""
+    found: Counter[tuple[int, int]] = Counter()
+    for path in place.glob(f"{BOARD}/window_*/*.pt.trace.json"):
+        rank = int(path.name.split(".")[0].rpartition("_")[2])
+        events = json.loads(path.read_bytes())["traceEvents"]
+        found.update(
+            (rank, int(event["args"]["step"]))
+            for event in events
+            if event.get("ph") == "X" and event["name"] == SPAN and "had not ended" not in event["args"]
+        )
+    return found
 
 
 if __name__ == "__main__":

@@ -8,16 +8,17 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 
-from stepscope.analysis.findings import Answer, DeviceAnswer, ParallelGroup, RankAnswer
+from stepscope.analysis.findings import Answer, DeviceAnswer, RankAnswer
 from stepscope.analysis.page.icicle import icicle_of
 from stepscope.analysis.reading.recording import Rank, Recording
 from stepscope.analysis.tables.parallel_layout import groups_of, layout_of
-from stepscope.analysis.tables.rank_summary import RankSummary, Row, durations
+from stepscope.analysis.tables.rank_summary import RankSummary, durations
 from stepscope.analysis.terminal import shown_rank
 from stepscope.analysis.thresholds import SLOW_STEP
 from stepscope.backends.parallel_layout import DECLARED
@@ -25,7 +26,7 @@ from stepscope.runtime.display.text_table import human_count, human_number, huma
 from stepscope.runtime.windows.open_window import RECORDER, STEPS
 from stepscope.runtime.windows.step_facts import Facts
 from stepscope.runtime.windows.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
-from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS, StepStatistics
+from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS
 
 MOST_STEPS = 2_000
 """Bars of the chart of steps. Of more steps, neighbours share one, and there are half as many: each can be seen then."""
@@ -85,80 +86,8 @@ class Parts(msgspec.Struct, frozen=True):
     total: str
 
 
-class DeviceView(msgspec.Struct, frozen=True):
-    """A device from its first to its last event."""
-
-    answer: DeviceAnswer
-    use: Parts | None
-    meanwhile: Parts | None
-    names: tuple[tuple[str, str], ...]
-    """Activities of the host, each with the spans that were in it for longest."""
-
-
-class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that is shown by itself."""
-
-    label: str
-    answer: RankAnswer
-    tiles: tuple[tuple[str, str, str], ...]
-    parts: Parts | None
-    devices: Parts | None
-    device_views: tuple[DeviceView, ...]
-    spans: tuple[Row, ...]
-    names: int
-    """Names of spans that there are; the table has the first of them."""
-    steps: int
-    bins: int
-    first_steps: int
-    """Of these, the ones at the beginning that are not judged."""
-    samples: int
-    samples_of: str
-    memory: bool
-    foreign: bool
-    """Whether torch.profiler recorded it."""
-    data: dict[str, Any]
-    """For the script."""
-
-
-class RankRow(msgspec.Struct, frozen=True):
-    """A row of the table of ranks."""
-
-    label: str
-    host: str
-    named: bool
-    """Whether a finding names it."""
-    statistics: StepStatistics | None
-    ns: tuple[float, ...]
-    """Of each part, in the order of the columns."""
-
-
-class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """All of the page."""
-
-    answer: Answer
-    title: str
-    when: str
-    processes: tuple[Process, ...]
-    hidden: int
-    """Processes that are only in the table of ranks."""
-    rank_columns: tuple[str, ...]
-    ranks: Sequence[RankRow]
-    groups: Sequence[ParallelGroup]
-    """Groups known to any rank, except those of all ranks. At most `MOST_GROUPS`."""
-    more_groups: int
-    """Groups that are not shown."""
-    losses: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
-
-    @property
-    def data(self) -> list[dict[str, Any]]:
-        """For the script."""
-        return [process.data for process in self.processes]
-
-
-def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: Answer) -> Content:
-    """Gathers what the page shows."""
+def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: Answer) -> SimpleNamespace:
+    """Gathers what the page shows, for its template."""
     several = len(summaries) > 1
     named = {number for finding in answer.findings for number in finding.ranks}
     pairs = list(zip(summaries, answer.ranks, strict=True))
@@ -172,13 +101,13 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
     processes = tuple(_process(*pairs[at], room, several) for at in chosen)
     columns, rank_rows = _ranks(pairs if several else [], named)
     groups = groups_of(filter(None, (layout_of(rank.metadata) for rank in recording.ranks)))
-    return Content(
+    return SimpleNamespace(
         answer=answer,
         title=recording.path.resolve().name or str(recording.path),
         when=_when(recording.ranks),
         processes=processes,
-        hidden=len(pairs) - len(chosen),
-        rank_columns=columns,
+        hidden=len(pairs) - len(chosen),  # these are only in the table of ranks
+        rank_columns=[f"#{name}" for name in columns],
         ranks=rank_rows,
         groups=groups[:MOST_GROUPS],
         more_groups=max(len(groups) - MOST_GROUPS, 0),
@@ -190,6 +119,7 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
         ),
         notes=tuple(itertools.islice(_notes(recording), MOST_NOTES)),
         facts=tuple(_facts(recording)),
+        data=[process.data for process in processes],  # for the script
     )
 
 
@@ -222,7 +152,8 @@ def parts_table(parts: Sequence[tuple[str, float]]) -> Parts | None:
     return Parts(rows, human_time(sum(ns for _, ns in parts)))
 
 
-def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool) -> Process:
+def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool) -> SimpleNamespace:
+    """A process that is shown by itself."""
     samples, of = summary.samples_in_steps(), "the steps that are judged"
     if not samples:
         samples, of = summary.samples, "the whole run"
@@ -232,7 +163,7 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
     memory = _memory(summary.facts, MOST_STEPS // room)
     label = label_of(summary)
     rows = sorted(summary.rows, key=lambda row: -row.self)
-    return Process(
+    return SimpleNamespace(
         label=f"{label} on {summary.recorded.host}" if several and summary.recorded.host else label,
         answer=answer,
         tiles=tuple(_tiles(answer)),
@@ -240,7 +171,7 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
         devices=_devices(summary),
         device_views=tuple(_device_view(device) for device in answer.devices[:MOST_DEVICES]),
         spans=tuple(rows[: MOST_ROWS // room]),
-        names=len(rows),
+        names=len(rows),  # of spans; the table has the first of them
         steps=len(summary.facts),
         bins=len(chart["first"]) if chart else 0,
         first_steps=len(summary.facts) - len(summary.judged_steps),
@@ -294,13 +225,14 @@ def _devices(summary: RankSummary) -> Parts | None:
     return parts_table([*parts, ("idle", idle * scale)])
 
 
-def _device_view(device: DeviceAnswer) -> DeviceView:
+def _device_view(device: DeviceAnswer) -> SimpleNamespace:
+    """A device from its first to its last event; activities of the host have the spans that were in them for longest."""
     times = device.computation_ns, device.communication_ns, device.copy_ns, device.idle_ns
-    return DeviceView(
-        device,
-        parts_table([(name, ns) for name, ns in zip((*DEVICE_PARTS, "idle"), times, strict=True) if ns]),
-        parts_table([(each.name, each.ns) for each in device.meanwhile]),
-        tuple(
+    return SimpleNamespace(
+        answer=device,
+        use=parts_table([(name, ns) for name, ns in zip((*DEVICE_PARTS, "idle"), times, strict=True) if ns]),
+        meanwhile=parts_table([(each.name, each.ns) for each in device.meanwhile]),
+        names=tuple(
             (each.name, ", ".join(f"{shortened(name.name, 100)} {name.share:.0%}" for name in each.names))
             for each in device.meanwhile
             if each.names
@@ -363,7 +295,9 @@ def _memory(facts: Facts, most: int) -> dict[str, Any] | None:
     }
 
 
-def _ranks(pairs: Sequence[tuple[RankSummary, RankAnswer]], named: set[int]) -> tuple[tuple[str, ...], list[RankRow]]:
+def _ranks(
+    pairs: Sequence[tuple[RankSummary, RankAnswer]], named: set[int]
+) -> tuple[tuple[str, ...], list[SimpleNamespace]]:
     """The parts that the ranks' steps have, the largest first, and a row for each rank. Uncovered time is one part."""
     sums: defaultdict[str, float] = defaultdict(float)
     by_rank: list[defaultdict[str, float]] = []
@@ -375,12 +309,12 @@ def _ranks(pairs: Sequence[tuple[RankSummary, RankAnswer]], named: set[int]) -> 
             sums[name] += share.ns
     columns = tuple(sorted(sums, key=lambda name: (name == UNCOVERED, -sums[name])))
     return columns, [
-        RankRow(
-            label_of(summary),
-            summary.recorded.host,
-            summary.rank in named,
-            answer.statistics,
-            tuple(ns[name] for name in columns),
+        SimpleNamespace(
+            label=label_of(summary),
+            host=summary.recorded.host,
+            named=summary.rank in named,
+            statistics=answer.statistics,
+            ns=tuple(ns[name] for name in columns),
         )
         for (summary, answer), ns in zip(pairs, by_rank, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Renders the page."""
+"""Renders the page, and the parts of it that notebooks show."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -16,7 +17,7 @@ from markupsafe import Markup, escape
 
 from stepscope.analysis.explain import judge
 from stepscope.analysis.findings import Answer
-from stepscope.analysis.page.content import Content, content_of, parts_of_step, parts_table, shortened
+from stepscope.analysis.page.content import content_of, parts_of_step, parts_table, shortened
 from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.tables.allocations import human_bytes, memory_text
 from stepscope.analysis.tables.devices import idlest, meanwhile_of, use_of
@@ -55,7 +56,7 @@ def page_of(recording: Recording, window: int | None, peak_flops: float | None) 
     return render(content_of(recording, summaries, answer)), answer
 
 
-def render(content: Content) -> str:
+def render(content: SimpleNamespace) -> str:
     """The page with this content."""
     script = _file("page.js")
     # The page's policy lets no script in but this one, whatever becomes of a name.

@@ -121,19 +121,19 @@ def _cycle_of(trace: KinetoFile) -> tuple[int, str]:
     return int(cycle["time"]) if cycle else 0, trace.path.name
 
 
-def _rank_of(trace: KinetoFile) -> int | None:
+def _number_in(trace: KinetoFile, key: str) -> int | None:
+    """A number that the trace gives for the job."""
     info = trace.head.get("distributedInfo")
-    number = cast("dict[str, Any]", info).get("rank") if isinstance(info, dict) else None
-    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 31:
+    number = cast("dict[str, Any]", info).get(key) if isinstance(info, dict) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 31 else None
+
+
+def _rank_of(trace: KinetoFile) -> int | None:
+    number = _number_in(trace, "rank")
+    if number is not None:
         return number
     found = _RANK.search(trace.path.name)
     return int(found[1]) if found else None
-
-
-def _world_size_of(trace: KinetoFile) -> int | None:
-    info = trace.head.get("distributedInfo")
-    number = cast("dict[str, Any]", info).get("world_size") if isinstance(info, dict) else None
-    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
 def _capacity_of(trace: KinetoFile) -> dict[str, int]:
@@ -160,7 +160,7 @@ class TraceRank(Rank):
         self._tracks = [SavedTracks() for _ in traces]
         self._troubles: dict[int, tuple[str, int]] = {}
         self.rank = _rank_of(first)
-        self.world_size = _world_size_of(first)
+        self.world_size = _number_in(first, "world_size") or None
         self.name = first.path.name if self.rank is None else SOURCE
         self.host = str(first.head.get("host_name", ""))
         self.pid = 0

@@ -1,4 +1,4 @@
-"""Rules, one in each file, which has the name of its rule. A rule sees summaries, and returns findings; it shows nothing.
+"""Rules: each is a function `check_<rule>`, which sees summaries and returns findings; it shows nothing.
 
 docs/rules.md says of each what it needs, finds, and from when on.
 """
@@ -8,57 +8,47 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.measures.job import Job
 from stepscope.analysis.rules import (
-    communication_exposed,
-    copies_exposed,
-    data_pipeline,
-    device_idle,
-    forced_writes,
-    garbage_collection,
-    input_bound,
-    interpreter_lock,
-    loop_blocked,
-    memory_grows,
-    not_finite,
-    periodic_stall,
-    processors_contended,
-    python_between_operators,
-    queue_grows,
-    slow_backward_hook,
-    slow_item,
-    slow_rank,
+    data,
+    devices,
+    event_loops,
+    memory,
+    operators,
+    processors,
+    python_code,
+    ranks,
     slow_steps,
-    tasks_never_end,
-    tiny_operators,
-    uneven_work,
-    value_read_back,
 )
+from stepscope.analysis.rules.evidence import Job
 
 Rule = Callable[[Job], list[Finding]]
 
 RULES_OF_STEPS: tuple[Rule, ...] = (
-    input_bound.check,
-    data_pipeline.check,
-    slow_item.check,
-    slow_rank.check,
-    uneven_work.check,
-    periodic_stall.check,
-    slow_steps.check,
-    memory_grows.check,
-    garbage_collection.check,
-    tiny_operators.check,
-    value_read_back.check,
-    processors_contended.check,
-    interpreter_lock.check,
-    slow_backward_hook.check,
-    forced_writes.check,
-    python_between_operators.check,
-    not_finite.check,
-    device_idle.check,
-    communication_exposed.check,
-    copies_exposed.check,
+    data.check_input_bound,
+    data.check_data_pipeline,
+    data.check_slow_item,
+    ranks.check_slow_rank,
+    ranks.check_uneven_work,
+    slow_steps.check_periodic_stall,
+    slow_steps.check_slow_steps,
+    memory.check_memory_grows,
+    memory.check_garbage_collection,
+    operators.check_tiny_operators,
+    operators.check_value_read_back,
+    processors.check_processors_contended,
+    processors.check_interpreter_lock,
+    python_code.check_slow_backward_hook,
+    python_code.check_forced_writes,
+    python_code.check_python_between_operators,
+    memory.check_not_finite,
+    devices.check_device_idle,
+    devices.check_communication_exposed,
+    devices.check_copies_exposed,
 )
 """Those that judge steps. They are checked only if there are `FEWEST_STEPS` or more."""
 
-RULES_OF_TASKS: tuple[Rule, ...] = (loop_blocked.check, tasks_never_end.check, queue_grows.check)
+RULES_OF_TASKS: tuple[Rule, ...] = (
+    event_loops.check_loop_blocked,
+    event_loops.check_tasks_never_end,
+    event_loops.check_queue_grows,
+)

@@ -1,14 +1,197 @@
-"""Single steps that are slow, without a period."""
+"""Steps that take several times as long as usual, at equal distances or not, and what differs in them."""
 
 from __future__ import annotations
 
-from stepscope.analysis.findings import Finding
-from stepscope.analysis.measures.job import Job
-from stepscope.analysis.measures.single_slow_steps import slow_steps_of
-from stepscope.runtime.display.text_table import human_count
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.analysis.findings import EventReference, Finding, Place
+from stepscope.analysis.rules.evidence import Job, intervals, longest, only_in, place_of_calls
+from stepscope.analysis.tables.rank_summary import Call, durations
+from stepscope.analysis.thresholds import (
+    COVERED,
+    FEWEST_LATE_STEPS,
+    FEWEST_PERIODS,
+    MOST_SLOW_STEPS,
+    PERIODIC,
+    PERIODS_SLOW,
+    RUN_QUEUE,
+    SLOW_STEP,
+    SLOW_STEP_NS,
+    SLOW_STEPS_COST,
+)
+from stepscope.runtime.display.text_table import human_count, human_time
+from stepscope.runtime.windows.step_parts import NAMES, is_uncovered, parts_of
+
+MOST_COMPARED = 64
+"""Slow steps whose distances are compared, and distances that are tried as a period."""
+MOST_SLOW = 8
+"""Slow steps that a finding names."""
+MOST_NUMBERS = 5
+"""Slow steps that are named in a sentence."""
+MUCH_WRITTEN = 1 << 20
+"""Bytes that a slow step must write for this to be said."""
 
 
-def check(job: Job) -> list[Finding]:
+class SlowSteps:
+    """The slow steps of the main rank, when they are few and cost much. What steps wait for processors is left out."""
+
+    def __init__(self, job: Job, took: NDArray[np.float64], slow: NDArray[np.int64]) -> None:
+        rank, steps = job.main, job.main.judged_steps
+        self.median = float(np.median(took))
+        self.excess_ns = float((took[slow] - self.median).sum())
+        self.cost = self.excess_ns / float(took.sum())
+        self.cost_ns = self.excess_ns / len(took)
+        self.numbers: list[int] = steps["step"][slow].tolist()
+        self.period = period_of(slow, took[slow] - self.median, len(took))
+        more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(steps).items()}
+        self._cause = max(more, key=lambda name: more[name])
+        self._more = more[self._cause]
+        self._contended = contended(job)
+        usual = np.flatnonzero(took <= SLOW_STEP * self.median)
+        self.place = only_in(rank.samples_in_steps(steps[slow]), rank.samples_in_steps(steps[usual]))
+        # Of the phase that most of the extra time is in.
+        calls = next((calls for phase, calls in rank.calls.items() if NAMES[phase] == self._cause), list[Call]())
+        calls = _calls_in(steps["begin"][slow], steps["end"][slow], calls)
+        self.calls: tuple[EventReference, ...] = longest(rank, calls)
+        self._calling = place_of_calls(calls)
+        written = steps["written_bytes"][slow]
+        self._written = float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
+
+    @property
+    def each(self) -> str:
+        """By how much one takes longer."""
+        return human_time(self.excess_ns / len(self.numbers))
+
+    def places(self) -> tuple[Place, ...]:
+        """Where the program is in them, or calls what they wait for."""
+        place = self.place or self._calling
+        return () if place is None else (place,)
+
+    def cause(self) -> str:
+        """The difference of these steps, as a sentence; empty if unknown."""
+        share = f"{min(self._more / self.excess_ns, 1):.0%}"
+        if self.place is not None:
+            return f"{self.place.share:.0%} of their stack samples are in {self.place}, where other steps hardly are"
+        where = "" if self._calling is None else f", called in {self._calling}"
+        if self._more >= COVERED * self.excess_ns and not is_uncovered(self._cause) and not self._contended:
+            return f"{share} of the extra time is {self._cause}{where}"
+        return f"the largest part of the extra time, {share}, is {self._cause}{where}" if self.period else ""
+
+    def evidence(self) -> tuple[str, ...]:
+        """Which steps they are, what differs, and what they write."""
+        named = ", ".join(map(str, self.numbers[:MOST_NUMBERS]))
+        more = "..." if len(self.numbers) > MOST_NUMBERS else ""
+        written = (f"each of them writes {self._written / 1e6:,.0f} MB",) if self._written > MUCH_WRITTEN else ()
+        return (
+            f"steps {named}{more}: each takes {self.each} longer than the median of {human_time(self.median)}",
+            self.cause(),
+            *written,
+        )
+
+    def finding(self, kind: str, title: str, action: str) -> Finding:
+        """The finding of a rule about them.
+
+        Args:
+            kind: the rule's id.
+            action: what to try; the function where the program is comes before it.
+        """
+        places = self.places()
+        return Finding(
+            id=kind,
+            title=title,
+            cost=self.cost,
+            cost_ns=self.cost_ns,
+            evidence=self.evidence(),
+            action=f"{places[0].function}: {action}" if places else action,
+            gain=f"up to {self.cost:.0%} of the run",
+            certainty="certain" if places else "likely",
+            steps=tuple(self.numbers[:MOST_SLOW]),
+            events=self.calls,
+            places=places,
+        )
+
+
+def slow_steps_of(job: Job) -> SlowSteps | None:
+    """The slow steps, if they are few, cost much, and it is known what differs in them."""
+    took = durations(job.main.judged_steps) - waited_for_processors(job)
+    median = float(np.median(took))
+    slow = np.flatnonzero((took > SLOW_STEP * median) & (took > median + SLOW_STEP_NS))
+    cost = float((took[slow] - median).sum()) / float(took.sum())
+    if not len(slow) or len(slow) > MOST_SLOW_STEPS * len(took) or cost < SLOW_STEPS_COST:
+        return None
+    found = SlowSteps(job, took, slow)
+    return found if found.cause() else None
+
+
+def waited_for_processors(job: Job) -> NDArray[np.float64]:
+    """How many ns longer than usual each step waited for a processor, on the main rank or on one that this may have waited for."""
+    numbers = job.main.judged_steps["step"].tolist()
+    most = np.zeros(len(numbers))
+    for steps in (rank.judged_steps for rank in job.ranks if len(rank.judged_steps)):
+        waits = np.nan_to_num(steps["run_queue_ns"])
+        longer = dict(zip(steps["step"].tolist(), np.maximum(waits - np.median(waits), 0).tolist(), strict=True))
+        most = np.maximum(most, [longer.get(number, 0.0) for number in numbers])
+    return most
+
+
+def contended(job: Job) -> bool:
+    """Whether the threads that step wait for processors. Other threads may wait then, too, but that is not recorded by step."""
+    shares = [
+        float(np.nan_to_num(rank.judged_steps["run_queue_ns"]).sum() / durations(rank.judged_steps).sum())
+        for rank in job.ranks
+        if len(rank.judged_steps)
+    ]
+    return max(shares, default=0.0) >= RUN_QUEUE / 2
+
+
+def period_of(slow: NDArray[np.int64], excess: NDArray[np.float64], count: int) -> int:
+    """The period of slow steps, or 0: since the first of them most steps at that distance must be slow, and have most of the extra time.
+
+    Args:
+        slow: positions of slow steps.
+        excess: the extra time of each.
+        count: how many steps there are in all.
+    """
+    latest = np.sort(slow[np.argsort(excess)[-MOST_COMPARED:]])
+    distances: Counter[int] = Counter(np.subtract.outer(latest, latest)[np.tril_indices(len(latest), -1)].tolist())
+    best, most = 0, 0.0
+    for period in sorted(period for period, _ in distances.most_common(MOST_COMPARED) if period >= 2):
+        hits = np.bincount(slow % period, minlength=period)
+        covered = np.bincount(slow % period, weights=excess, minlength=period) / excess.sum()
+        phase = int(covered.argmax())
+        first = int(slow[slow % period == phase].min())
+        expected = len(range(first, count, period))
+        if first >= period and count - first < FEWEST_LATE_STEPS:
+            continue  # a few at the end, after normal steps at this distance, may be chance
+        if hits[phase] >= max(FEWEST_PERIODS, PERIODS_SLOW * expected) and covered[phase] > most + 0.01:
+            best, most = period, float(covered[phase])
+    return best if most >= PERIODIC else 0
+
+
+def _calls_in(begin: NDArray[np.int64], end: NDArray[np.int64], calls: list[Call]) -> list[Call]:
+    """Calls that overlap one of these steps, which are in order."""
+    spans = np.array(intervals(calls), np.int64).reshape(-1, 2)
+    if not len(spans) or not len(begin):
+        return []
+    at = np.searchsorted(begin, spans[:, 1], side="left") - 1
+    inside = (at >= 0) & (spans[:, 0] < end[np.maximum(at, 0)])
+    return [call for call, is_inside in zip(calls, inside.tolist(), strict=True) if is_inside]
+
+
+def check_periodic_stall(job: Job) -> list[Finding]:
+    """Finds slow steps at equal distances, and what covers their extra time."""
+    slow = slow_steps_of(job)
+    if slow is None or not slow.period:
+        return []
+    action = "do it less often, or on another thread or process while training goes on"
+    title = f"Every {slow.period} steps one takes {slow.each} longer: {slow.cost:.0%} of the time."
+    return [slow.finding("periodic-stall", title, action)]
+
+
+def check_slow_steps(job: Job) -> list[Finding]:
     """Finds steps that take several times the median, if they are few, cost much, and it is known what differs in them."""
     slow = slow_steps_of(job)
     if slow is None or slow.period:

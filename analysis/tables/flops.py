@@ -67,7 +67,7 @@ def _attention_backward(shapes: _Shapes, _: list[str]) -> int:
 def _convolution(shapes: _Shapes, values: list[str]) -> int:
     """Each weight once for each place of the output; of the input, if it is transposed."""
     data, weight = shapes[:2]
-    stride, padding, dilation = (_numbers(text) for text in values[3:6])
+    stride, padding, dilation = ([int(number) for number in text.strip("[]").split(",")] for text in values[3:6])
     places = data[2:]
     if values[6] != "True":
         widths = [dilation[at % len(dilation)] * (size - 1) + 1 for at, size in enumerate(weight[2:])]
@@ -84,10 +84,6 @@ def _convolution_backward(shapes: _Shapes, values: list[str]) -> int:
     places = data[2:] if values[7] == "True" else gradient[2:]
     wanted = values[10].strip("[]").split(", ")[:2].count("True")
     return 2 * wanted * gradient[0] * prod(places) * prod(weight)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.strip("[]").split(",")]
 
 
 _FORMULAS: Final[Mapping[str, _Formula]] = {

@@ -18,7 +18,7 @@ from stepscope.compat.mxnet.statistics import FramePass, Statistics
 from stepscope.compat.mxnet.tables import Row
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.files.rotation import SUFFIXES, numbered
+from stepscope.exporters.files.output import SUFFIXES, numbered
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import real

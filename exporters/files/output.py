@@ -1,4 +1,4 @@
-"""A file that grows by whole pieces, plain or gzip."""
+"""A file that grows by whole pieces, plain or gzip; and names of files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import aiofiles
 
-from stepscope.exporters.files.rotation import PART, part
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.formats import being_written
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.paths import real
 from stepscope.runtime.files.private_files import (
@@ -30,6 +30,34 @@ from stepscope.runtime.session.file_lock import is_locked_by_another
 
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncFileIO
+
+SUFFIXES = (".pt.trace.json", ".trace.json", ".json")
+"""Kept together at the end of a name, before `.gz`, for viewers choose what to do by them."""
+
+PART = ".part"
+"""Ends the name of a file that is not complete yet; no viewer takes it for a trace."""
+
+
+def fill(path: Path, run: Run, window: int | None) -> Path:
+    """Replaces `{rank}`, `{pid}` and, if given, `{window}`; a run without a rank counts as rank 0."""
+    text = str(path).replace("{rank}", str(run.rank or 0)).replace("{pid}", str(run.pid))
+    return Path(text if window is None else text.replace("{window}", str(window)))
+
+
+def numbered(path: Path, number: int) -> Path:
+    """The name of part `number` of a file: `trace.json.gz` is followed by `trace.1.json.gz`. 0 is the file itself."""
+    if number == 0:
+        return path
+    zipped = ".gz" if path.name.endswith(".gz") else ""
+    name = path.name.removesuffix(zipped)
+    suffix = next((s for s in SUFFIXES if name.endswith(s)), Path(name).suffix)
+    return path.with_name(f"{name.removesuffix(suffix)}.{number}{suffix}{zipped}")
+
+
+def part(path: Path) -> Path:
+    """The name of a file until it is complete."""
+    return path.with_name(path.name + PART)
+
 
 SMALL_PIECE_BYTES = 64 << 10
 """Pieces up to this may wait for the end of a group: each write lets another thread take the interpreter's lock."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.exporters.files.plainjson import dumps
+from stepscope.exporters.files.trace_file import dumps
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from stepscope.exporters.files.chrome_rows import NOTES
+from stepscope.exporters.files.chrome_file import NOTES
 from stepscope.exporters.files.output import OutputFile
 from stepscope.exporters.files.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
@@ -71,7 +71,7 @@ class PerfettoFile(TraceFile):
     def _put(self, packets: bytes, events: int = 0) -> None:
         """Writes the encoder's last packets. If the system refuses them, the encoder makes them again, with the names in them."""
         try:
-            self._output.write(packets, events=events)
+            self.output.write(packets, events=events)
         except BaseException:
             self._encoder.forget()
             raise
@@ -104,7 +104,7 @@ class PerfettoFile(TraceFile):
     def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:
         """The same, and what the wall clock shows now if it was set."""
         if self._opened and abs(self._run.wall(at) - at - self._ahead) > WALL_STEP_NS:
-            self._output.write(self._clocks(at))
+            self.output.write(self._clocks(at))
         super().mark(name, at, args)
 
     def _head(self) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import stat
@@ -10,11 +9,11 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+
+import anyio
 
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.files.output import output_error
-from stepscope.exporters.files.rotation import numbered
+from stepscope.exporters.files.output import numbered, output_error
 from stepscope.exporters.parquet import ParquetExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.runtime.errors import FormatError
@@ -92,7 +91,7 @@ def _replace(note: TraceNote, journal: Path, made: Path, old: list[Path], first:
     except (KeyError, TypeError, ValueError, ImportError) as error:
         raise FormatError(f"{old[-1]} cannot be written anew: {error}") from error
     with JournalReader(journal) as reader:
-        asyncio.run(_replay(reader, exporter, made, note.window))
+        anyio.run(replay_into, reader, exporter, run_of(reader, made), note.window)
         if harm := reader.damage.harm():
             raise FormatError(f"{old[-1]} is not written anew: parts of {journal} are damaged ({harm})")
     new: list[Path] = []
@@ -112,10 +111,6 @@ def _replace(note: TraceNote, journal: Path, made: Path, old: list[Path], first:
         if path not in targets:
             path.unlink()
     return targets
-
-
-async def _replay(reader: JournalReader, exporter: Exporter, place: Path, window: int | None) -> Any:
-    return await replay_into(reader, exporter, run_of(reader, place), window)
 
 
 def _is_of(path: Path, run_id: str) -> bool:

@@ -1,21 +1,50 @@
-"""One trace file while it is written, of any format that grows by pieces."""
+"""One trace file while it is written, of any format that grows by pieces; and JSON text of values from anywhere."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stepscope.exporters.files.output import OutputFile
 from stepscope.runtime.errors import OutputError
+from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import Block, Flag
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.windows.window import Window
+
+_encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=msgspec.structs.asdict)
+
+
+def dumps(value: Any) -> str:
+    """JSON text on one line, with a space after commas and colons, and every character as it is. `json_values.plain` reduces what
+    JSON does not hold, such as NaN.
+
+    Perfetto shows escapes such as \\u00e9 in names of processes and threads as they stand.
+    """
+    try:
+        text = _encoder.encode(value)
+        text.encode()
+    except (TypeError, ValueError, RecursionError):  # a lone surrogate is a ValueError
+        return json.dumps(plain(value, items=None), allow_nan=False, ensure_ascii=False)
+    return text
+
+
+def dumps_records(value: Any) -> str:
+    """Compact JSON text of our own structs, and of dicts and lists of whole numbers and text, in a twentieth of the time of `dumps`,
+    which it calls for what these do not hold. NaN must not occur."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):  # a lone surrogate is a ValueError
+        return dumps(value)
+
 
 SLICE = 8192
 """Events that are encoded at a time: about half a millisecond of the loop's time. What more of them become is so large that
@@ -42,13 +71,13 @@ class TraceFile(ABC):
     """
 
     groups = False
-    """Whether small writes may be put together: what follows them can be read if they are lost."""
+    """Whether small writes to `output` may be put together (`begin_group`): what follows them can be read if they are lost."""
 
     def __init__(self, path: Path, run: Run, output: OutputFile, limit: int | None) -> None:
         self.path = path
         """Where the complete file will be."""
         self._run = run
-        self._output = output
+        self.output = output
         self._noted = output.path
         self._limit = limit
         self._slice = SLICE if limit is None else min(max(limit // SLICE_DIVISOR, SMALLEST_SLICE), SLICE)
@@ -59,7 +88,7 @@ class TraceFile(ABC):
     @property
     def written(self) -> int:
         """Events written, those included of which a part is yet to be written."""
-        return self._output.events
+        return self.output.events
 
     def take_lost(self, window: int | None) -> Iterable[Lost]:
         """Returns the losses since the last call.
@@ -67,34 +96,25 @@ class TraceFile(ABC):
         Args:
             window: of these events; `None`: of several.
         """
-        deleted = self._output.deleted
-        lost = self.written if deleted else self._unfinished + self._output.refused
+        deleted = self.output.deleted
+        lost = self.written if deleted else self._unfinished + self.output.refused
         if lost <= self._lost_reported:
             return ()
         news = Lost(lost - self._lost_reported, "deleted" if deleted else "error", window)
         self._lost_reported = lost
         return (news,)
 
-    def begin_group(self) -> None:
-        """Small writes may wait in memory until `end_group`."""
-        if self.groups:
-            self._output.begin_group()
-
-    def end_group(self) -> None:
-        """Writes what waits in memory. Raises `OutputError` if the system refused it."""
-        self._output.end_group()
-
     @property
     def full(self) -> bool:
         """Whether it has events, and the size limit leaves no room for more."""
         if self._limit is None or not self.written:
             return False
-        return self._output.size >= self._limit - max(MIN_END_BYTES, round(self._limit * END_SHARE))
+        return self.output.size >= self._limit - max(MIN_END_BYTES, round(self._limit * END_SHARE))
 
     @property
     def over(self) -> bool:
         """Whether the size limit leaves no room for marks either."""
-        return self._limit is not None and self._output.size >= self._limit
+        return self._limit is not None and self.output.size >= self._limit
 
     def add(self, events: Block, args: bytes, window: int) -> int:
         """Writes events of a window.
@@ -149,8 +169,8 @@ class TraceFile(ABC):
         """
         self._open(at)
         self._last = max(self._last, at)
-        self._output.check_deleted()
-        self._output.write(self._instant(name, at, args))
+        self.output.check_deleted()
+        self.output.write(self._instant(name, at, args))
 
     async def finish(self, args: Mapping[str, Any], at: int | None = None) -> None:
         """Writes the end, closes the file and gives it its name; goes on where a cancelled call was.
@@ -171,27 +191,27 @@ class TraceFile(ABC):
                 end = self._end(args)
                 if self._limit is not None and len(end) > MIN_END_BYTES:
                     end = self._end({"left out": "more than the size limit allows"})
-                self._output.tail = b""
-                self._output.write(end)
+                self.output.tail = b""
+                self.output.write(end)
             except OutputError:
                 self._failed = True
-                await self._output.close()
+                await self.output.close()
                 raise
         if self._failed:
             return  # as was said when it failed
         try:
-            await self._output.close()
+            await self.output.close()
         except OutputError:
             self._failed = True
             raise
-        if self._output.path != self.path:
-            self._output.rename(self.path)
+        if self.output.path != self.path:
+            self.output.rename(self.path)
         self._run.note_output(self._noted, False)
 
     def _open(self, at: int) -> None:
         """Writes what the file says of its run, at the time of the first event: a viewer shows no time before that."""
         if not self._opened:
-            self._output.write(self._opening(at))
+            self.output.write(self._opening(at))
             self._opened = True
 
     @abstractmethod

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import anyio
 import msgspec
 
-from stepscope.exporters.files.output import check_directory, delete_files
-from stepscope.exporters.files.rotation import fill, numbered
+from stepscope.exporters.files.output import check_directory, delete_files, fill, numbered
 from stepscope.exporters.files.trace_file import TraceFile, about_run, about_window
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import Block, EventBatch
@@ -50,7 +49,8 @@ class TraceSeries:
         self._limit = limit
         self._on_full = on_full
         self._number = 0
-        self._file: TraceFile | None = None
+        self.file: TraceFile | None = None
+        """The one that is written now."""
         self._refused: OutputError | None = None
         """Why its file is not to be created: another process had it open. Later that may be complete, and would be lost."""
         self._complete_events = 0
@@ -59,11 +59,7 @@ class TraceSeries:
     @property
     def written(self) -> int:
         """Events in its files so far."""
-        return self._complete_events + (0 if self._file is None else self._file.written)
-
-    def take_lost(self, window: int | None) -> Iterable[Lost]:
-        """See `TraceFile.take_lost`; of a file that is complete nothing is lost."""
-        return () if self._file is None else self._file.take_lost(window)
+        return self._complete_events + (0 if self.file is None else self.file.written)
 
     async def begin(self) -> TraceFile:
         """The file that is written now.
@@ -73,14 +69,14 @@ class TraceSeries:
         """
         if self._refused is not None:
             raise self._refused
-        if self._file is None:
+        if self.file is None:
             note = msgspec.structs.replace(self._note, number=self._number)
             try:
-                self._file = await self._create(numbered(self._path, self._number), note)
+                self.file = await self._create(numbered(self._path, self._number), note)
             except OutputError as error:
                 self._refused = error if error.errno == errno.EBUSY else None
                 raise
-        return self._file
+        return self.file
 
     async def add(self, events: Block, args: bytes, window: int) -> None:
         """Writes events, to further files if need be, or counts them as dropped.
@@ -110,16 +106,6 @@ class TraceSeries:
         if not (file.over and self._on_full == "stop"):
             file.mark(name, at, args)
 
-    def begin_group(self) -> None:
-        """See `TraceFile.begin_group`."""
-        if self._file is not None:
-            self._file.begin_group()
-
-    def end_group(self) -> None:
-        """See `TraceFile.end_group`."""
-        if self._file is not None:
-            self._file.end_group()
-
     @property
     def paths(self) -> list[Path]:
         """The files written so far, in their order."""
@@ -143,11 +129,11 @@ class TraceSeries:
             raise refusal
 
     async def _next(self) -> None:
-        assert self._file is not None
-        self._file.write_pending()
-        await self._file.finish({"continued in": numbered(self._path, self._number + 1).name})
-        self._complete_events += self._file.written
-        self._file = None
+        assert self.file is not None
+        self.file.write_pending()
+        await self.file.finish({"continued in": numbered(self._path, self._number + 1).name})
+        self._complete_events += self.file.written
+        self.file = None
         self._number += 1
 
 
@@ -201,7 +187,8 @@ class TraceExporter(ABC):
         return lost
 
     def _take_lost(self, key: int) -> None:
-        self._lost += self._open[key].take_lost(key if self._by_window else None)
+        file = self._open[key].file
+        self._lost += () if file is None else file.take_lost(key if self._by_window else None)
 
     async def open(self, run: Run) -> None:
         """Begins the file; sees that it can be written, if every window has its own.
@@ -272,15 +259,17 @@ class TraceExporter(ABC):
 
     def begin_group(self) -> None:
         """See `SupportsGroupedWrites`."""
-        for series in self._open.values():
-            series.begin_group()
+        for file in (series.file for series in self._open.values()):
+            if file is not None and file.groups:
+                file.output.begin_group()
 
     async def end_group(self) -> None:
         """See `SupportsGroupedWrites`."""
         refused: OutputError | None = None
-        for series in self._open.values():
+        for file in (series.file for series in self._open.values()):
             try:
-                series.end_group()
+                if file is not None:
+                    file.output.end_group()
             except OutputError as error:
                 refused = refused or error
         if refused is not None:

@@ -41,7 +41,7 @@ COMMANDS = (
     upload,
     merge,
 )
-"""Each has `add(commands)`, which declares it, and names its function."""
+"""Each has `HELP`, `DESCRIPTION`, `EPILOG`, in some cases `USAGE`, `add_options(parser)`, and `run(arguments)`, which returns its exit code."""
 MOST_COLUMNS = 120
 """Columns of a line of text that still reads well."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
@@ -76,8 +76,16 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"stepscope {VERSION}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser)
-    for command in COMMANDS:
-        command.add(commands)
+    for name, command in zip(NAMES, COMMANDS, strict=True):
+        one: argparse.ArgumentParser = commands.add_parser(
+            name,
+            help=command.HELP,
+            usage=getattr(command, "USAGE", None),
+            description=command.DESCRIPTION,
+            epilog=command.EPILOG,
+        )
+        command.add_options(one)
+        one.set_defaults(function=command.run, command=name, parser=one)
     return top
 
 

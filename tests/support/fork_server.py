@@ -28,7 +28,7 @@ from typing import Any
 PLAIN = (
     "stepscope anyio._backends._asyncio aiofiles asyncio msgspec.json numpy tempfile textwrap uvloop "
     "stepscope.backends.base stepscope.build stepscope.errors stepscope.exporters.chrome stepscope.exporters.memory "
-    "stepscope.exporters.tensorboard stepscope.exporters.files.window_journals stepscope.runtime.lifecycle.interpreter_exit "
+    "stepscope.exporters.tensorboard stepscope.exporters.journal stepscope.runtime.lifecycle.interpreter_exit "
     "stepscope.runtime.flight.recorder stepscope.runtime.lifecycle.join stepscope.runtime.profiler stepscope.runtime.recovery.recover"
 )
 IMPORTED = {

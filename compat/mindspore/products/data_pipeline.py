@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.measures.processors import use_by_counters
+from stepscope.analysis.rules.processors import use_by_counters
 from stepscope.analysis.tables.data_pipeline import (
     DataPipeline,
     PipelineBuilder,

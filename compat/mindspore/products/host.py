@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from stepscope.compat.mindspore.output_layout import write_text
 from stepscope.compat.mindspore.products.base import PYTHON, Product, in_categories, microseconds, spans
-from stepscope.exporters.files.rotation import part
+from stepscope.exporters.files.output import part
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.events.tracks import TrackKind

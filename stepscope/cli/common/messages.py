@@ -1,16 +1,27 @@
-"""Messages to the user on standard error, results as JSON, and streams that cannot be written."""
+"""Messages to the user on standard error, results as text or JSON, a bar while work goes on, and streams that cannot be written."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import re
 import sys
-from typing import Any, TextIO
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import msgspec
 
+from stepscope.runtime.display.text_table import human_count, printable, shorten
+from stepscope.runtime.errors import INCOMPLETE
 from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.threads.background_call import start
+from stepscope.runtime.threads.native_threads import Event, Thread
+
+if TYPE_CHECKING:
+    pass
 
 
 def message(text: str) -> None:
@@ -62,3 +73,131 @@ def discard_unwritten(stream: TextIO | None) -> None:
         assert stream is not None
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())
+
+
+_RULE = re.compile(r"-+(?:  +-+)*")
+_STYLES = {
+    r"(?m)\b(?:no end|incomplete|missing|not merged|damaged?)\b.*$": "yellow",
+    r"(?m)\b(?:still open)\b": "cyan",
+    r"(?m)^(?:recovered|completed|see it)\b": "green",
+}
+"""Patterns of what matters in a result, and how it looks."""
+
+
+def print_result(text: str) -> None:
+    """Prints a text on standard output; on a terminal that shows some, problems in colour, and bold heads of tables."""
+    stream: TextIO | None = sys.stdout  # it is None where it was closed when the process began
+    if stream is None or not stream.isatty() or os.environ.get("NO_COLOR"):
+        print(text)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    made = Text(text)
+    for pattern, style in _STYLES.items():
+        made.highlight_regex(pattern, style)
+    lines = text.split("\n")
+    at = 0
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        if _RULE.fullmatch(below):
+            made.stylize("bold", at, at + len(line))
+        at += len(line) + 1
+    Console(highlight=False).print(made, soft_wrap=True)
+
+
+MOST_NAMED = 20
+"""Recordings that are named; the others are counted."""
+
+
+def exit_code(unreadable: Sequence[object]) -> int:
+    """The exit code. Standard error has a sentence if it is not 0, and the name of each recording.
+
+    Args:
+        unreadable: as texts: each names a recording, and says why it could not be read.
+    """
+    if not unreadable:
+        return 0
+    message(f"the result is not whole: {human_count(len(unreadable), 'recording')} could not be read")
+    for each in unreadable[:MOST_NAMED]:
+        message(printable(f"not read: {each}"))
+    return INCOMPLETE
+
+
+PROGRESS_DELAY_S = 1.0
+"""Seconds before the bar appears."""
+
+PROGRESS_INTERVAL_S = 0.1
+"""Seconds between two drawings of it."""
+
+PROGRESS_COLUMNS = 48
+"""Columns of the text: with bar and time the line fits into 80."""
+
+
+class Progress:
+    """Shows that the work of a `with` block goes on, and for how long, once it has taken a second; removes the bar at its end.
+
+    Nothing is shown, and no thread started, where standard error is no terminal. A terminal that goes away ends the bar only.
+
+    Args:
+        text: the work, in words.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._stream: TextIO | None = sys.stderr
+        self._done = Event()
+        self._thread: Thread | None = None
+
+    def show(self, text: str) -> None:
+        """Changes the text. May be called for each of many events."""
+        self._text = text
+
+    def __enter__(self) -> Self:
+        terminal = False
+        with contextlib.suppress(ValueError):  # a program that was run has closed it
+            terminal = self._stream is not None and self._stream.isatty()
+        if terminal:
+            self._thread = Thread(target=self._draw, name="stepscope progress", daemon=True)
+            start(self._thread)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _draw(self) -> None:
+        began = time.monotonic()
+        if self._done.wait(PROGRESS_DELAY_S):
+            return
+        # Here, because it takes 0.1 s; and drawn by this thread, because one of rich's may be a greenlet under gevent.
+        from rich import progress
+        from rich.console import Console
+
+        class NoCursorChange(Console):
+            """Leaves the cursor as it is: a signal that ends the process would leave it hidden."""
+
+            def show_cursor(self, show: bool = True) -> bool:
+                return False
+
+        bars = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(20),
+            progress.TimeElapsedColumn(),
+            console=NoCursorChange(file=self._stream),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        task = bars.add_task(self._shown(), total=None)
+        bars.tasks[0].start_time = began
+        with contextlib.suppress(OSError, ValueError), bars:
+            while not self._done.wait(PROGRESS_INTERVAL_S):
+                bars.update(task, description=self._shown(), refresh=True)
+        discard_unwritten(self._stream)
+
+    def _shown(self) -> str:
+        return shorten(printable(self._text), PROGRESS_COLUMNS)

@@ -34,29 +34,15 @@ def missing_for_tensorboard() -> list[str]:
     return [name for name in ("tensorboard", "torch_tb_profiler") if importlib.util.find_spec(name) is None]
 
 
-def view(path: Path) -> str:
-    """The command that opens a run or a trace in a viewer of this machine."""
-    return f"{_program('stepscope', 'stepscope')} view {shlex.quote(shown(path))}"
+def command(name: str, *arguments: Path | str) -> str:
+    """A command of `stepscope`, as it is typed here."""
+    words = [shlex.quote(each if isinstance(each, str) else shown(each)) for each in arguments]
+    return " ".join([_program("stepscope", "stepscope"), name, *words])
 
 
 def perfetto(trace: Path) -> str:
     """How to open a Chrome trace: without the network first; Perfetto's page reads it in the browser, and sends it nowhere."""
-    return f"{view(trace)}, or drag it into {PERFETTO}"
-
-
-def convert(journal: Path, target: str) -> str:
-    """The command that writes a journal in another format."""
-    return f"{_program('stepscope', 'stepscope')} convert {shlex.quote(shown(journal))} {shlex.quote(target)}"
-
-
-def report(run: Path) -> str:
-    """The command that writes all that there is to say of a run as a page."""
-    return f"{_program('stepscope', 'stepscope')} report {shlex.quote(shown(run))}"
-
-
-def run(program: str) -> str:
-    """The command that traces a program."""
-    return f"{_program('stepscope', 'stepscope')} run {shlex.quote(program)}"
+    return f"{command('view', trace)}, or drag it into {PERFETTO}"
 
 
 def _program(name: str, module: str) -> str:

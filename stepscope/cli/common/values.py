@@ -36,19 +36,26 @@ def size(text: str) -> int:
     return int(whole + part) * unit // int(10 ** len(part))
 
 
-def seconds(text: str) -> float:
-    """Reads a number of seconds above 0.
+def above_zero(kind: str, most: float = float("inf")) -> Callable[[str], float]:
+    """Returns a reader of a number above 0 and below `most`.
 
-    Raises:
-        argparse.ArgumentTypeError: if it is none.
+    Args:
+        kind: what the number is, for the message.
     """
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no number of seconds above 0")
-    return number
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < most:
+            raise argparse.ArgumentTypeError(f"{text[:60]!r} is no {kind}")
+        return number
+
+    return read
+
+
+seconds = above_zero("number of seconds above 0")
 
 
 def one_of(kind: str, names: Sequence[str]) -> Callable[[str], str]:

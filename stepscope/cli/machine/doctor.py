@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -14,19 +15,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Final, Literal
 
 import msgspec
 
+from stepscope.backends.counters import nvml, perf
+from stepscope.backends.counters.nvml import Nvml
 from stepscope.backends.torch.kineto.symbols import TRIED_VERSIONS
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import add_json, print_json
-from stepscope.cli.common.progress import Progress
-from stepscope.cli.machine.hardware_checks import Check, State, nvidia, processor_counters
-from stepscope.cli.machine.trial import SPAN, TORCH, TorchTrial, Trial
+from stepscope.cli.common.messages import Progress, add_json, print_json
+from stepscope.cli.machine.trial import SPAN, TORCH, Trial
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import options_from_environment, options_in_effect, with_signals
-from stepscope.runtime.display.text_table import printable
+from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.errors import ControlError, SessionError
 from stepscope.runtime.files.paths import absolute, can_create_in
 from stepscope.runtime.lifecycle.output_directory import RUNS
@@ -35,12 +36,13 @@ from stepscope.runtime.recovery.killed_session import KilledSession
 from stepscope.runtime.session.directory import PREFIX, places
 from stepscope.runtime.version import VERSION
 
+HELP = "say what can be recorded here, and why not"
 DESCRIPTION = """\
 Says what stepscope can record on this machine and in this environment: a line for each part, with the reason if something
 is missing, and what helps. It records a span, and operators of torch if that is installed, in a process of its own.
 """
 
-EXAMPLES = """\
+EPILOG = """\
 examples:
   stepscope doctor
   stepscope doctor --json | jq '.checks[] | select(.state != "ok")'
@@ -68,31 +70,17 @@ _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?([^;]*)(?:;.*extra == [\"
 _MARKS: Mapping[State, tuple[str, str]] = {"ok": ("✓", "green"), "limited": ("!", "yellow"), "no": ("✗", "red")}
 
 
-class Diagnosis(msgspec.Struct, frozen=True):
-    """All that was looked at."""
-
-    records: bool
-    """Whether recording works at all."""
-    checks: tuple[Check, ...]
-
-
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "doctor",
-        help="say what can be recorded here, and why not",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     add_json(parser, "it")
-    parser.set_defaults(function=doctor, command="doctor", parser=parser)
 
 
-def doctor(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     with Progress("recording a span, and operators of torch"):
         trial, torch = _trials()
-    records = Check("recording", "no", trial.problem) if trial.problem else Check("recording", "ok", trial.text)
+    worked = "a span was recorded, and read from the journal"
+    records = Check("recording", "no" if trial.problem else "ok", trial.problem or worked)
     environment = _environment()
     checks = (
         _python(),
@@ -108,16 +96,16 @@ def doctor(arguments: argparse.Namespace) -> int:
         *_frameworks(),
         *_extras(),
     )
-    diagnosis = Diagnosis("no" not in (records.state, environment.state), checks)
+    works = "no" not in (records.state, environment.state)
     if arguments.json:
-        print_json(diagnosis)
+        print_json({"records": works, "checks": checks})
     elif sys.stdout.isatty():
         _show(checks)
     else:
         for check in checks:
             cure = f"; {check.cure}" if check.cure else ""
             print(f"{check.state:8}{check.name}: {printable(check.text)}{cure}")
-    return 0 if diagnosis.records else 1
+    return 0 if works else 1
 
 
 def _show(checks: tuple[Check, ...]) -> None:
@@ -136,7 +124,7 @@ def _show(checks: tuple[Check, ...]) -> None:
     Console(highlight=False).print(table)
 
 
-def _trials() -> tuple[Trial, TorchTrial | None]:
+def _trials() -> tuple[Trial, Trial | None]:
     """The results of recording in a process of its own; none of torch if that process ended before."""
     # The variables are for the user's programs, and have a line of their own.
     ours = ("STEPSCOPE_OPTIONS", "STEPSCOPE_JOIN", "STEPSCOPE_SESSION")
@@ -155,8 +143,8 @@ def _trials() -> tuple[Trial, TorchTrial | None]:
         next((line.removeprefix(begin) for line in printed.splitlines() if line.startswith(begin)), "")
         for begin in (SPAN, TORCH)
     )
-    trial = msgspec.json.decode(span, type=Trial) if span else Trial(problem=ended)
-    return trial, msgspec.json.decode(torch, type=TorchTrial) if torch else TorchTrial(problem=ended)
+    found = [msgspec.json.decode(each, type=Trial) if each else Trial(problem=ended) for each in (span, torch)]
+    return found[0], found[1]
 
 
 def _python() -> Check:
@@ -245,7 +233,7 @@ def _zstd() -> Check:
     )  # fmt: skip
 
 
-def _torch(trial: TorchTrial | None) -> Check:
+def _torch(trial: Trial | None) -> Check:
     if importlib.util.find_spec("torch") is None:
         return Check("torch", "no", "is not installed", _pip("torch"))
     if trial is None or trial.problem:
@@ -302,3 +290,94 @@ def _version(distribution: str) -> str | None:
 
 def _pip(extra: str) -> str:
     return f'pip install "stepscope[{extra}]"'
+
+
+State = Literal["ok", "limited", "no"]
+PROC: Final = Path("/proc")
+CUDA: Final = "libcuda.so.1"
+"""The part of NVIDIA's driver that programs compute with."""
+_NVIDIA: Final = "0x10de"
+"""NVIDIA's number as a vendor of PCI devices."""
+_CONTAINER = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+
+
+class Check(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One part: whether it works, and what helps if it does not."""
+
+    name: str
+    state: State
+    text: str
+    cure: str = ""
+
+
+def nvidia(trial: Trial | None, proc: Path = PROC, pci: Path = Path("/sys/bus/pci/devices"),
+           library: str = nvml.LIBRARY, cuda: str = CUDA) -> Check:  # fmt: skip
+    """Says whether NVIDIA's devices can be read, and their kernels recorded.
+
+    Args:
+        trial: of recording with torch.
+        proc: where the kernel's files are.
+        pci: where it lists devices.
+        library: NVIDIA's management library.
+        cuda: the library that programs compute with.
+    """
+    name = "NVIDIA devices"
+    loaded = (proc / "driver" / "nvidia" / "version").exists()
+    why = nvml.refusal(library)
+    if why and loaded:
+        return Check(name, "no", f"the machine's driver is loaded, but: {why}", f"in a container: {_CONTAINER}")
+    if why:
+        present = any(_read(vendor).strip() == _NVIDIA for vendor in pci.glob("*/vendor"))
+        return Check(name, "no", f"{why}{'; there is a device' if present else ''}", present * "install the driver")
+    opened = Nvml(library)
+    count = human_count(opened.count, "device")
+    opened.close()
+    text = f"{count}: how busy, memory, power (--backend nvml)"
+    if not _can_load(cuda):
+        return Check(name, "limited", f"{text}; programs cannot use them: no {cuda}", f"in a container: {_CONTAINER}")
+    if trial is None or trial.kernels is not False:
+        return Check(name, "ok", text)
+    return Check(name, "limited", f"{text}; torch's engine recorded no kernel (CUPTI)", _kernels_cure(proc))
+
+
+def _kernels_cure(proc: Path) -> str:
+    """What helps where CUPTI, by which torch records kernels, is refused."""
+    if re.search(r"^RmProfilingAdminOnly: 1", _read(proc / "driver" / "nvidia" / "params"), re.MULTILINE):
+        return (
+            "the driver lets only administrators profile: docker run --cap-add SYS_ADMIN, or on the machine "
+            'echo "options nvidia NVreg_RestrictProfilingToAdminUsers=0" >/etc/modprobe.d/nvidia-profiling.conf, and restart it'
+        )
+    return "end other profilers of this device (nsys, ncu, dcgm), and see what torch says of CUPTI"
+
+
+def processor_counters(refusals: Mapping[str, str] | None = None, paranoid: str | None = None) -> Check:
+    """Says which counters of the processor can be read.
+
+    Args:
+        refusals: the events that cannot be counted, each with the reason; default: those of this machine.
+        paranoid: the value of `kernel.perf_event_paranoid`; default: this machine's.
+    """
+    name = "processor counters"
+    counted = [event for group in perf.DEFAULT for event in perf.GROUPS[group]]
+    refused = perf.refusals(perf.DEFAULT) if refusals is None else refusals
+    beside = f"kernel.perf_event_paranoid is {perf.paranoia() if paranoid is None else paranoid}"
+    if not refused:
+        return Check(name, "ok", f"instructions, cycles, misses (--backend perf); {beside}")
+    reasons = dict.fromkeys(reason.removeprefix(f"{event}: ") for event, reason in refused.items())
+    state: State = "no" if len(refused) == len(counted) else "limited"
+    return Check(name, state, f"hidden: {', '.join(refused)}; {beside}", "; ".join(reasons))
+
+
+def _can_load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

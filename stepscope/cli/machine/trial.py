@@ -15,15 +15,7 @@ SPAN, TORCH = "stepscope trial of a span: ", "stepscope trial of torch: "
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """The result of recording a span."""
-
-    text: str = ""
-    problem: str = ""
-    """Why it failed; empty if it worked."""
-
-
-class TorchTrial(msgspec.Struct, frozen=True):
-    """The result of recording an operator of torch."""
+    """The result of recording a span, or an operator of torch; of a span it has the problem only."""
 
     version: str = ""
     mode: str = ""
@@ -50,10 +42,10 @@ def record_span(place: Path) -> Trial:
             return Trial(problem="; ".join(profiler.diagnostics()) or "the span is not in the journal")
     except Exception as error:
         return Trial(problem=f"{type(error).__name__}: {error}")
-    return Trial("a span was recorded, and read from the journal")
+    return Trial()
 
 
-def record_torch(place: Path) -> TorchTrial:
+def record_torch(place: Path) -> Trial:
     """Records an operator of torch; torch must not be imported yet."""
     import stepscope as sc
 
@@ -71,10 +63,10 @@ def record_torch(place: Path) -> TorchTrial:
         kernels = any(row.category == "kernel" for row in (*found.rows, *found.elsewhere)) if device else None
         if not any(row.name.startswith("aten::") for row in found.rows):
             why = "; ".join((*report.notes, *profiler.diagnostics()))
-            return TorchTrial(problem=why or "no operator was recorded")
+            return Trial(problem=why or "no operator was recorded")
     except Exception as error:
-        return TorchTrial(problem=f"{type(error).__name__}: {error}")
-    return TorchTrial(str(torch.__version__), report.mode, device, kernels, report.notes)
+        return Trial(problem=f"{type(error).__name__}: {error}")
+    return Trial(str(torch.__version__), report.mode, device, kernels, report.notes)
 
 
 def main() -> None:

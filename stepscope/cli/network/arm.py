@@ -3,20 +3,125 @@
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
 
 from stepscope.cli.common.messages import add_json, print_json
 from stepscope.cli.common.values import option_text, seconds
-from stepscope.cli.network import client_tls
+from stepscope.cli.network.connection_options import add_tls, tls_context
+from stepscope.exporters.network.http_failures import redirected, wants_plain, wants_tls
+from stepscope.exporters.stream.address import Address
 from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.requests.armed import ArmedStatus
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.ranks import ranks_from
 
+WINDOWS_PATH = "/v1/windows"
+MOST_ANSWER_BYTES = 64 << 20
+"""Of an answer."""
+
+
+class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of one process, as far as it is shown."""
+
+    id: str
+    rank: int | None
+    host: str
+    pid: int
+    step: int | None
+    obeys: bool
+    text: str
+    stage: str = ""
+    windows: tuple[ArmedStatus, ...] = ()
+
+
+class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result, as far as it is shown."""
+
+    outcome: str
+    reason: str = ""
+    first: int | None = None
+    last: int | None = None
+    ranks: list[OrderedRank]
+
+
+def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
+    """Sends it; returns what became of it.
+
+    Raises:
+        ControlError: if the collector cannot be reached, refuses, or answers what cannot be read.
+    """
+    try:
+        address = Address(given.url, given.token_file, insecure=given.insecure)
+        headers = address.headers()
+    except (ValueError, OSError) as error:
+        raise ControlError(str(error)) from error
+    parts = urlsplit(address.url)
+    base = parts.path.removesuffix("/v1/stream").rstrip("/")
+    scheme = {"ws": "http", "wss": "https"}[parts.scheme]
+    url = urlunsplit((scheme, parts.netloc, base + WINDOWS_PATH, "", ""))
+    body = json.dumps({name: value for name, value in order.items() if value is not None}).encode()
+    request = urllib.request.Request(
+        url, body, {**headers, "Content-Type": "application/json", "User-Agent": "stepscope"}, method="POST"
+    )
+    handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+    if scheme == "https":
+        try:
+            tls = tls_context(given)
+        except ValueError as error:
+            raise ControlError(str(error)) from error
+        handlers.append(urllib.request.HTTPSHandler(context=tls))
+    if address.is_local:
+        handlers.append(urllib.request.ProxyHandler({}))
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=12 * given.timeout) as response:
+            content: bytes = response.read(MOST_ANSWER_BYTES)
+        return msgspec.json.decode(content, type=OrderResult)
+    except urllib.error.HTTPError as error:
+        with error:
+            if 300 <= error.code < 400:
+                said = redirected(error.headers.get("Location", ""))
+                raise ControlError(f"{given.url} answered {error.code}, {said}") from error
+            raise ControlError(f"the collector at {given.url} refuses: {_refusal(error)}") from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if scheme == "https":
+            reason = wants_plain(reason, "ws") or reason
+        elif isinstance(error, http.client.BadStatusLine):  # or none at all
+            reason = wants_tls("wss")
+        raise ControlError(f"the collector at {given.url} cannot be reached: {reason}") from error
+    except msgspec.MsgspecError as error:
+        raise ControlError(f"the answer of {given.url} cannot be read: {error}") from error
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A token is shown to nobody else than who was named."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    try:
+        found = json.loads(error.read(MOST_ANSWER_BYTES))
+        return f"{error.code}, {found['detail'] or found['title']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{error.code} {error.reason}"
+
+
+HELP = "ask running processes to record a window"
+USAGE = "stepscope arm (--pid PID | --url URL | --list) [options]"
 DESCRIPTION = """\
 Asks running processes to record a window, that is, some steps in one piece, and shows the answer of each: one process of
 this machine (--pid), or all ranks of a job through their collector (--url). A process can be asked if it was started by
@@ -59,15 +164,8 @@ _NAMES = {"start_step": "--start", "stop_step": "--stop"}
 """Of fields whose option is called otherwise."""
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "arm",
-        help="ask running processes to record a window",
-        usage="stepscope arm (--pid PID | --url URL | --list) [options]",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     where = parser.add_argument_group("whom").add_mutually_exclusive_group(required=True)
     where.add_argument("--pid", type=int, metavar="PID", help="a process of this user on this machine")
     where.add_argument("--url", help="the collector, such as https://host:7788")
@@ -97,7 +195,7 @@ def add(commands: Any) -> None:
     remote.add_argument(
         "--token-file", type=Path, metavar="FILE", help="file with its token (default: $STEPSCOPE_TOKEN)"
     )
-    client_tls.add(remote)
+    add_tls(remote)
     remote.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     remote.add_argument("--name", default="", help="name of the runs, if several jobs are connected")
     remote.add_argument("--job", default="", help="the job, if several are connected")
@@ -105,10 +203,9 @@ def add(commands: Any) -> None:
         "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for answers (default: 30)"
     )
     add_json(parser, "the answers")
-    parser.set_defaults(function=arm, command="arm", parser=parser)
 
 
-def arm(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
@@ -117,7 +214,8 @@ def arm(given: argparse.Namespace) -> int:
     parser: argparse.ArgumentParser = given.parser
     try:
         ranks = ranks_from(given.ranks)
-        command, request = _command(given), None
+        command: Any = next((name for name in ("list", "extend", "abort", "status") if getattr(given, name)), "arm")
+        request = None
         _refuse_ignored(given, command)
         if command == "arm":
             if given.steps is given.stop is given.seconds is None:
@@ -148,10 +246,6 @@ def _window(given: argparse.Namespace) -> dict[str, Any]:
         "overlap": "queue" if given.queue else "refuse",
         "stage": given.stage,
     }
-
-
-def _command(given: argparse.Namespace) -> Any:
-    return next((name for name in ("list", "extend", "abort", "status") if getattr(given, name)), "arm")
 
 
 def _start(text: str) -> Any:
@@ -210,11 +304,12 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
         print(f"{answer.profiler or 'process'}{rank} (pid {answer.pid}, {_where(answer)}): {_text(name, answer)}")
         for window in answer.windows:
             _show(window)
-    return 0 if all(_obeys(answer) for answer in answers) else 1
+    obeyed = (not answer.error and (answer.armed is None or answer.armed.accepted) for answer in answers)
+    return 0 if all(obeyed) else 1
 
 
 def _ask_collector(given: argparse.Namespace, name: Any) -> int:
-    from stepscope.cli.network.order import send_order
+    from stepscope.cli.network.arm import send_order
 
     order = {
         "command": name,
@@ -245,10 +340,6 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
 def _where(said: Any) -> str:
     """The step at which a loop is."""
     return f"{said.stage}, step {said.step}" if said.stage else f"step {said.step}"
-
-
-def _obeys(answer: Answer) -> bool:
-    return not answer.error and (answer.armed is None or answer.armed.accepted)
 
 
 def _text(command: str, answer: Answer) -> str:

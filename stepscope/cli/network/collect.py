@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 
 from stepscope.cli.common.messages import message
 from stepscope.cli.common.values import option_text, size
-from stepscope.cli.network import nats_options
+from stepscope.cli.network.connection_options import add_nats, nats_settings
 from stepscope.runtime.errors import StepscopeError
 
+HELP = "receive and show the traces of many ranks"
+USAGE = "stepscope collect --dir DIR [options]"
 DESCRIPTION = """\
 Receives what the ranks of a job send (each rank is one process), stores a journal for each, and shows all of them in the
 browser, at the address that it prints. Ranks send with CollectorExporter, or later with `stepscope deliver`. It logs on
@@ -56,15 +58,8 @@ _OPTIONS = {
 """Of fields whose option is called otherwise."""
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "collect",
-        help="receive and show the traces of many ranks",
-        usage="stepscope collect --dir DIR [options]",  # thirty options above an error would hide it
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument(
         "-o",
         "--out",
@@ -94,8 +89,7 @@ def add(commands: Any) -> None:
         limits.add_argument(
             f"--{name}", metavar="SIZE", type=size, default=default, help=f"{what} (default: {default})"
         )
-    nats_options.add(parser)
-    parser.set_defaults(function=collect, command="collect", parser=parser)
+    add_nats(parser)
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:
@@ -171,7 +165,7 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def collect(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     """Runs until it is interrupted."""
     try:
         import uvloop
@@ -186,7 +180,7 @@ def collect(given: argparse.Namespace) -> int:
     }
     has_file = any(values[name] for name in values if name.endswith("token_file"))
     values |= {name: tuple(values[name]) for name in ("nats", "allowed_hosts")}
-    values |= {"nats_access": nats_options.access(given), "nats_limits": nats_options.limits(given)}
+    values["nats_access"], values["nats_limits"] = nats_settings(given)
     values |= {"token": "" if has_file else _token_of_environment()}
     parser: argparse.ArgumentParser = given.parser
     try:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import add_json, message, print_json
-from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.messages import Progress, add_json, message, print_json
 from stepscope.cli.common.values import seconds
-from stepscope.cli.network import client_tls, nats_options
+from stepscope.cli.network.connection_options import add_nats, add_tls, nats_settings, tls_context
 from stepscope.runtime.errors import StepscopeError
 
 if TYPE_CHECKING:
     from stepscope.exporters.stream.delivery import MakeTransport
 
+HELP = "send to a collector what a run could not"
+USAGE = "stepscope deliver FILE|DIR --url URL [options]"
 DESCRIPTION = """\
 Sends to a collector what a run could not, from where the collector's copy ends. A journal that was never sent can be sent
 as well. If the process was killed, its journal is recovered first. You may repeat the command: nothing is stored twice.
@@ -36,15 +37,8 @@ large, 2 wrong usage
 """
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "deliver",
-        help="send to a collector what a run could not",
-        usage="stepscope deliver FILE|DIR --url URL [options]",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument("place", metavar="FILE|DIR", type=Path, help="directory of a run, or a journal")
     parser.add_argument(
         "--url", required=True, help="the collector or NATS, such as wss://host:7788 or tls://nats:4222"
@@ -52,7 +46,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="file with the collector's token (default: $STEPSCOPE_TOKEN)"
     )
-    client_tls.add(parser)
+    add_tls(parser)
     parser.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     parser.add_argument(
         "--timeout",
@@ -66,12 +60,11 @@ def add(commands: Any) -> None:
         action="store_true",
         help="assume that a process on another machine is dead",
     )
-    nats_options.add(parser)
+    add_nats(parser)
     add_json(parser, "what was delivered")
-    parser.set_defaults(function=deliver, command="deliver", parser=parser)
 
 
-def deliver(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
@@ -125,7 +118,7 @@ def _to_collector(given: argparse.Namespace) -> MakeTransport:
     except OSError as error:  # else it would be tried again until the time is over
         parser.error(f"--token-file: {error.strerror}")
     try:
-        tls = client_tls.context(given) if given.ca or given.certificate else None
+        tls = tls_context(given) if given.ca or given.certificate else None
     except ValueError as error:
         raise StepscopeError(str(error)) from error
     return lambda feed: WebSocketTransport(address, LinkSettings(), tls, feed)
@@ -144,10 +137,10 @@ def _into_nats(given: argparse.Namespace) -> MakeTransport:
     try:
         from stepscope.exporters.nats.transport import NatsTransport
 
-        servers, names = Servers(given.url, nats_options.access(given)), Names(given.nats_team)
+        access, limits = nats_settings(given)
+        servers, names = Servers(given.url, access), Names(given.nats_team)
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[nats]'") from error
     except ValueError as error:
         raise StepscopeError(str(error)) from error
-    limits = nats_options.limits(given)
     return lambda feed: NatsTransport(servers, names, limits, LinkSettings(), feed)

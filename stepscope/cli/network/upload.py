@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from stepscope.cli.common.messages import add_json, message, print_json
 from stepscope.cli.common.values import seconds
@@ -14,6 +14,7 @@ from stepscope.runtime.errors import FormatError, StepscopeError
 if TYPE_CHECKING:
     from stepscope.collector.upload.uploader import Uploader
 
+HELP = "copy a collector's directory to an object store, or back"
 DESCRIPTION = """\
 Copies the closed segments of a collector's streams to any object store that fsspec knows. What is there is not
 copied again: repeat the command after an interruption, or use --follow while ranks still send. The collector may
@@ -32,14 +33,8 @@ exit codes: 0 copied, 1 failed or damaged (after a failure run it again: it copi
 """
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "upload",
-        help="copy a collector's directory to an object store, or back",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument("directory", metavar="DIR", type=Path, help="the collector's directory")
     parser.add_argument("url", metavar="URL", help="the store, such as s3://bucket/job1")
     parser.add_argument(
@@ -53,7 +48,6 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--restore", action="store_true", help="copy from URL to DIR, which is made if missing")
     add_json(parser, "what was copied")
-    parser.set_defaults(function=run, command="upload", parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.build import trace
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import add_json, message, print_json
-from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.messages import Progress, add_json, message, print_json
 from stepscope.cli.programs.ending import Ending, width
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
@@ -26,6 +25,7 @@ from stepscope.runtime.schedule.schedule import schedule
 if TYPE_CHECKING:
     from stepscope.demo.digits import Training
 
+HELP = "train a small network and trace it"
 DESCRIPTION = """\
 Trains a small network with torch on the CPU (scikit-learn's handwritten digits), traces some of its steps, and says what is
 slow: its data loading is, on purpose. It takes some seconds.
@@ -47,14 +47,8 @@ EXPECTED = 0.9
 """Accuracy below which something is wrong."""
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "demo",
-        help="train a small network and trace it",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument(
         "-o",
         "--out",
@@ -64,10 +58,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--epochs", metavar="N", type=int, default=4, help="epochs (default: 4)")
     add_json(parser, "the accuracy, and the answer,")
-    parser.set_defaults(function=demo, command="demo", parser=parser)
 
 
-def demo(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
@@ -158,7 +151,7 @@ def _tell_files(profiler: Profiler, say: Callable[[str], None]) -> None:
     say(f"The result is in {opening.shown(run)}. To see it:")
     say(f"  TensorBoard  {opening.tensorboard(run / 'tensorboard')}")
     say(f"  Perfetto     {opening.perfetto(run / 'trace.json')}")
-    say(f"  other forms  {opening.convert(run, 'trace.json.gz')}")
+    say(f"  other forms  {opening.command('convert', run, 'trace.json.gz')}")
 
 
 def _tell_answer(profiler: Profiler) -> None:
@@ -167,5 +160,5 @@ def _tell_answer(profiler: Profiler) -> None:
     _say("\nWhat is slow, as `stepscope run` ends, too:")
     _say(Ending(path=str(run), width=width(), colour=sys.stdout.isatty(), says_more=False).text())
     _say("\nThat fault was planted. Next: all there is as a page, and the same of a training of yours.")
-    _say(f"  {opening.report(run)}")
-    _say(f"  {opening.run('train.py')}")
+    _say(f"  {opening.command('report', run)}")
+    _say(f"  {opening.command('run', 'train.py')}")

@@ -135,7 +135,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
         text = StringIO()
         console = Console(file=text, force_terminal=self.colour, highlight=False, width=self.width)
-        show_short(answer, console, notes, opening.report(Path(self.path)) if self.says_more else "")
+        show_short(answer, console, notes, opening.command("report", Path(self.path)) if self.says_more else "")
         return text.getvalue().rstrip()
 
     def _awaited(self) -> list[tuple[str, str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
 
 from stepscope.cli.common.messages import message
 from stepscope.cli.programs import run_options, script
@@ -14,6 +13,8 @@ from stepscope.cli.programs.traced_program import TracedProgram
 from stepscope.compat.mindspore.environment import EnvProfiler
 from stepscope.runtime.lifecycle.shutdown_hooks import after_signal
 
+HELP = "trace an unchanged program"
+USAGE = "stepscope run [options] script.py [args ...]\n       stepscope run [options] -m module [args ...]"
 DESCRIPTION = """\
 Runs a Python program as it is and traces it: torch's operators if it uses torch, and its calls of stepscope.span() and
 the like. Each call of the optimizer's step() ends a step.
@@ -49,20 +50,12 @@ exit codes: the program's own; 1 if tracing could not begin, 2 for wrong usage
 """
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "run",
-        help="trace an unchanged program",
-        usage="stepscope run [options] script.py [args ...]\n       stepscope run [options] -m module [args ...]",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     run_options.add(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module, as for python -m")
     # Not REMAINDER, which would take options before the program as well, or lose a `--` behind it.
     parser.add_argument("program", metavar="script.py", nargs=argparse.PARSER, help="the program, and its arguments")
-    parser.set_defaults(function=run, command="run", parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.cli.common.messages import add_json
 from stepscope.cli.common.values import one_of, seconds
-from stepscope.cli.programs.late_torch import LateTorch
+from stepscope.cli.programs.torch_program import LateTorch
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter

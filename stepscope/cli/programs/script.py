@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import FrameType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 
 import msgspec
 
 from stepscope.cli.common.messages import message
 from stepscope.runtime.files.paths import absolute, real
 
-_OWN = (__file__, runpy.__file__)
+_OWN = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -124,11 +124,6 @@ def _run_path(program: str) -> None:
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:
     """The part of a traceback that begins in the program; nothing if it never got there."""
-    while trace is not None and _is_own(trace.tb_frame):
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN:
         trace = trace.tb_next
     return trace
-
-
-def _is_own(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name in _OWN or name == "<frozen runpy>"

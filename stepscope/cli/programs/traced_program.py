@@ -22,13 +22,12 @@ from stepscope.backends.torch import loader as torch_loader
 from stepscope.backends.torch.importing import TorchImport
 from stepscope.build import trace
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import discard_unwritten, message, print_json
-from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.messages import Progress, discard_unwritten, message, print_json
 from stepscope.cli.programs.child_processes import ChildProcesses
 from stepscope.cli.programs.ending import Ending
 from stepscope.cli.programs.ending import width as ending_width
-from stepscope.cli.programs.optimizer_steps import OptimizerSteps
 from stepscope.cli.programs.run_options import TRACES, backends_of, control_of, exporters_of, schedule_of
+from stepscope.cli.programs.torch_program import OptimizerSteps
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.lifecycle.output_directory import Output
@@ -105,7 +104,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
                 message(f"stepscope run: {opening.shown(path)} is of an earlier run, and will be replaced")
         steps = OptimizerSteps(lambda: profiler.step())
         by_optimizer = arguments.step_on == "optimizer"
-        options = own_options(arguments)
+        # As they were typed, without the program and its arguments.
+        options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
         profiler = trace(
             schedule=chosen,
             keep_last=arguments.keep_last,
@@ -184,7 +184,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
         """
         if not self.prints_ending:
             return
-        notes = (*self._problems(), *self._untraced(), *(() if failure else self._empty()))
+        problem = self.watch.problem
+        problems = [] if problem is None else [("No steps", f"{type(problem).__name__}: {problem}")]
+        notes = (*problems, *self._untraced(), *(() if failure else self._empty()))
         failed = _failure_text(failure) if failure is not None and not self.profiler.statistics().steps else ""
         ending = self._ending(notes, failed)
         progress = Progress("looking for what is slow")
@@ -219,7 +221,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         several = rank == 0 and size is not None and size > 1 and run.name == "rank0"
         whole = run.parent if several else run
         traces = [] if several else self._opening()
-        files = [("See it", how) for how in traces or [opening.view(whole)]]
+        files = [("See it", how) for how in traces or [opening.command("view", whole)]]
         return Ending(
             path=str(whole),
             ranks=size or 0 if several else 0,
@@ -234,10 +236,6 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def prints_ending(self) -> bool:
         """True if this process prints how it ended: it is no rank of a job, or the first one."""
         return rank_from_environment()[0] in (None, 0)
-
-    def _problems(self) -> list[tuple[str, str]]:
-        problem = self.watch.problem
-        return [] if problem is None else [("No steps", f"{type(problem).__name__}: {problem}")]
 
     def _empty(self) -> list[tuple[str, str]]:
         """Advice if the program recorded nothing but its steps, or nobody asked for a window."""
@@ -320,9 +318,3 @@ def _latest(path: Path) -> Path | None:
     """A trace that was written, where each window has a file the last one's; `None` if there is none."""
     written = path.parent.glob(path.name.replace("{window}", "*"))
     return max(written, key=lambda trace: (len(trace.name), trace.name), default=None)
-
-
-def own_options(arguments: argparse.Namespace) -> list[str]:
-    """The options of the command as they were typed, without the program and its arguments."""
-    words: list[str] = arguments.words[1 : -len(arguments.program)]
-    return [word for word in words if word not in ("-m", "--")]

@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import add_json, message, print_json
-from stepscope.cli.common.progress import Progress
-from stepscope.cli.common.unreadable import exit_code
+from stepscope.cli.common.messages import Progress, add_json, exit_code, message, print_json
+from stepscope.cli.common.values import above_zero
 
 RUNS = Path("stepscope_runs")
+PATH_HELP = (
+    "a run's directory, its journal, a directory of several ranks' runs, a collector's, or a trace of torch.profiler "
+    "(*.pt.trace.json, *.pt.trace.json.gz) or a directory of those"
+)
 
-EXAMPLES = """\
+HELP = "say what is slow in a run, why, and what to try"
+DESCRIPTION = "Says what is slow in a run, why, and what to try. A run that still records is explained as far as it is."
+EPILOG = """\
 examples:
   stepscope explain                      the newest run in ./stepscope_runs
   stepscope explain runs/exp1            one screen
@@ -28,51 +32,32 @@ named, 4 there is no such window
 """
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "explain",
-        help="say what is slow in a run, why, and what to try",
-        description="Says what is slow in a run, why, and what to try. A run that still records is explained as far as it is.",
-        epilog=EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument(
         "path",
         metavar="PATH",
         type=Path,
         nargs="?",
-        help="a run's directory, its journal, a directory of several ranks' runs, a collector's, "
-        "or a trace of torch.profiler (*.pt.trace.json, *.pt.trace.json.gz) or a directory of those; "
-        f"of several runs the newest is taken (default: {RUNS}, where `stepscope run` writes them)",
+        help=f"{PATH_HELP}; of several runs the newest is taken (default: {RUNS}, where `stepscope run` writes them)",
     )
-    parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
+    add_choice(parser)
     add_json(parser, "the answer")
-    add_peak(parser)
-    parser.set_defaults(function=explain, command="explain", parser=parser)
 
 
-def add_peak(parser: argparse.ArgumentParser) -> None:
-    """Declares `--peak-flops`."""
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Declares `--window` and `--peak-flops`."""
+    parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
     parser.add_argument(
         "--peak-flops",
         metavar="N",
-        type=_peak,
+        type=above_zero("number above 0, such as 989e12", 1e30),
         help="floating-point operations in a second that the device of a process can do at most, such as 989e12, to say which "
         "share of that the steps reach (default: peak_flops in the run's metadata)",
     )
 
 
-def _peak(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e30:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, such as 989e12, got {text!r}")
-    return number
-
-
-def explain(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from stepscope.analysis.explain import explain as answer_of
     from stepscope.analysis.reading.recording import load

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import add_json, print_json
-from stepscope.cli.common.progress import Progress
-from stepscope.cli.common.unreadable import exit_code
-from stepscope.cli.showing.explain import add_peak
+from stepscope.cli.common.messages import Progress, add_json, exit_code, print_json
+from stepscope.cli.showing.explain import PATH_HELP, add_choice
 
-EXAMPLES = """\
+HELP = "write what is slow in a run, with charts and tables, as a page"
+DESCRIPTION = "Writes what `stepscope explain` says of a run, with charts and tables, as one HTML file."
+EPILOG = """\
 examples:
   stepscope report runs/exp1                    report.html, here
   stepscope report runs/ddp -o reports/ddp.html
@@ -25,21 +24,9 @@ named, 4 there is no such window
 """
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "report",
-        help="write what is slow in a run, with charts and tables, as a page",
-        description="Writes what `stepscope explain` says of a run, with charts and tables, as one HTML file.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument(
-        "path",
-        metavar="PATH",
-        type=Path,
-        help="a run's directory, its journal, a directory of several ranks' runs, a collector's, "
-        "or a trace of torch.profiler (*.pt.trace.json, *.pt.trace.json.gz) or a directory of those",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.add_argument("path", metavar="PATH", type=Path, help=PATH_HELP)
     parser.add_argument(
         "-o",
         "--out",
@@ -48,13 +35,11 @@ def add(commands: Any) -> None:
         default=Path("report.html"),
         help="file to write (default: report.html)",
     )
-    parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
-    add_peak(parser)
+    add_choice(parser)
     add_json(parser, "the file's name, and the answer that is on the page,")
-    parser.set_defaults(function=report, command="report", parser=parser)
 
 
-def report(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:

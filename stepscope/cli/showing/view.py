@@ -4,26 +4,95 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import http.server
 import importlib.util
 import os
+import re
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import webbrowser
 from collections.abc import Generator, Iterable
+from http import HTTPStatus
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stepscope.cli.common import opening
 from stepscope.cli.common.messages import message
-from stepscope.cli.showing.trace_server import PERFETTO_PORT, TraceServer
+from stepscope.cli.common.opening import PERFETTO
 from stepscope.cli.writing import convert, merge
-from stepscope.cli.writing.traces import is_trace
+from stepscope.cli.writing.recover import is_trace
 from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL
 
+PERFETTO_PORT = 9001
+HOST = "127.0.0.1"
+
+
+class TraceServer(http.server.ThreadingHTTPServer):
+    """A server of one trace, on the loopback address; `serve_forever` serves.
+
+    Args:
+        trace: file to serve.
+        ui: directory of a copy of Perfetto's page; `None` for https://ui.perfetto.dev, which alone may read the trace then.
+        port: 0 for any that is free.
+
+    Raises:
+        OSError: if the port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, trace: Path, ui: Path | None, port: int) -> None:
+        # Nobody else on this machine can guess the address. Browsers and the page do not quote a name in one way.
+        place = f"/{secrets.token_urlsafe(16)}/{re.sub(r'[^A-Za-z0-9._-]', '_', trace.name)}"
+        try:
+            super().__init__((HOST, port), functools.partial(_Handler, trace=trace, place=place, ui=ui))
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"port {port} of this machine cannot be used ({error.strerror}): end what uses it, or name another (--port)",
+            ) from error
+        own = f"http://{HOST}:{self.server_port}"
+        self.address = f"{PERFETTO if ui is None else own}/#!/?url={own}{place}"
+        """Of the page that shows the trace."""
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def __init__(self, *arguments: Any, trace: Path, place: str, ui: Path | None) -> None:
+        self._trace, self._place, self._ui = trace, place, ui
+        super().__init__(*arguments, directory=str(ui or trace.parent))
+
+    def send_head(self) -> BytesIO | BinaryIO | None:
+        # A page of the network that has a name of its own for this machine may not read.
+        if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
+            self.send_error(HTTPStatus.FORBIDDEN)
+            return None
+        if self._ui is None and self.path.partition("?")[0] != self._place:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return None
+        return super().send_head()
+
+    def translate_path(self, path: str) -> str:
+        return str(self._trace) if path.partition("?")[0] == self._place else super().translate_path(path)
+
+    def end_headers(self) -> None:
+        if self._ui is None:
+            self.send_header("Access-Control-Allow-Origin", PERFETTO)
+        self.send_header("Cache-Control", "no-cache")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+HELP = "open a run or a trace in Perfetto or TensorBoard"
+USAGE = "stepscope view RUN [options]"
 DESCRIPTION = """\
 Opens a run in a viewer, on this machine only. Of a journal it makes a trace, of several ranks' runs one trace of all.
 
@@ -33,7 +102,7 @@ trace from this machine and sends it nowhere. A directory of *.pt.trace.json fil
 installed.
 """
 
-EXAMPLES = """\
+EPILOG = """\
 examples:
   stepscope view runs/exp1
   stepscope view trace.json --no-open
@@ -49,15 +118,8 @@ exit codes: 0 ended by Ctrl-C or SIGTERM, 1 failed, 2 wrong usage
 _TENSORBOARD_FILES = ("*.pt.trace.json", "*.pt.trace.json.gz")
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "view",
-        help="open a run or a trace in Perfetto or TensorBoard",
-        usage="stepscope view RUN [options]",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument(
         "path",
         metavar="RUN",
@@ -75,10 +137,9 @@ def add(commands: Any) -> None:
         type=int,
         help=f"port of this machine (default: any free one; {PERFETTO_PORT} for https://ui.perfetto.dev, which allows no other)",
     )
-    parser.set_defaults(function=view, command="view", parser=parser)
 
 
-def view(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     """Runs until it is interrupted.
 
     Raises:

@@ -7,13 +7,11 @@ import contextlib
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from stepscope.cli.common.coloured import print_result
-from stepscope.cli.common.messages import add_json, print_json
-from stepscope.cli.common.unreadable import exit_code
+from stepscope.cli.common.messages import add_json, exit_code, print_json, print_result
 from stepscope.runtime.display.text_table import Column, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END
@@ -24,13 +22,14 @@ from stepscope.runtime.windows.window import Window
 if TYPE_CHECKING:
     from stepscope.analysis.reading.recording import Rank
 
+HELP = "list the windows of a run"
 DESCRIPTION = """\
 Lists the windows of a run. Events are read only of a window without an end, so a long run is listed as soon as a short one.
 A window is `incomplete` if a part of it was not recorded, `still open` while the run records it, and has `no end` if its
 process died in it, or runs elsewhere.
 """
 
-EXAMPLES = """\
+EPILOG = """\
 examples:
   stepscope windows runs/exp1            when each was, its steps, and how many events it has
   stepscope windows runs/exp1 --json     for programs
@@ -63,20 +62,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Of one that is not complete: whether it is still being recorded, or has no end, as its process died or is elsewhere."""
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "windows",
-        help="list the windows of a run",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument("path", metavar="PATH", type=Path, help="as for `stepscope explain`")
     add_json(parser, "the list")
-    parser.set_defaults(function=windows, command="windows", parser=parser)
 
 
-def windows(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:

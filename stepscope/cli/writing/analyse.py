@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import add_json, print_json
-from stepscope.cli.common.progress import Progress
-from stepscope.cli.common.unreadable import exit_code
+from stepscope.cli.common.messages import Progress, add_json, exit_code, print_json
 from stepscope.cli.common.values import one_of
 from stepscope.compat.mindspore.analysis.offline import analyse_below
 from stepscope.compat.mindspore.options.options import ProfilerOptions
 
+HELP = "make the tables and timelines of MindSpore's profiler"
+USAGE = "stepscope analyse DIR [options]"
 DESCRIPTION = """\
 Makes the tables and timelines of MindSpore's profiler from what stepscope.mindspore recorded: from recordings that were not
 analysed while training ran, also those of a killed process. It names each directory that it skips, with the reason. Any other
@@ -39,15 +38,8 @@ without recordings that could not be read, which are named
 LAYOUTS = ("stepscope", "mindspore")
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "analyse",
-        help="make the tables and timelines of MindSpore's profiler",
-        usage="stepscope analyse DIR [options]",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument(
         "path", metavar="DIR", type=Path, help="output_path of the profiler, a directory in it, or a run"
     )
@@ -64,10 +56,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--keep-raw", action="store_true", help="keep the raw data afterwards")
     add_json(parser, "what was made")
-    parser.set_defaults(function=analyse, command="analyse", parser=parser)
 
 
-def analyse(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:

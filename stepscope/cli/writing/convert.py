@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.messages import add_json, message, print_json
-from stepscope.cli.common.progress import Progress
-from stepscope.cli.writing import formats
-from stepscope.cli.writing.traces import is_trace
+from stepscope.cli.common.messages import Progress, add_json, message, print_json
+from stepscope.cli.writing.recover import is_trace
+from stepscope.exporters import formats as registered_formats
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.formats import writing
+from stepscope.runtime.export.formats import exporter_for, known, writing
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.flight.saved import window_name
 from stepscope.runtime.journal import segments
@@ -28,9 +27,51 @@ from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
 from stepscope.runtime.recovery.journals import Journals, suggest_journals
 from stepscope.runtime.recovery.target import choose
 from stepscope.runtime.session.note import JOURNAL, WINDOWS, can_recover
+from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.windows.window import Window, which_windows
 
-EXAMPLES = """\
+_REGISTERED = (registered_formats,)
+"""Imported for the formats that it registers."""
+
+
+def described_formats(**more: str) -> str:
+    """The formats with their file endings, a line each, for a command's help.
+
+    Args:
+        more: what to say of further formats, by their names.
+    """
+    rows = [(one.name, " ".join(one.suffixes)) for one in known()]
+    lines = "\n".join(f"  {name:12} {text}" for name, text in [*rows, *more.items()])
+    return f"formats and their file endings:\n{lines}"
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Declares `--format`."""
+    parser.add_argument("--format", metavar="F", help="name of the format, if the ending of OUT does not say it")
+
+
+def check_format(given: argparse.Namespace, target: Path, more: Iterable[str] = ()) -> None:
+    """A format that nobody knows is wrong usage.
+
+    Args:
+        given: the arguments.
+        target: the file to write.
+        more: names of further formats that the command has.
+    """
+    names = sorted({*(one.name for one in known()), *more})
+    if given.format is not None and given.format not in names:
+        given.parser.error(f"unknown format {given.format!r}{did_you_mean(given.format, names)}")
+    try:
+        exporter_for(target, given.format)
+    except ValueError as error:
+        parser: argparse.ArgumentParser = given.parser
+        parser.error(str(error))
+
+
+HELP = "write a journal in another format"
+USAGE = "stepscope convert IN OUT [options]"
+DESCRIPTION = f"Writes a run's journal, also a damaged one, in another format.\n\n{described_formats()}"
+EPILOG = """\
 examples:
   stepscope convert runs/exp1 trace.json                  for https://ui.perfetto.dev
   stepscope convert runs/exp1/journal second.json.gz --window 1
@@ -42,28 +83,20 @@ exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "convert",
-        help="write a journal in another format",
-        usage="stepscope convert IN OUT [options]",
-        description=f"Writes a run's journal, also a damaged one, in another format.\n\n{formats.described()}",
-        epilog=EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument("source", metavar="IN", type=Path, help="directory of a run, or a journal")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument(
         "target", metavar="OUT", type=Path, nargs="?", help="file to write; its ending chooses the format"
     )
     target.add_argument("-o", "--out", metavar="OUT", type=Path, help="the same")
-    formats.add_format(parser)
+    add_format(parser)
     parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
     add_json(parser, "how much was written, and what the run and damage lost")
-    parser.set_defaults(function=convert, command="convert", parser=parser)
 
 
-def convert(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
@@ -72,7 +105,7 @@ def convert(arguments: argparse.Namespace) -> int:
     """
     parser: argparse.ArgumentParser = arguments.parser
     source, target = arguments.source, arguments.target or arguments.out
-    formats.check(arguments, target)
+    check_format(arguments, target)
     journal = journal_of(source, arguments.window)
     if target.exists() and journal.exists() and target.samefile(journal):
         parser.error("OUT is IN: give the output another name")
@@ -131,7 +164,9 @@ def write(journal: Path, target: Path, format: str | None = None, window: int | 
     with Progress("converting"), writing(target, format) as exporter:
         replayed = anyio.run(_replay, journal, exporter, directory, window)
     written: Path = getattr(exporter, "path", target)
-    message(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
+    cut = f" ({replayed.unfinished} without an end)" if replayed.unfinished else ""
+    windows = f"{human_count(replayed.windows, 'window')}{cut}"
+    message(f"{human_count(replayed.events, 'event')} of {windows} written to {written}")
     if not replayed.events:
         message(f"{journal} holds no events: the run was killed before it recorded any, or the file is empty")
     return replayed, written
@@ -165,11 +200,6 @@ def _journal_in(directory: Path, window: int | None) -> Path:
     beside = f" (not {others}: name one to convert it)" if others else ""
     message(f"reading {opening.shown(chosen)}{beside}")
     return chosen
-
-
-def _windows(replayed: Replayed) -> str:
-    text = human_count(replayed.windows, "window")
-    return f"{text} ({replayed.unfinished} without an end)" if replayed.unfinished else text
 
 
 def hint_at_recovery(directory: Path) -> None:

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from stepscope.cli.common.coloured import print_result
-from stepscope.cli.common.messages import add_json, message, print_json
-from stepscope.cli.common.progress import Progress
-from stepscope.cli.common.unreadable import exit_code
-from stepscope.cli.writing import formats
+from stepscope.cli.common.messages import Progress, add_json, exit_code, message, print_json, print_result
+from stepscope.cli.writing.convert import add_format, check_format, described_formats
 from stepscope.runtime.errors import INCOMPLETE, StepscopeError
 from stepscope.runtime.export.formats import staged
 from stepscope.runtime.files.encoding import json_bytes
@@ -27,6 +24,16 @@ if TYPE_CHECKING:
     from stepscope.collector.merge.plan import Selection
     from stepscope.collector.merge.report import MergeReport
 
+HELP = "write the traces of all ranks as one trace"
+USAGE = "stepscope merge DIR ... --out OUT [options]"
+_FORMATS = described_formats(
+    hta="a directory with a file for each rank", tensorboard="with --format: a directory with one for each window"
+)
+DESCRIPTION = f"""\
+Merges what a collector received from the ranks of a job into one trace, with times on one clock. Ranks may still be
+sending.
+
+{_FORMATS}"""
 EPILOG = """\
 examples:
   stepscope merge runs/job1 --window 2 --out window2.json.gz      for https://ui.perfetto.dev
@@ -41,20 +48,8 @@ named, 4 there is no such window
 """
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    described = formats.described(
-        hta="a directory with a file for each rank", tensorboard="with --format: a directory with one for each window"
-    )
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "merge",
-        help="write the traces of all ranks as one trace",
-        usage="stepscope merge DIR ... --out OUT [options]",
-        description="Merges what a collector received from the ranks of a job into one trace, with times on one clock. Ranks may "
-        "still be\nsending.\n\n"
-        f"{described}",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument(
         "sources",
         metavar="DIR",
@@ -70,7 +65,7 @@ def add(commands: Any) -> None:
         help="file with more DIRs, separated by NUL",
     )
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="file or directory to write")
-    formats.add_format(parser)
+    add_format(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--window", metavar="N", type=int, help="only this window; 0 is the first")
     parser.add_argument(
@@ -85,10 +80,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--job", metavar="NAME", help="the job, if there are several")
     parser.add_argument("--report", metavar="FILE", type=Path, help="also write the report to FILE as JSON")
     add_json(parser, "the report")
-    parser.set_defaults(function=merge, command="merge", parser=parser)
 
 
-def merge(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
@@ -97,7 +91,7 @@ def merge(given: argparse.Namespace) -> int:
     """
     outputs = _outputs()
     if given.format not in outputs.DIRECTORIES:
-        formats.check(given, given.out, outputs.DIRECTORIES)
+        check_format(given, given.out, outputs.DIRECTORIES)
     sources: list[Path] = [*given.sources]
     if given.listed is not None:
         sources += [Path(os.fsdecode(name)) for name in given.listed.read_bytes().split(b"\0") if name]

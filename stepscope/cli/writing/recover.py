@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
+import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from stepscope.cli.common import opening
-from stepscope.cli.common.coloured import print_result
-from stepscope.cli.common.messages import add_json, message, print_json
-from stepscope.cli.common.progress import Progress
-from stepscope.cli.writing.traces import is_trace, refuse_trace, rewrite_traces
+from stepscope.cli.common.messages import Progress, add_json, message, print_json, print_result
+from stepscope.exporters.files.output import PART
+from stepscope.exporters.files.rewriting import rewrite_trace
 from stepscope.runtime.errors import INCOMPLETE, FormatError, OutputError, ProfilerStateError, RecoveredError
 from stepscope.runtime.journal import segments
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.recovery.target import being_written, unfinished
-from stepscope.runtime.session.note import is_note
+from stepscope.runtime.session.note import is_note, notes_in
 
+HELP = "bring back what a run had recorded when it died"
 DESCRIPTION = """\
 Brings back what a run had recorded when its process died. It completes the run's journal with the last moments, which are
 still in memory, and then writes the run's traces anew from it. It changes no other file, and says what is missing. The
@@ -39,14 +41,8 @@ exit codes: 0 recovered, also again, 1 nothing to recover, or not any more, or t
 """
 
 
-def add(commands: Any) -> None:
-    """Declares the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "recover",
-        help="bring back what a run had recorded when it died",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
     parser.add_argument("path", metavar="DIR", type=Path, help="directory of the run, or its journal")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="copy the journal to FILE and complete the copy")
     parser.add_argument(
@@ -58,7 +54,6 @@ def add(commands: Any) -> None:
         "--remove-session", action="store_true", help="then delete what the run left in memory, which frees that"
     )
     add_json(parser, "what was recovered")
-    parser.set_defaults(function=run, command="recover", parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,7 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not segments.exists(named):
         raise FormatError(f"there is no run or journal at {named}")
     if named.is_file() and not is_note(named) and is_trace(named):
-        refuse_trace(named)
+        directory = named.absolute().parent
+        run = shlex.quote(opening.shown(directory)) if notes_in(directory, []) else "RUN"
+        raise FormatError(
+            f"{named} is a trace, and a run is recovered from its directory. However it was cut, Perfetto opens it as it is if it is "
+            f"a .pftrace or Chrome JSON in array form. To recover its run and write it anew: stepscope recover {run}"
+        )
     if arguments.force and arguments.out is None:
         arguments.parser.error("--force needs --out FILE: the journal of a process that runs is copied, not changed")
     whole = named.is_dir()
@@ -99,7 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
     living = being_written(place) if whole or notes else set[str]()
     rewritten = [rewrite_traces(each, place, living, say) for each in recovered if notes]
     if recovered:
-        say(f"see it: {_how_to_see(recovered[-1], rewritten[-1][0] if rewritten else [])}")
+        trace = next(filter(is_trace, rewritten[-1][0] if rewritten else []), None)
+        view = opening.command("view", recovered[-1].journal)
+        say(f"see it: {view if trace is None else opening.perfetto(trace)}")
     complete = len(recovered) == len(several or [named]) and not any(each.missing for each in recovered)
     complete = complete and all(done for _, done in rewritten)
     if arguments.json:
@@ -109,12 +111,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     message("stepscope recover: not all could be brought back, see above")
     return INCOMPLETE
-
-
-def _how_to_see(recovered: Recovery, written: list[Path]) -> str:
-    """How to look at a run: at the first trace that was written anew, else at its journal."""
-    trace = next(filter(is_trace, written), None)
-    return opening.view(recovered.journal) if trace is None else opening.perfetto(trace)
 
 
 def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:
@@ -130,7 +126,7 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
         raise
     except RecoveredError as error:
         if not one_of_several:
-            convert = opening.convert(named if named.is_dir() else named.parent, "out.json")
+            convert = opening.command("convert", named if named.is_dir() else named.parent, "out.json")
             raise RecoveredError(f"{error}. To convert it: {convert}") from error
         (message if arguments.json else print_result)(f"not recovered: {error}")
     except FormatError as error:
@@ -138,3 +134,60 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
             raise
         (message if arguments.json else print_result)(f"not recovered: {error}")
     return None
+
+
+_ENDINGS = (".json", ".pftrace")
+
+
+def is_trace(path: Path) -> bool:
+    """True if a file is a trace, or what a killed process left of one, by its name."""
+    return path.name.removesuffix(PART).removesuffix(".gz").endswith(_ENDINGS)
+
+
+def rewrite_traces(
+    recovery: Recovery, place: Path, living: set[str], say: Callable[[str], None]
+) -> tuple[list[Path], bool]:
+    """Writes the traces of a recovered run anew.
+
+    Args:
+        recovery: of the run, with its note.
+        place: its directory.
+        living: real names of files that other runs still write.
+        say: prints what becomes of each.
+
+    Returns:
+        The files that were written, and whether each trace is complete now.
+    """
+    written: list[Path] = []
+    complete = True
+    note = recovery.note
+    for trace in () if note is None else note.traces:
+        assert note is not None
+        cut = place / trace.file
+        if os.path.realpath(cut) in living:
+            say(f"left as it is: {opening.shown(cut)} is still being written")
+            continue
+        try:
+            if recovery.gap:
+                raise FormatError(f"{opening.shown(cut)}: {recovery.gap}, so a new one could have less")
+            new = rewrite_trace(trace, place, note.owner, recovery.journal)
+        except FileNotFoundError as error:
+            say(f"not written anew: {error} is not there any more")
+        except FormatError as error:
+            complete = False
+            say(f"left as it is: {error}; {_use(cut)}")
+        except OutputError as error:
+            complete = False
+            say(f"left as it is: {error}")
+        else:
+            written += new
+            for path in new:
+                say(f"written anew: {opening.shown(path)}")
+    return written, complete
+
+
+def _use(cut: Path) -> str:
+    """Advice for a file that was cut."""
+    if cut.name.endswith(PART):
+        return "to have a trace of what was recovered, convert the journal"
+    return "Perfetto opens it as it is"

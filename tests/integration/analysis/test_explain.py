@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.analysis.explain import NOTHING, explain, judge
+from stepscope.analysis.explain import explain, judge
 from stepscope.analysis.findings import Answer, Finding
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.tables.data_pipeline import MOST_PIPELINES
@@ -53,6 +53,11 @@ OPERATORS: list[dict[str, Any]] = [
 """Of a pipeline of MindSpore."""
 
 
+def describe_pipeline(source: str = "MindSpore") -> None:
+    """Records the facts of a pipeline."""
+    sc.instant("data pipeline", category="data pipeline", source=source, interval_ms=20, operators=OPERATORS)
+
+
 def test_data_that_is_waited_for(tmp_path: Path) -> None:
     """It is the first finding, with what it costs; the parts of the step add up."""
 
@@ -80,9 +85,7 @@ def test_data_of_another_loader(tmp_path: Path, sampled: bool) -> None:
             time.sleep(0.004)
         span("work", 0.001)
         if sampled and number == 0:
-            sc.instant(
-                "data pipeline", category="data pipeline", source="MindSpore", interval_ms=20, operators=OPERATORS
-            )
+            describe_pipeline()
         if sampled:
             for name, value in (("Map(id=1) queue", 0), ("Generator(id=2) queue", 16)):
                 sc.counter(name, value, category="data pipeline")
@@ -125,9 +128,7 @@ def test_the_numbers_of_a_pipeline(tmp_path: Path) -> None:
 
     def step(number: int) -> None:
         if number == 0:
-            sc.instant(
-                "data pipeline", category="data pipeline", source="MindSpore", interval_ms=20, operators=OPERATORS
-            )
+            describe_pipeline()
         for name, value in readings.items():
             sc.counter(name, value, category="data pipeline")
         sc.counter("host cpu %", 87, category="host")
@@ -161,9 +162,7 @@ def test_use_of_processors_with_a_pipeline(ns_a_step: int, known: bool, tmp_path
         sc.counter("processors", 2, category="processor demand")
         sc.counter("processors in use", number * ns_a_step, category="processor demand")
         if number == 0:
-            sc.instant(
-                "data pipeline", category="data pipeline", source="MindSpore", interval_ms=20, operators=OPERATORS
-            )
+            describe_pipeline()
 
     (pipeline,) = explain(record(tmp_path / "run", step)).ranks[0].pipelines
     assert ((pipeline.machine_use or 0) > 0) is known
@@ -325,9 +324,8 @@ def test_a_pipeline_of_another_library(tmp_path: Path) -> None:
     def step(number: int) -> None:
         time.sleep(0.001)
         if number == 0:
-            facts: dict[str, Any] = {"interval_ms": 20, "operators": OPERATORS}
-            sc.instant("data pipeline", category="data pipeline", source="MindSpore", **facts)
-            sc.instant("data pipeline", category="data pipeline", source="tf.data", **facts)
+            describe_pipeline()
+            describe_pipeline("tf.data")
         sc.counter("batch waited for (ms)", 1e308 if number % 2 else 3.0, category="data pipeline")
 
     (rank,) = explain(record(tmp_path / "run", step)).ranks
@@ -413,11 +411,6 @@ def test_a_callback_that_blocks_its_loop(tmp_path: Path, monkeypatch: pytest.Mon
     assert first.id == "loop-blocked" and first.places[0].function.endswith("refresh")
     assert first.places[0].file == __file__ and "run_in_executor" in first.action
     assert "refresh (" in first.evidence[0] and "serve" in first.evidence[1]
-
-
-def test_nothing_stands_out() -> None:
-    """The sentence, which other tests and programs look for."""
-    assert "Nothing stands out" in NOTHING and Answer(path="", verdict=NOTHING).findings == ()
 
 
 def test_a_run_that_was_killed(tmp_path: Path) -> None:

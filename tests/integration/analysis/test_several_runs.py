@@ -1,14 +1,25 @@
-"""A directory with several runs: those of one job are explained together, of others the newest is, and it is said which."""
+"""Which run of a directory, and which of its windows, is read."""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
 import stepscope as sc
+from stepscope.analysis.explain import explain
+from stepscope.analysis.page.render import report_html
+from stepscope.analysis.reading.recording import load
+from stepscope.cli.main import main
+from stepscope.runtime.errors import NoWindowError
+from stepscope.runtime.windows.window import which_windows
+from tests.support.basics import require
 from tests.support.commands import stepscope
+from tests.support.torch_trace import loop, rows, save
 
 
 def record(place: Path, name: str, steps: int = 25) -> Path:
@@ -84,3 +95,154 @@ def test_windows_of_a_flight_recorder_are_one_run_and_nothing_to_remark(tmp_path
     recording = sc.load(tmp_path / "run")
     (rank,) = recording.ranks
     assert len(rank.windows) == 2 and not recording.notes
+
+
+def run_of_spans(place: Path) -> Path:
+    """Three windows of 25 steps, each with spans of a name of its own."""
+    with sc.trace(schedule=sc.schedule(wait=5, warmup=0, active=25, repeat=3), output_dir=place) as profiler:
+        for step in range(90):
+            with sc.span(f"part {step // 30}"):
+                pass
+            profiler.step()
+    return place
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of three windows."""
+    return run_of_spans(tmp_path / "run")
+
+
+def test_windows_are_listed(run: Path) -> None:
+    """With their times and steps, for people and for programs."""
+    done = stepscope("windows", run, cwd=run)
+    assert done.returncode == 0, done.stderr
+    head, _, *lines = done.stdout.splitlines()
+    assert head.split() == ["window", "begins", "lasts", "steps", "events", "dropped", "state"] and len(lines) == 3
+    assert "35 to 59" in lines[1] and "incomplete" not in done.stdout
+    told = json.loads(stepscope("windows", run, "--json", cwd=run).stdout)
+    assert [(each["window"], each["first_step"], each["last_step"]) for each in told] == [
+        (0, 5, 29),
+        (1, 35, 59),
+        (2, 65, 89),
+    ]
+    assert all(each["complete"] and each["events"] >= 50 and each["seconds"] > 0 for each in told)
+
+
+OPEN = """
+import os, signal, sys
+import stepscope as sc
+with sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=1000), output_dir="open") as profiler:
+    for step in range(2_500):
+        with sc.span("work"):
+            pass
+        profiler.step()
+    profiler.flush()
+    print("recorded", flush=True)
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_window_without_an_end(tmp_path: Path) -> None:
+    """The list says whether it is still being recorded. Nothing is cut, however narrow the terminal is."""
+    with Popen([sys.executable, "-c", OPEN], stdin=PIPE, stdout=PIPE, text=True, cwd=tmp_path) as program:
+        assert program.stdout is not None and program.stdout.readline() == "recorded\n"
+        rows = stepscope("windows", "open", cwd=tmp_path, env={"COLUMNS": "40"}).stdout.splitlines()
+        program.communicate("")
+    assert "1000 to 1999" in rows[3] and rows[4].endswith("still open"), rows
+    assert all(row == row.rstrip() for row in rows)
+    killed = json.loads(stepscope("windows", "open", "--json", cwd=tmp_path).stdout)
+    assert [each["state"] for each in killed] == ["", "", "no end"]
+
+
+def test_one_window_is_judged(run: Path) -> None:
+    """Nothing of another one is in the answer, the page or the arrays."""
+    recording = load(run)
+    recording.select(1)
+    (rank,) = recording.ranks
+    assert list(rank.windows) == [1] and rank.steps["step"].tolist() == list(range(35, 60))
+    names = set(rank.names(rank.events()["name"]))
+    assert "part 1" in names and not {"part 0", "part 2"} & names
+    statistics = explain(run, 2).ranks[0].statistics
+    assert statistics is not None and statistics.steps == 25
+    assert stepscope("explain", run, "--window", "0", cwd=run).stdout != stepscope("explain", run, cwd=run).stdout
+    assert "part 0" not in report_html(run, 1)
+
+
+def test_a_window_that_is_not_there(run: Path) -> None:
+    """The error says which there are."""
+    with pytest.raises(NoWindowError, match="has no window 7; it has 3 windows, from 0 to 2"):
+        explain(run, 7)
+    for command in (("explain", run), ("report", run, "-o", run / "page.html")):
+        done = stepscope(*command, "--window", "7", cwd=run)
+        assert done.returncode == 4 and "from 0 to 2" in done.stderr
+
+
+def test_cycles_of_torchs_profiler_are_windows(tmp_path: Path) -> None:
+    """Their events say when they were."""
+    save(tmp_path / "a.pt.trace.json", [*rows(), *loop()])
+    told = json.loads(stepscope("windows", tmp_path, "--json", cwd=tmp_path).stdout)
+    assert [(each["first_step"], each["last_step"]) for each in told] == [(0, 29)] and told[0]["events"] > 60
+    assert explain(tmp_path, 0).findings[0].id == "device-idle"
+
+
+def test_a_trace_that_stepscope_wrote_is_not_read(run: Path) -> None:
+    """Its run is, and the error says from where."""
+    assert stepscope("convert", run, run / "trace.json", cwd=run).returncode == 0
+    done = stepscope("explain", run / "trace.json", cwd=run)
+    assert done.returncode == 1 and f"name the directory of its run: {run}" in done.stderr
+
+
+def test_a_trace_that_lies_elsewhere_is_named_for_what_it_is(run: Path, tmp_path: Path) -> None:
+    """One of stepscope's, away from its run; and `convert` takes no trace, and names the run beside it."""
+    assert stepscope("convert", run, tmp_path / "trace.json", cwd=run).returncode == 0
+    done = stepscope("explain", tmp_path / "trace.json", cwd=tmp_path)
+    assert done.returncode == 1 and "if stepscope wrote it, name the directory of its run" in done.stderr
+    (run / "trace.json").write_bytes((tmp_path / "trace.json").read_bytes())
+    done = stepscope("convert", "trace.json", "other.json", cwd=run)
+    assert done.returncode == 1 and "is a trace, and not a journal" in done.stderr
+
+
+def test_which_windows_there_are(run: Path) -> None:
+    """`convert` says it as well."""
+    done = stepscope("convert", run, "x.json", "--window", "7", cwd=run)
+    assert done.returncode == 4 and "has no window 7; it has 3 windows, from 0 to 2" in done.stderr
+    assert which_windows([0, 1]) == "it has windows 0 and 1" and which_windows([4]) == "it has only window 4"
+
+
+def test_step_0_is_said_to_be_startup(tmp_path: Path) -> None:
+    """Of a run whose steps an optimizer ends, so that the list agrees with the number of steps in the answer."""
+    require("torch")
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(5):\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    done = stepscope("run", "--quiet", "--out", "run", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Step 0 is startup" in stepscope("windows", "run", cwd=tmp_path).stdout
+    assert "Step 0" not in stepscope("windows", run_of_spans(tmp_path / "other"), cwd=tmp_path).stdout
+
+
+def test_the_windows_that_a_flight_recorder_saved_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a file of its own, with an index."""
+    recorder = sc.FlightRecorder(steps=3, cooldown=0.0, triggers=())
+    with sc.trace(output_dir=tmp_path, keep_last=recorder) as profiler:
+        for number in range(12):
+            with sc.span("work"):
+                pass
+            profiler.step()
+            if number % 4 == 3:
+                profiler.save("now")
+                profiler.flush()
+    assert main(["windows", str(tmp_path), "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert [line["window"] for line in lines] == [0, 1, 2]
+    assert all(line["events"] > 3 for line in lines)

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.torch.backend import TorchBackend
-from stepscope.cli.programs.late_torch import LateTorch
+from stepscope.cli.programs.torch_program import LateTorch
 from stepscope.runtime.events import clock
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, Detail

@@ -12,6 +12,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.cli.main import main
+from tests.support.chrome_traces import events_of
 
 FIRST = 1000
 """Step at which the training goes on."""
@@ -39,9 +40,7 @@ def record(directory: Path) -> str:
 
 def steps_of(path: Path) -> list[int]:
     """Numbers of the steps in a Chrome trace."""
-    loaded: Any = json.loads(path.read_text())
-    events: list[dict[str, Any]] = loaded["traceEvents"] if "traceEvents" in loaded else loaded
-    names = [event["name"] for event in events if event["ph"] == "X"]
+    names = [event["name"] for event in events_of(path) if event["ph"] == "X"]
     return sorted(int(name.partition("#")[2]) for name in names if name.startswith("ProfilerStep#"))
 
 

@@ -1,4 +1,4 @@
-"""The command line: its help, its errors, `convert` and `recover`."""
+"""The command line: its help, its errors, its colours, `convert` and `recover`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import json
 import os
 import pty
 import re
+import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import stepscope as sc
-from stepscope.cli.common.progress import Progress
+from stepscope.cli.common.messages import Progress
 from stepscope.cli.common.values import size
 from stepscope.cli.main import NAMES, main
+from tests.support.chrome_traces import events_of
 from tests.support.commands import on_terminal, python, stepscope
 from tests.support.messages import refused, said
 
@@ -65,9 +66,7 @@ def record(directory: Path, windows: int = 2) -> Path:
 
 def spans(path: Path) -> list[str]:
     """Names of the spans in a Chrome trace of any form, steps left out."""
-    loaded: Any = json.loads(path.read_text())
-    events: list[dict[str, Any]] = loaded["traceEvents"] if "traceEvents" in loaded else loaded
-    return [e["name"] for e in events if e["ph"] == "X" and not e["name"].startswith("ProfilerStep")]
+    return [e["name"] for e in events_of(path) if e["ph"] == "X" and not e["name"].startswith("ProfilerStep")]
 
 
 # the whole command line
@@ -482,3 +481,25 @@ def test_progress_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
             while piece := terminal.read(4096):
                 output += piece
     assert "━".encode() in output and output.endswith(b"\x1b[2K") and b"\x1b[?25l" not in output
+
+
+COMMANDS = {
+    "windows": ["windows", "run"],
+    "merge": ["merge", "run", "--out", "trace.json"],
+    "recover": ["recover", "run/rank0"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_terminal_gets_colours(command: str, tmp_path: Path) -> None:
+    """Heads of tables and results stand out there; a file gets the text alone."""
+    with sc.trace(output_dir=tmp_path / "run", rank=0, world_size=1) as profiler:
+        profiler.step()
+    journal = tmp_path / "run" / "rank0" / "journal"
+    if command == "recover":
+        journal.write_bytes(journal.read_bytes()[:-60])
+    shutil.copytree(tmp_path / "run", tmp_path / "again" / "run")
+    text = "\n".join(on_terminal(*COMMANDS[command], width=200, cwd=tmp_path))
+    assert "\x1b[1m" in text or "\x1b[32m" in text
+    plain = stepscope(*COMMANDS[command], cwd=tmp_path / "again")
+    assert plain.stdout and "\x1b" not in plain.stdout

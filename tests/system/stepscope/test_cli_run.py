@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest
 from stepscope.analysis.reading.recording import load
 from stepscope.analysis.terminal import MOST_LINES
 from stepscope.backends.torch.arm import VARIABLE
-from stepscope.cli.programs.optimizer_steps import OptimizerSteps
+from stepscope.cli.programs.torch_program import OptimizerSteps
 from stepscope.runtime.events import strings
 from tests.support.basics import require
+from tests.support.chrome_traces import events_of
 from tests.support.collectors import collecting, journals, spans
 from tests.support.commands import python, stepscope
 from tests.support.launch import launched
@@ -38,21 +40,31 @@ for _ in range(12):
 """
 
 
-def events(path: Path) -> list[dict[str, Any]]:
-    """The events of a Chrome trace in array form."""
-    loaded: list[dict[str, Any]] = json.loads(path.read_text())
-    return loaded
-
-
 def complete(path: Path, name: str) -> list[tuple[float, float]]:
     """Begin and end of the complete events whose name begins with this, in order."""
-    return sorted((e["ts"], e["ts"] + e["dur"]) for e in events(path) if e["ph"] == "X" and e["name"].startswith(name))
+    return sorted(
+        (e["ts"], e["ts"] + e["dur"]) for e in events_of(path) if e["ph"] == "X" and e["name"].startswith(name)
+    )
 
 
 def of_program(errors: str) -> str:
     """Standard error without the one line that `--quiet` leaves: where the trace is."""
     (line,) = [line for line in errors.splitlines(keepends=True) if line.startswith("see it ")]
     return errors.replace(line, "")
+
+
+def traced(
+    directory: Path, program: str, *options: object, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Traces a program, `p.py`, into `run`; both are in the directory."""
+    (directory / "p.py").write_text(program)
+    return stepscope("run", *options, "--out", "run", "p.py", cwd=directory, env=env)
+
+
+def same_as_plain(cwd: Path, *words: object) -> None:
+    """Fails unless a program has the exit code, output and errors that Python gives it."""
+    plain, done = python(*words, cwd=cwd), stepscope("run", "--quiet", "--out", "run", *words, cwd=cwd)
+    assert (done.returncode, done.stdout, of_program(done.stderr)) == (plain.returncode, plain.stdout, plain.stderr)
 
 
 # the program
@@ -86,13 +98,7 @@ def test_a_script_runs_as_without_us(name: str, tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text(PROGRAMS[name])
     (script.parent / "neighbour.py").touch()
-    plain = python(script, "a", "--wait", "--", "-h", cwd=tmp_path)
-    traced = stepscope("run", "--quiet", "--out", "run", script, "a", "--wait", "--", "-h", cwd=tmp_path)
-    assert (traced.returncode, traced.stdout, of_program(traced.stderr)) == (
-        plain.returncode,
-        plain.stdout,
-        plain.stderr,
-    )
+    same_as_plain(tmp_path, script, "a", "--wait", "--", "-h")
 
 
 @pytest.mark.parametrize("typed", ["program.py", "./program.py", "../here/program.py"])
@@ -104,13 +110,7 @@ def test_a_relative_path_is_shown_as_without_us(typed: str, tmp_path: Path) -> N
         "import atexit, sys\nmine = 1\nprint(sys.argv, __file__)\n"
         "atexit.register(lambda: print(sys.modules['__main__'].mine))\n1 / 0"
     )
-    plain = python(typed, cwd=here)
-    traced = stepscope("run", "--quiet", "--out", "run", typed, cwd=here)
-    assert (traced.returncode, traced.stdout, of_program(traced.stderr)) == (
-        plain.returncode,
-        plain.stdout,
-        plain.stderr,
-    )
+    same_as_plain(here, typed)
 
 
 @pytest.mark.parametrize("module", ["package", "package.part"])
@@ -123,13 +123,7 @@ def test_a_module_runs_as_without_us(module: str, tmp_path: Path) -> None:
         (package / f"{name}.py").write_text(
             "import sys; print(sys.argv, __name__, __spec__.name, __package__, sys.path[0])"
         )
-    plain = python("-m", module, "-x", cwd=tmp_path)
-    traced = stepscope("run", "--quiet", "--out", "run", "-m", module, "-x", cwd=tmp_path)
-    assert (traced.returncode, traced.stdout, of_program(traced.stderr)) == (
-        plain.returncode,
-        plain.stdout,
-        plain.stderr,
-    )
+    same_as_plain(tmp_path, "-m", module, "-x")
 
 
 def test_a_directory_runs(tmp_path: Path) -> None:
@@ -143,10 +137,9 @@ def test_a_directory_runs(tmp_path: Path) -> None:
 
 def test_an_interrupted_program_is_written(tmp_path: Path) -> None:
     """Ctrl-C ends the program; what was recorded is on disk."""
-    (tmp_path / "p.py").write_text(
-        "import os, signal, stepscope as sc\nwith sc.span('work'): os.kill(os.getpid(), signal.SIGINT)"
+    done = traced(
+        tmp_path, "import os, signal, stepscope as sc\nwith sc.span('work'): os.kill(os.getpid(), signal.SIGINT)"
     )
-    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
     assert done.returncode == 130
     assert "KeyboardInterrupt" in done.stderr and "Trust  " in done.stderr
     assert complete(tmp_path / "run" / "trace.json", "work")
@@ -162,14 +155,15 @@ threading.Event().wait()
 """It is ended from outside."""
 
 
-def terminated(script: Path, *options: str, full: bool = False) -> tuple[int, str]:
+def terminated(directory: Path, *options: str, full: bool = False) -> tuple[int, str]:
     """What becomes of a program that is terminated when it says that it is ready: its status, and its standard error.
 
     Args:
-        script: the program.
+        directory: where it runs.
         options: those of `stepscope run`.
         full: whether standard error takes nothing any more.
     """
+    (directory / "p.py").write_text(TERMINATED)
     read, write = os.pipe()
     try:
         os.set_blocking(write, False)
@@ -177,8 +171,8 @@ def terminated(script: Path, *options: str, full: bool = False) -> tuple[int, st
             while full:
                 os.write(write, bytes(1 << 12))
         os.set_blocking(write, True)
-        command = [sys.executable, "-m", "stepscope", "run", "--out", "run", *options, str(script)]
-        with launched(command, cwd=script.parent, stdout=subprocess.PIPE, stderr=write, text=True) as process:
+        command = [sys.executable, "-m", "stepscope", "run", "--out", "run", *options, "p.py"]
+        with launched(command, cwd=directory, stdout=subprocess.PIPE, stderr=write, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             process.terminate()
@@ -195,9 +189,7 @@ def terminated(script: Path, *options: str, full: bool = False) -> tuple[int, st
 
 def test_a_terminated_program_says_where_its_files_are(tmp_path: Path) -> None:
     """Nobody calls what follows the program then; the line comes all the same, with what opens the files."""
-    script = tmp_path / "p.py"
-    script.write_text(TERMINATED)
-    code, errors = terminated(script)
+    code, errors = terminated(tmp_path)
     assert code == -signal.SIGTERM
     first, *rest = errors.splitlines()
     assert first == "stepscope run: SIGTERM ended the program; what was recorded is in run"
@@ -208,16 +200,12 @@ def test_a_terminated_program_says_where_its_files_are(tmp_path: Path) -> None:
 
 def test_a_terminated_program_is_quiet_if_asked(tmp_path: Path) -> None:
     """As at a normal end."""
-    script = tmp_path / "p.py"
-    script.write_text(TERMINATED)
-    assert terminated(script, "--quiet") == (-signal.SIGTERM, "")
+    assert terminated(tmp_path, "--quiet") == (-signal.SIGTERM, "")
 
 
 def test_a_terminated_program_waits_for_no_reader(tmp_path: Path) -> None:
     """Where standard error takes nothing, the process ends without a line, long before the deadline for closing."""
-    script = tmp_path / "p.py"
-    script.write_text(TERMINATED)
-    code, errors = terminated(script, full=True)
+    code, errors = terminated(tmp_path, full=True)
     assert code == -signal.SIGTERM and not errors.strip("\0")
     assert [begin for begin, _ in complete(tmp_path / "run" / "trace.json", "work")]
 
@@ -235,8 +223,7 @@ sys.exit(0 if os.WTERMSIG(status) == signal.SIGTERM else 1)
 
 def test_a_forked_child_that_is_terminated_says_nothing_of_its_parent(tmp_path: Path) -> None:
     """Also if it traces: the program goes on."""
-    (tmp_path / "p.py").write_text(FORKED)
-    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    done = traced(tmp_path, FORKED)
     assert done.returncode == 0, done.stderr
     assert "ended the program" not in done.stderr and "Trust  " in done.stderr
     assert (tmp_path / "child" / "journal").exists()
@@ -244,8 +231,7 @@ def test_a_forked_child_that_is_terminated_says_nothing_of_its_parent(tmp_path: 
 
 def test_a_forked_child_reports_nothing(tmp_path: Path) -> None:
     """A child that runs to the program's end is not a second traced program."""
-    (tmp_path / "p.py").write_text("import os\nif os.fork(): os.wait()\nprint('end', flush=True)")
-    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    done = traced(tmp_path, "import os\nif os.fork(): os.wait()\nprint('end', flush=True)")
     assert (done.returncode, done.stdout) == (0, "end\nend\n")
     assert done.stderr.count("Trust  ") == 1
 
@@ -273,8 +259,7 @@ def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
 def test_the_end_is_short(end: str, tmp_path: Path) -> None:
     """At most 15 lines of 80 columns have the verdict, the parts of a step, where the files are and trust; an error follows. Step 0 is startup."""
     require("torch")
-    (tmp_path / "p.py").write_text(f"import os, signal, sys\n{TRAINING.replace('12', '30')}{end}\n")
-    done = stepscope("run", "-o", "run", "p.py", cwd=tmp_path, env={"COLUMNS": "80"})
+    done = traced(tmp_path, f"import os, signal, sys\n{TRAINING.replace('12', '30')}{end}\n", env={"COLUMNS": "80"})
     answer, _, error = done.stderr.partition("Traceback")
     lines = answer.splitlines()
     assert len(lines) <= MOST_LINES and max(map(len, lines)) <= 80, answer
@@ -294,8 +279,7 @@ def test_the_end_is_short(end: str, tmp_path: Path) -> None:
 )
 def test_a_failure_before_the_first_step_is_reported(program: str, why: str, tmp_path: Path) -> None:
     """No advice on steps: the program never came to them."""
-    (tmp_path / "p.py").write_text(program)
-    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    done = traced(tmp_path, program)
     answer = done.stderr.partition("Traceback")[0]
     assert "The program failed before its first step." in answer and why in " ".join(answer.split()), answer
     assert "Steps are missing" not in answer and done.returncode in (1, 3)
@@ -303,8 +287,9 @@ def test_a_failure_before_the_first_step_is_reported(program: str, why: str, tmp
 
 def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
     """With `--keep-last` each window has a trace: the last one is named, not the pattern; and the journals are."""
-    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
-    done = stepscope("run", "--report", "--keep-last", 3, "--out", "run", "p.py", cwd=tmp_path)
+    done = traced(
+        tmp_path, "import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')", "--report", "--keep-last", 3
+    )
     assert "view run/trace-0.json, or drag it into https://ui.perfetto.dev" in done.stderr
     (path,) = (tmp_path / "run" / "windows").iterdir()
     assert f"saved     windows/{path.name}" in done.stderr
@@ -313,8 +298,7 @@ def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
 
 def test_the_answer_is_json(tmp_path: Path) -> None:
     """That of `stepscope explain`, below what the program prints; the rest is on standard error."""
-    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): print('of the program')")
-    done = stepscope("run", "--json", "--out", "run", "p.py", cwd=tmp_path)
+    done = traced(tmp_path, "import stepscope as sc\nwith sc.span('work'): print('of the program')", "--json")
     first, _, rest = done.stdout.partition("\n")
     assert (done.returncode, first) == (0, "of the program"), done.stderr
     explained = stepscope("explain", "run", "--json", cwd=tmp_path)
@@ -324,15 +308,13 @@ def test_the_answer_is_json(tmp_path: Path) -> None:
 
 def test_json_goes_where_the_command_writes(tmp_path: Path) -> None:
     """A program that replaces `sys.stdout` does not get it."""
-    (tmp_path / "p.py").write_text("import sys\nsys.stdout = open('mine', 'w')\nprint('of the program')")
-    done = stepscope("run", "--json", "--out", "run", "p.py", cwd=tmp_path)
+    done = traced(tmp_path, "import sys\nsys.stdout = open('mine', 'w')\nprint('of the program')", "--json")
     assert json.loads(done.stdout)["path"] and (tmp_path / "mine").read_text() == "of the program\n", done.stderr
 
 
 def test_an_answer_that_nobody_takes_changes_no_exit_code(tmp_path: Path) -> None:
     """The program has closed standard output."""
-    (tmp_path / "p.py").write_text("import sys\nsys.stdout.close()\nsys.exit(3)")
-    done = stepscope("run", "--json", "--out", "run", "p.py", cwd=tmp_path)
+    done = traced(tmp_path, "import sys\nsys.stdout.close()\nsys.exit(3)", "--json")
     assert done.returncode == 3
     said(done.stderr.splitlines()[-1], "standard output")
 
@@ -364,7 +346,6 @@ def test_ranks_write_apart(tmp_path: Path) -> None:
         (("folder",), 2, "folder is a directory without __main__.py"),
         (("-m", "missing.part"), 2, "there is no module missing"),
         (("--out", "p.py", "p.py"), 2, "--out p.py is a file; name a directory"),
-        (("--active", "0", "p.py"), 2, "active must be"),
         (("--wait", "1", "p.py"), 2, "--active is missing"),
         (("--mode", "stream", "--with-stack", "p.py"), 2, "use mode='kineto'"),
         (("--out", "p.py/run", "p.py"), 1, "cannot write the run to p.py/run"),
@@ -408,7 +389,9 @@ def test_steps_of_the_optimizer_are_steps(mode: str, tmp_path: Path) -> None:
     assert "closed, 12 steps, 2 windows" in done.stderr
     assert f"backend   torch ({mode})" in done.stderr
     trace = tmp_path / "run" / "trace.json"
-    steps = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events(trace) if e["name"].startswith("ProfilerStep#")}
+    steps = {
+        e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events_of(trace) if e["name"].startswith("ProfilerStep#")
+    }
     assert sorted(steps, key=lambda name: steps[name]) == [f"ProfilerStep#{n}" for n in (4, 5, 8, 9)]
     inside = zip(sorted(steps.values()), complete(trace, "Optimizer.step#SGD.step"), strict=True)
     assert all(begin <= first and last <= end for (begin, end), (first, last) in inside)
@@ -419,8 +402,7 @@ def test_torch_may_be_imported_before_the_program(tmp_path: Path) -> None:
     """As the environment's `sitecustomize` may do it: torch's own engine records the same, and the log says it once."""
     require("torch")
     (tmp_path / "sitecustomize.py").write_text("import torch")
-    (tmp_path / "p.py").write_text(TRAINING)
-    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), VARIABLE: ""})
+    done = traced(tmp_path, TRAINING, env={"PYTHONPATH": str(tmp_path), VARIABLE: ""})
     assert (done.returncode, done.stderr.count("torch was imported before stepscope")) == (0, 1), done.stderr
     assert "No answer" not in done.stderr and "start the script by" not in done.stderr
     assert len(complete(tmp_path / "run" / "trace.json", "aten::addmm")) == 12
@@ -457,13 +439,26 @@ def test_a_broken_torch_breaks_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import builtins\nif not hasattr(builtins, 'again'):\n    builtins.again = 1\n    raise ImportError('first try')"
     )
-    (tmp_path / "p.py").write_text(
-        "try: import torch\nexcept ImportError as e: print(e)\nimport torch; print(torch.__name__)"
+    done = traced(
+        tmp_path,
+        "try: import torch\nexcept ImportError as e: print(e)\nimport torch; print(torch.__name__)",
+        "--report",
     )
-    done = stepscope("run", "--report", "--out", "run", "p.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "first try\ntorch\n"), done.stderr
     assert "No steps  ModuleNotFoundError" in done.stderr
     assert "note      torch: " in done.stderr
+
+
+@contextlib.contextmanager
+def counted_steps() -> Generator[list[int]]:
+    """The steps that are found in the block: an item each."""
+    taken: list[int] = []
+    steps = OptimizerSteps(lambda: taken.append(1))
+    steps.attach()
+    try:
+        yield taken
+    finally:
+        steps.detach()
 
 
 @pytest.mark.parametrize(
@@ -481,14 +476,9 @@ def test_several_optimizers(turns: str, expected: int) -> None:
     """An iteration is one step, however many optimizers step in it."""
     torch: Any = require("torch")
     optimizers = {name: torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for name in "abc"}
-    taken: list[int] = []
-    steps = OptimizerSteps(lambda: taken.append(1))
-    steps.attach()
-    try:
+    with counted_steps() as taken:
         for turn in turns:
             optimizers[turn].step()
-    finally:
-        steps.detach()
     optimizers["a"].step()
     assert len(taken) == expected
 
@@ -502,24 +492,18 @@ def test_an_optimizer_that_extends_another_steps_once() -> None:
             base: Any = super()
             return base.step(closure)
 
-    taken: list[int] = []
-    steps = OptimizerSteps(lambda: taken.append(1))
-    steps.attach()
-    try:
+    with counted_steps() as taken:
         base = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
         mine = Mine([torch.zeros(1, requires_grad=True)], lr=0.1)
         for _ in range(3):
             mine.step()
         del base
-    finally:
-        steps.detach()
     assert len(taken) == 3
 
 
 def test_torch_is_not_imported_for_programs_without_it(tmp_path: Path) -> None:
     """A small script is not made to wait for torch."""
-    (tmp_path / "p.py").write_text("import sys; print('torch' in sys.modules)")
-    done = stepscope("run", "--quiet", "--out", "run", "p.py", cwd=tmp_path)
+    done = traced(tmp_path, "import sys; print('torch' in sys.modules)", "--quiet")
     assert done.stdout == "False\n"
 
 
@@ -578,8 +562,7 @@ def test_options_of_torch_go_with_torch(tmp_path: Path) -> None:
 
 def test_a_duration_without_steps(tmp_path: Path) -> None:
     """Recording ends when the time is over, and the program goes on."""
-    (tmp_path / "p.py").write_text(WHILE_IT_RECORDS)
-    done = stepscope("run", "--no-torch", "--duration", "0.5", "--out", "run", "p.py", cwd=tmp_path)
+    done = traced(tmp_path, WHILE_IT_RECORDS, "--no-torch", "--duration", "0.5")
     assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
     said(done.stderr.splitlines()[0], "0.5 s", "run")
     trace = tmp_path / "run" / "trace.json"

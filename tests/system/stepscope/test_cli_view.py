@@ -19,7 +19,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.cli.main import main
-from stepscope.cli.showing.trace_server import TraceServer
+from stepscope.cli.showing.view import TraceServer
 from tests.support.basics import perfetto_ui, require
 from tests.support.launch import launched
 from tests.support.messages import said

@@ -23,6 +23,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.conformance import check_exporter
 from tests.support import pftrace
 from tests.support.basics import ROOT, missing, require
+from tests.support.chrome_traces import events_of, names_of
 from tests.support.collectors import Process, free_port, journals, spans
 from tests.support.launch import run_to_end
 from tests.support.receiver import ReceiverThread
@@ -39,17 +40,6 @@ def run(name: str, directory: Path, *arguments: str) -> str:
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def events(path: Path) -> list[dict[str, Any]]:
-    """The events of a Chrome trace in array form."""
-    loaded: list[dict[str, Any]] = json.loads(path.read_text())
-    return loaded
-
-
-def names_in(events: list[dict[str, Any]]) -> set[str]:
-    """The names of events."""
-    return {event["name"] for event in events}
 
 
 def test_every_example_has_a_test() -> None:
@@ -186,7 +176,7 @@ def test_quickstart(tmp_path: Path) -> None:
     """Two windows of three steps, in the trace and in the table."""
     said = run("quickstart", tmp_path)
     assert "forward" in said and "dropped   nothing" in said
-    steps = {name for name in names_in(events(tmp_path / "trace.json")) if name.startswith("ProfilerStep")}
+    steps = {name for name in names_of(tmp_path / "trace.json") if name.startswith("ProfilerStep")}
     assert steps == {f"ProfilerStep#{number}" for number in (4, 5, 6, 9, 10, 11)}
 
 
@@ -218,8 +208,7 @@ def test_torch_training(tmp_path: Path) -> None:
     said = run("torch_training", tmp_path)
     assert "aten::" in said
     (trace,) = (tmp_path / "run" / "tensorboard").glob("*.pt.trace.json")
-    found = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
-    assert {"aten::addmm", "forward", "ProfilerStep#8", "ProfilerStep#12"} <= found
+    assert {"aten::addmm", "forward", "ProfilerStep#8", "ProfilerStep#12"} <= names_of(trace)
 
 
 def test_torch_profile(tmp_path: Path) -> None:
@@ -239,7 +228,7 @@ def test_dataloader_workers(tmp_path: Path) -> None:
     require("torch")
     said = run("dataloader_workers", tmp_path)
     assert "'DataLoader worker 0': 48" in said and "'DataLoader worker 1': 48" in said
-    rows = events(tmp_path / "trace.json")
+    rows = events_of(tmp_path / "trace.json")
     shown = {event["args"]["name"] for event in rows if event["name"] == "process_name"}
     assert {"DataLoader worker 0", "DataLoader worker 1"} < shown
     assert sum(event["name"] == "read" for event in rows) == 48
@@ -249,8 +238,10 @@ def test_callback_export(tmp_path: Path) -> None:
     """The slow window is exported, and that window only is in its file."""
     said = run("callback_export", tmp_path)
     assert "kept slow-1.json.gz" in said
-    found = names_in(json.loads(gzip.decompress((tmp_path / "slow-1.json.gz").read_bytes())))
-    assert {name for name in found if name.startswith("ProfilerStep")} == {"ProfilerStep#4", "ProfilerStep#5"}
+    assert {name for name in names_of(tmp_path / "slow-1.json.gz") if name.startswith("ProfilerStep")} == {
+        "ProfilerStep#4",
+        "ProfilerStep#5",
+    }
 
 
 def test_simulated_device(tmp_path: Path) -> None:
@@ -258,7 +249,7 @@ def test_simulated_device(tmp_path: Path) -> None:
     said = run("simulated_device", tmp_path)
     (line,) = (line for line in said.splitlines() if line.startswith("simulated:"))
     assert int(line.split()[1]) > 1000
-    assert sum(event.get("cat") == "kernel" for event in events(tmp_path / "trace.json")) > 300
+    assert sum(event.get("cat") == "kernel" for event in events_of(tmp_path / "trace.json")) > 300
 
 
 def test_decorators(tmp_path: Path) -> None:
@@ -267,7 +258,7 @@ def test_decorators(tmp_path: Path) -> None:
     rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line[:1].isalpha() and "  " in line}
     assert rows["parse"][1] == rows["send"][1] == "5"
     assert rows["read"][:2] == ["loading", "6"]  # the last resumption ends the generator
-    assert {"row", "a row of zeros"} <= names_in(events(tmp_path / "trace.json"))
+    assert {"row", "a row of zeros"} <= names_of(tmp_path / "trace.json")
 
 
 def test_own_exporter(tmp_path: Path) -> None:
@@ -282,7 +273,7 @@ def test_own_exporter(tmp_path: Path) -> None:
 def test_own_backend(tmp_path: Path) -> None:
     """The memory of the process is a counter of the trace."""
     assert "backend   memory (200 times a second)" in run("own_backend", tmp_path)
-    values = [row["args"] for row in events(tmp_path / "trace.json") if row["ph"] == "C"]
+    values = [row["args"] for row in events_of(tmp_path / "trace.json") if row["ph"] == "C"]
     assert len(values) > 10
     assert all(value > 1 << 20 for row in values for value in row.values())
 
@@ -386,8 +377,8 @@ def test_accelerate_handler(tmp_path: Path) -> None:
     """Both windows are in Accelerate's file, and the step times at hand."""
     check_installed("accelerate")
     assert "'stepscope/steps': 4.0" in run("accelerate_handler", tmp_path)
-    found = {event["name"] for event in json.loads((tmp_path / "traces" / "profile_0.json").read_text())["traceEvents"]}
-    assert {"ProfilerStep#2", "ProfilerStep#7", "micro_step", "loss"} <= found
+    names = names_of(tmp_path / "traces" / "profile_0.json")
+    assert {"ProfilerStep#2", "ProfilerStep#7", "micro_step", "loss"} <= names
 
 
 def check_installed(framework: str) -> None:
@@ -399,7 +390,7 @@ def check_installed(framework: str) -> None:
 def check_framework_run(directory: Path, names: set[str]) -> None:
     """Fails unless the run's only file for TensorBoard has events of these names."""
     (trace,) = (directory / "tensorboard").glob("*.pt.trace.json")
-    assert names <= {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert names <= names_of(trace)
     assert (directory / "journal").is_file()
 
 
@@ -410,18 +401,19 @@ def test_mxnet_objects(tmp_path: Path) -> None:
     assert rows["forward"][0] == rows["batch"][0] == "20"
     assert rows["examples"] == ["21", "6720.0000", "0.0000", "640.0000", "320.0000"]
     assert re.search(r"^the slowest batch: pass \d+: [\d.]+ms(, [\d.]+ passes per second)?$", said, re.MULTILINE)
-    found = json.loads((tmp_path / "profile.json").read_text())["traceEvents"]
+    found = events_of(tmp_path / "profile.json")
     assert sum(event["name"] == "forward" for event in found) == 20
-    assert {"epoch", "paused", "batch per second"} <= names_in(found)
+    assert {"epoch", "paused", "batch per second"} <= names_of(tmp_path / "profile.json")
 
 
 def test_annotations(tmp_path: Path) -> None:
     """What was chosen is in the trace, with what it calls inside of it; what was not is not."""
     said = run("annotations", tmp_path)
     assert "instrumented: __main__.Tokenizer.split\n" in said
-    found = events(tmp_path / "trace.json")
-    assert {"json.dumps", "textwrap.TextWrapper.fill", "encode"} <= names_in(found)
-    assert "json.loads" not in names_in(found) and "__main__.Tokenizer._clean" not in names_in(found)
+    found = events_of(tmp_path / "trace.json")
+    names = names_of(tmp_path / "trace.json")
+    assert {"json.dumps", "textwrap.TextWrapper.fill", "encode"} <= names
+    assert "json.loads" not in names and "__main__.Tokenizer._clean" not in names
     (outer, later) = (event for event in found if event["name"] == "prepare")
     assert (outer["cat"], outer["args"]["color"]) == ("loading", "green")
     (inner,) = (event for event in found if event["name"] == "__main__.Tokenizer.split")

@@ -1,10 +1,18 @@
-"""Advice on data pipelines: busy and idle workers, operators that are slower than the one before, slow reading, a device that waits."""
+"""Tables of a rank: data pipelines, and the choice of spans."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepscope.analysis.tables.data_pipeline import DataPipeline, PipelineOperator, advice_on, bottleneck_of
+from stepscope.analysis.tables.span_choice import SpanChoice
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import empty_block
 
 
 def operator(number: int, kind: str, filled: float, used: float = 50.0, workers: int = 2) -> PipelineOperator:
@@ -94,3 +102,26 @@ def test_operators_that_take_from_each_other() -> None:
     )
     found = DataPipeline(source="MindSpore", operators=(one, other))
     assert found.queued_children(one) == () and advice_on(found, None) == ()
+
+
+NAMES = st.sampled_from(["forward", "backward", "all_reduce", "aten::mm"])
+CATEGORIES = st.sampled_from(["", "cpu_op", "user_annotation"])
+
+
+@given(st.lists(st.lists(st.tuples(NAMES, CATEGORIES), max_size=20), max_size=4))
+def test_each_span_is_judged_by_both(batches: list[list[tuple[str, str]]]) -> None:
+    """Also names that have several categories, in any order; each pair is judged once."""
+    judged: list[tuple[str, str]] = []
+
+    def chosen(name: str, category: str) -> bool:
+        judged.append((name, category))
+        return (name == "forward") != (category == "cpu_op")
+
+    choice = SpanChoice(chosen)
+    for pairs in batches:
+        block: Any = empty_block(len(pairs))
+        block["name"] = [strings.intern(name) for name, _ in pairs]
+        block["category"] = [strings.category(category) for _, category in pairs]
+        wanted = [(name == "forward") != (category == "cpu_op") for name, category in pairs]
+        assert np.array_equal(choice.of(block), np.array(wanted, bool))
+    assert len(judged) == len(set(judged))

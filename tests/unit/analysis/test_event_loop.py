@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analysis.measures.event_loop import TURN_NS, loops_of
-from stepscope.analysis.rules.loop_blocked import blocked
+from stepscope.analysis.rules.event_loops import TURN_NS, blocked, loops_of
 from stepscope.analysis.tables.rank_summary import RankSummary, Sample, TaskRun
 
 MS = 1_000_000

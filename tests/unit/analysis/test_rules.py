@@ -1,4 +1,4 @@
-"""Rules: each is one file, is checked, and stands in the documentation."""
+"""Rules: each is checked, and stands in the documentation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from stepscope.analysis import thresholds
-from stepscope.analysis.measures.single_slow_steps import period_of
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
+from stepscope.analysis.rules.slow_steps import period_of
 from tests.support.basics import ROOT
 
 PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8").partition("## Rules\n")[2]
@@ -45,10 +45,14 @@ THRESHOLDS: Mapping[str, str] = {
 
 
 def test_every_rule_is_checked_and_documented() -> None:
-    """Who reads of `memory-grows` finds `memory_grows.py`."""
-    files = sorted(path.stem for path in (ROOT / "analysis" / "rules").glob("*.py") if path.stem != "__init__")
-    assert sorted(name.replace("-", "_") for name in dict(ROW.findall(PAGE))) == files
-    assert sorted(rule.__module__.rpartition(".")[2] for rule in (*RULES_OF_STEPS, *RULES_OF_TASKS)) == files
+    """Who reads of `memory-grows` finds `check_memory_grows`."""
+    checked = [rule.__name__ for rule in (*RULES_OF_STEPS, *RULES_OF_TASKS)]
+    assert sorted(checked) == sorted(f"check_{name.replace('-', '_')}" for name in dict(ROW.findall(PAGE)))
+    files = [
+        importlib.import_module(f"stepscope.analysis.rules.{path.stem}")
+        for path in (ROOT / "analysis" / "rules").glob("[!_]*.py")
+    ]
+    assert sorted(checked) == sorted(name for file in files for name in vars(file) if name.startswith("check_"))
 
 
 @pytest.mark.parametrize(("rule", "text"), ROW.findall(PAGE))
@@ -57,7 +61,8 @@ def test_documented_thresholds_are_those_of_the_rule(rule: str, text: str) -> No
     names = THRESHOLDS[rule].split()
     numbers = re.findall(r"\d[\d.,]*(?:%| times| MiB| ms| us)?", text.replace("in 100 steps", ""))
     assert numbers == [_shown(name, getattr(thresholds, name)) for name in names]
-    module = importlib.import_module(f"stepscope.analysis.rules.{rule.replace('-', '_')}")
+    checks = {check.__name__: check for check in (*RULES_OF_STEPS, *RULES_OF_TASKS)}
+    module = importlib.import_module(checks[f"check_{rule.replace('-', '_')}"].__module__)
     called = {getattr(value, "__module__", "") for value in vars(module).values()}
     users = [module, *(importlib.import_module(name) for name in called if name.startswith("stepscope.analysis."))]
     assert set(names) <= {name for user in users for name in vars(user)}

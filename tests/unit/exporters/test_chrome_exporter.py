@@ -1,4 +1,4 @@
-"""The exporter of Chrome traces: forms, windows, limits, broken disks and cut files."""
+"""The exporter of Chrome traces: forms, windows, limits, broken disks and cut files; and files that are complete after every piece."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.files.chrome_rows import NOTES_TID
+from stepscope.exporters.files.chrome_file import NOTES_TID
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import EventBatch, Kind
 from tests.support.blocks import instant_block
+from tests.support.chrome_traces import events_of
 from tests.support.messages import refused
 from tests.support.viewers.scene import PID, Scene, make_run, make_window, training
 
@@ -115,12 +117,12 @@ async def test_a_file_per_window(tmp_path: Path) -> None:
     await exporter.export(EventBatch("recorder", 0, first.events, first.args))
     await exporter.export(EventBatch("recorder", 1, second.events, second.args))
     await exporter.close_window(make_window(0))
-    assert len(spans(read(tmp_path / "w0.json.gz")["traceEvents"])) == 3
+    assert len(spans(events_of(tmp_path / "w0.json.gz"))) == 3
     assert not (tmp_path / "w1.json.gz").exists()
     await exporter.close_window(make_window(2, (), diagnostics=("no step was recorded",)))
-    assert named(read(tmp_path / "w2.json.gz")["traceEvents"], "stepscope")["diagnostics"] == ["no step was recorded"]
+    assert named(events_of(tmp_path / "w2.json.gz"), "stepscope")["diagnostics"] == ["no step was recorded"]
     await exporter.aclose()
-    assert len(spans(read(tmp_path / "w1.json.gz")["traceEvents"])) == 4
+    assert len(spans(events_of(tmp_path / "w1.json.gz"))) == 4
 
 
 async def test_rows_are_named_when_they_appear(tmp_path: Path) -> None:
@@ -152,8 +154,7 @@ async def test_cancelled_close(tmp_path: Path, form: Literal["array", "object"])
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        made = read(path)
-        assert len(spans(made if form == "array" else made["traceEvents"])) == 10
+        assert len(spans(events_of(path))) == 10
 
 
 async def test_every_cut_can_be_read(tmp_path: Path) -> None:
@@ -211,3 +212,66 @@ async def test_two_exporters_do_not_share_a_file(tmp_path: Path) -> None:
     await third.export(batch)
     await third.aclose()
     assert json.loads((tmp_path / "t.json").read_text())
+
+
+Form = Literal["array", "object"]
+FORMS: list[tuple[Form, str]] = [
+    ("array", "trace.json"), ("object", "trace.json"), ("array", "trace.json.gz"), ("object", "trace.json.gz"),
+]  # fmt: skip
+
+
+def traces(directory: Path) -> list[Path]:
+    """The traces in a directory, and whatever else exporters leave there."""
+    return sorted(path for path in directory.iterdir() if "trace" in path.name)
+
+
+@pytest.mark.checklist("E6")
+@pytest.mark.parametrize(("form", "name"), FORMS)
+async def test_valid_after_every_piece(tmp_path: Path, form: Form, name: str) -> None:
+    """From the first on, at its own place; the file is the same in the end as one that was not."""
+    path = tmp_path / name
+    exporter = ChromeTraceExporter(path, form=form, closed=True)
+    batch = many(tmp_path, 500)
+    await exporter.open(make_run(tmp_path))
+    assert spans(events_of(path)) == []
+    for number in range(1, 4):
+        await exporter.export(batch)
+        assert len(spans(events_of(path))) == 500 * number
+        assert events_of(path)[-1]["name"] == "process_name"
+    await exporter.close_window(make_window())
+    assert [event["name"] for event in events_of(path)][-2:] == ["window 0", "process_name"]
+    await exporter.aclose()
+    closed = events_of(path)
+    assert closed[-1]["name"] == "stepscope" and traces(tmp_path) == [path]
+    await write(ChromeTraceExporter(tmp_path / "other" / name, form=form), tmp_path, batch, batch, batch)
+    assert [event["name"] for event in closed] == [event["name"] for event in events_of(tmp_path / "other" / name)]
+
+
+async def test_a_full_disk_of_a_closed_file(small_disk: Path) -> None:
+    """The piece that does not fit is left out, and the file is as valid as before."""
+    path = small_disk / "trace.json"
+    exporter = ChromeTraceExporter(path, form="object", closed=True)
+    await exporter.open(make_run(small_disk))
+    batch: EventBatch = many(small_disk)
+    kept = 0
+    with pytest.raises(OutputError):
+        for _ in range(50):
+            await exporter.export(batch)
+            kept += 5000
+    assert kept <= len(spans(events_of(path))) < kept + 5000
+    with pytest.raises(OutputError):
+        for _ in range(50):
+            await exporter.export(batch)
+    assert len(spans(events_of(path))) >= kept
+    await exporter.aclose()
+
+
+async def test_an_end_that_is_shorter_than_what_ended_it_before(tmp_path: Path) -> None:
+    """Nothing of the former end is left behind it."""
+    run = make_run(tmp_path, metadata={})
+    long = msgspec.structs.replace(run, name="x" * 5000)
+    path = tmp_path / "trace.json"
+    exporter = ChromeTraceExporter(path, closed=True)
+    await exporter.open(long)
+    await exporter.aclose()
+    assert events_of(path)[-1]["name"] == "stepscope"

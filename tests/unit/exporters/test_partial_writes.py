@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.files.window_journals import WindowJournalsExporter
+from stepscope.exporters.journal import WindowJournalsExporter
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Flag, Kind, empty_block

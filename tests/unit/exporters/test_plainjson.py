@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.exporters.files.plainjson import dumps
+from stepscope.exporters.files.trace_file import dumps
 from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
 from stepscope.runtime.events.json_values import plain
 

@@ -8,11 +8,11 @@ import pytest
 
 from stepscope.backends.counters import perf
 from stepscope.backends.counters.perf import permission
-from stepscope.cli.machine.hardware_checks import nvidia, processor_counters
-from stepscope.cli.machine.trial import TorchTrial
+from stepscope.cli.machine.doctor import nvidia, processor_counters
+from stepscope.cli.machine.trial import Trial
 from tests.support import nvml
 
-NO_KERNELS = TorchTrial(version="2.13.0", mode="kineto", device="H200", kernels=False)
+NO_KERNELS = Trial(version="2.13.0", mode="kineto", device="H200", kernels=False)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_kernels_that_are_not_recorded(params: str, cure: str, tmp_path: Path, l
 
 def test_devices_that_can_be_recorded(tmp_path: Path, library: str) -> None:
     """Kernels were recorded, or torch is not there."""
-    for trial in (None, TorchTrial(device="H200", kernels=True)):
+    for trial in (None, Trial(device="H200", kernels=True)):
         assert nvidia(trial, proc(tmp_path / str(trial)), tmp_path, library, library).state == "ok"
 
 

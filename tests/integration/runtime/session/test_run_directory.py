@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.files.window_journals import WindowJournalsExporter
+from stepscope.exporters.journal import WindowJournalsExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import OutputError

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.cli.writing.traces import rewrite_traces
+from stepscope.cli.writing.recover import rewrite_traces
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.session.directory import PREFIX
 from stepscope.runtime.session.note import SESSION_FILE, WINDOWS

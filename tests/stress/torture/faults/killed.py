@@ -15,7 +15,7 @@ from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
-from stepscope.cli.writing.traces import rewrite_traces
+from stepscope.cli.writing.recover import rewrite_traces
 from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.recovery.recover import recover
 from tests.stress.torture.cgroup import Group, limited

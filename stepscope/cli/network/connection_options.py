@@ -1,16 +1,47 @@
-"""Options of commands that go to NATS."""
+"""Options of commands that connect to a collector by TLS, or to NATS."""
 
 from __future__ import annotations
 
 import argparse
+import ssl
 from pathlib import Path
+from typing import Any
 
 from stepscope.cli.common.values import option_text, size
 from stepscope.exporters.nats.names import DEFAULT_TEAM
 from stepscope.exporters.nats.servers import NatsAccess, NatsLimits
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_tls(parser: Any) -> None:
+    """Declares the options."""
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM (default: the system's)")
+    parser.add_argument(
+        "--certificate",
+        type=Path,
+        metavar="FILE",
+        help="certificate to show, PEM, if the collector requires one (--client-ca)",
+    )
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help="its private key, PEM (default: in the certificate's file)"
+    )
+
+
+def tls_context(given: argparse.Namespace) -> ssl.SSLContext:
+    """The settings that the options give.
+
+    Raises:
+        ValueError: if a file cannot be used; says why.
+    """
+    try:
+        made = ssl.create_default_context(cafile=None if given.ca is None else str(given.ca))
+        if given.certificate is not None:
+            made.load_cert_chain(given.certificate, given.key)
+    except OSError as error:  # of ssl, too
+        raise ValueError(f"the certificates (--ca, --certificate, --key) cannot be used: {error}") from error
+    return made
+
+
+def add_nats(parser: argparse.ArgumentParser) -> None:
     """Declares the options, in a group of their own."""
     group = parser.add_argument_group("NATS", "the team, how to log in, and what JetStream keeps")
     group.add_argument(
@@ -54,19 +85,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def access(given: argparse.Namespace) -> NatsAccess:
-    """The credentials and trusted authorities; ends with wrong usage if options contradict each other."""
+def nats_settings(given: argparse.Namespace) -> tuple[NatsAccess, NatsLimits]:
+    """How to log in, and the limits of JetStream; ends with wrong usage if options contradict each other or are not valid."""
     parser: argparse.ArgumentParser = given.parser
+    fields = [
+        {name: getattr(given, f"nats_{name}") for name in kind.__struct_fields__} for kind in (NatsAccess, NatsLimits)
+    ]
     try:
-        return NatsAccess(**{name: getattr(given, f"nats_{name}") for name in NatsAccess.__struct_fields__})
-    except ValueError as error:
-        parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))
-
-
-def limits(given: argparse.Namespace) -> NatsLimits:
-    """The limits of JetStream; ends with wrong usage if one is not valid."""
-    parser: argparse.ArgumentParser = given.parser
-    try:
-        return NatsLimits(**{name: getattr(given, f"nats_{name}") for name in NatsLimits.__struct_fields__})
+        return NatsAccess(**fields[0]), NatsLimits(**fields[1])
     except ValueError as error:
         parser.error(option_text(error, "NatsAccess|NatsLimits", prefix="nats-"))

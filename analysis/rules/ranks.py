@@ -1,21 +1,78 @@
-"""A rank that the others wait for."""
+"""Ranks that the others wait for, and work that is uneven from step to step. This compares no clocks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from stepscope.analysis.findings import Finding
-from stepscope.analysis.measures.evidence import MOST_STEPS, places
-from stepscope.analysis.measures.job import Job
-from stepscope.analysis.measures.rank_comparison import compare_ranks
-from stepscope.analysis.measures.sampled_stacks import only_in
-from stepscope.analysis.tables.rank_summary import durations, hottest
-from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_DISTINCT, RANK_LONGER
+from stepscope.analysis.rules.evidence import MOST_STEPS, Job, only_in, places
+from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
+from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_DISTINCT, RANK_LAST, RANK_LONGER, RANK_WAIT, UNEVEN_WORK
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_parts import is_uncovered, parts_of
 
 
-def check(job: Job) -> list[Finding]:
+class RankComparison:
+    """The own work of the ranks in the steps that all of them have: all but communication, and without what a rank waits for
+    processors. The rank with most of it is the one that the others wait for. Arrays are of (ranks, steps), in ns."""
+
+    def __init__(self, ranks: list[RankSummary], steps: list[int]) -> None:
+        self.ranks, self.steps = ranks, steps
+        index = [np.searchsorted(rank.judged_steps["step"], steps) for rank in ranks]
+        pairs = list(zip(ranks, index, strict=True))
+        communication = np.array([rank.communication()[at] for rank, at in pairs])
+        queued = np.array([np.nan_to_num(rank.judged_steps["run_queue_ns"])[at] for rank, at in pairs])
+        self.took: Any = np.array([durations(rank.judged_steps)[at] for rank, at in pairs])
+        self.own: Any = np.maximum(self.took - communication - queued, 0)
+        self.waits: Any = _others(communication, communication.min(axis=0)) - communication.min(axis=0)
+        """ns of each step that the others wait, in the mean, beyond what the last one communicates."""
+        self.longer: Any = self.own.max(axis=0) - _others(self.own, self.own.max(axis=0))
+        """ns of each step that the last rank has to do beyond the others."""
+        self.times_last: Any = np.bincount(self.own.argmax(axis=0), minlength=len(ranks))
+
+    @property
+    def cost(self) -> float:
+        """Share of the steps for which ranks wait."""
+        return float(self.waits.mean()) / float(self.took.mean())
+
+    @property
+    def last(self) -> int:
+        """The index of the rank that comes last most often."""
+        return int(self.times_last.argmax())
+
+    @property
+    def is_one_rank(self) -> bool:
+        """Whether it is the same rank in most steps."""
+        return bool(self.times_last[self.last] >= RANK_LAST * len(self.steps))
+
+    def number(self, index: int) -> int:
+        """The rank's number; its index if it has none."""
+        rank = self.ranks[index].rank
+        return index if rank is None else rank
+
+
+def compare_ranks(job: Job) -> RankComparison | None:
+    """Compares the ranks that communicate; `None` if they do not wait for each other for long, or cannot be compared."""
+    ranks = [rank for rank in job.ranks if len(rank.judged_steps) and rank.communication().any()]
+    if len(ranks) < 2:
+        return None
+    numbers: list[set[int]] = [set(rank.judged_steps["step"].tolist()) for rank in ranks]
+    common = sorted(numbers[0].intersection(*numbers[1:]))
+    if len(common) < FEWEST_STEPS:
+        return None
+    found = RankComparison(ranks, common)
+    longer = float(found.longer.mean()) / float(found.took.mean())
+    return found if found.cost >= RANK_WAIT and longer >= RANK_WAIT else None
+
+
+def _others(values: Any, extreme: Any) -> Any:
+    """The mean of each step over the ranks but for the one with the extreme value."""
+    return (values.sum(axis=0) - extreme) / (len(values) - 1)
+
+
+def check_slow_rank(job: Job) -> list[Finding]:
     """Finds the rank that comes last in most steps, and the part of its steps that is longer than on the others."""
     compared = compare_ranks(job)
     if compared is None:
@@ -97,5 +154,34 @@ def _without_collectives(job: Job) -> list[Finding]:
             certainty="likely",
             ranks=(number,),
             places=places(place),
+        )
+    ]
+
+
+def check_uneven_work(job: Job) -> list[Finding]:
+    """Finds ranks that wait for each other, another one in each step."""
+    compared = compare_ranks(job)
+    if compared is None or compared.is_one_rank or compared.cost < UNEVEN_WORK:
+        return []
+    wait = human_time(float(compared.waits.mean()))
+    last = ", ".join(
+        f"rank {compared.number(index)} in {count}" for index, count in enumerate(compared.times_last.tolist())
+    )
+    longest: list[int] = (-compared.waits).argsort(kind="stable")[:MOST_STEPS].tolist()
+    return [
+        Finding(
+            id="uneven-work",
+            title=f"Work is uneven: in each step the ranks wait {wait} for the slowest of them.",
+            cost=compared.cost,
+            cost_ns=float(compared.waits.mean()),
+            evidence=(
+                f"which rank comes last to the collectives changes: {last} of {len(compared.steps)} steps",
+                f"the last rank has {human_time(float(compared.longer.mean()))} more to do than the others in that step; "
+                "over all steps no rank is slower",
+            ),
+            action="give all ranks equal work in each step: batches of equal total length, or samples bucketed by length",
+            gain=f"up to {wait} of each step",
+            certainty="likely",
+            steps=tuple(compared.steps[at] for at in longest),
         )
     ]

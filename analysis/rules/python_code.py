@@ -1,17 +1,23 @@
-"""The program's own Python, between operators."""
+"""The program's own Python: between operators, in hooks of backward, and waiting for the disk."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.measures.evidence import places, steps_with_most
-from stepscope.analysis.measures.job import Job
-from stepscope.analysis.measures.operators import operators_a_step
-from stepscope.analysis.measures.sampled_stacks import in_backward, in_loader, in_program_code
-from stepscope.analysis.rules.forced_writes import forced_writes, written_bytes
-from stepscope.analysis.tables.rank_summary import RankSummary, Sample, durations, hottest
+from stepscope.analysis.rules.evidence import (
+    Job,
+    in_backward,
+    in_backward_hook,
+    in_loader,
+    in_program_code,
+    longest,
+    place_of_calls,
+    places,
+    steps_with_most,
+)
+from stepscope.analysis.rules.operators import operators_a_step
+from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
 from stepscope.analysis.thresholds import (
     FEWEST_SAMPLES,
     FINDING,
@@ -26,11 +32,86 @@ from stepscope.analysis.thresholds import (
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase
 
+
+def check_forced_writes(job: Job) -> list[Finding]:
+    """Finds time in `os.fsync` and `os.fdatasync`."""
+    rank = job.main
+    took, waits = durations(rank.judged_steps), rank.phase(Phase.FORCED_WRITE)
+    cost = float(np.median(waits)) / float(np.median(took))
+    if cost < FINDING:
+        return []
+    calls = rank.calls[Phase.FORCED_WRITE]
+    place = place_of_calls(calls)
+    spent = human_time(float(np.median(waits)))
+    evidence = [
+        f"os.fsync and os.fdatasync take {spent} of a median step of {human_time(rank.step_ns)}, and more than {FINDING:.0%} in "
+        f"{int((waits > FINDING * took).sum())} of {len(took)} steps"
+    ]
+    if place is not None:
+        evidence.append(f"{place.share:.0%} of that is called in {place}")
+    return [forced_writes(rank, cost, evidence, place, f"about {spent} of each step", "certain")]
+
+
+def forced_writes(
+    rank: RankSummary, cost: float, evidence: list[str], place: Place | None, gain: str, certainty: str
+) -> Finding:
+    """The finding, by whatever it was found."""
+    return Finding(
+        id="forced-writes",
+        title=f"The loop waits for the disk {cost:.0%} of each step.",
+        cost=cost,
+        cost_ns=cost * rank.step_ns,
+        evidence=(*evidence, f"a step writes {written_bytes(rank) / 1e3:,.0f} kB"),
+        action="call fsync and flush less often, or write on another thread",
+        gain=gain,
+        certainty=certainty,
+        steps=steps_with_most(rank.judged_steps, rank.phase(Phase.FORCED_WRITE)),
+        events=longest(rank, rank.calls[Phase.FORCED_WRITE]),
+        places=places(place),
+    )
+
+
+def written_bytes(rank: RankSummary) -> float:
+    """Bytes that a step writes, at the median; 0 if that was not read."""
+    written = rank.judged_steps["written_bytes"]
+    return float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
+
+
+def check_slow_backward_hook(job: Job) -> list[Finding]:
+    """Finds functions of the program that take long while backward runs."""
+    rank = job.main
+    samples = rank.samples_in_steps()
+    hooks = [sample for sample in samples if in_backward_hook(sample)]
+    if len(samples) < FEWEST_SAMPLES:
+        return []
+    cost = len(hooks) / len(samples)
+    place = hottest(hooks)
+    if cost < FINDING or place is None:
+        return []
+    return [
+        Finding(
+            id="slow-backward-hook",
+            title=f"A hook in backward takes {cost:.0%} of each step: {place.function}.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=(
+                f"in {len(hooks)} of {len(samples)} stack samples autograd calls Python; {place.share:.0%} of these are in {place}",
+                f"backward takes {human_time(float(np.median(rank.phase(Phase.BACKWARD))))} of {human_time(rank.step_ns)}",
+            ),
+            action=f"make {place.function} cheaper, or call it for fewer tensors or less often",
+            gain=f"about {human_time(cost * rank.step_ns)} of each step",
+            certainty="certain",
+            steps=steps_with_most(rank.judged_steps, rank.phase(Phase.BACKWARD)),
+            places=(place,),
+        )
+    ]
+
+
 MODULE = "<module>"
 """Name of a function that none is: code of a file itself."""
 
 
-def check(job: Job) -> list[Finding]:
+def check_python_between_operators(job: Job) -> list[Finding]:
     """Finds time that no operator covers, and the function of the program in which it goes."""
     rank = job.main
     took = durations(rank.judged_steps)
@@ -51,13 +132,16 @@ def check(job: Job) -> list[Finding]:
     waited = cost * (1 - running)
     waits = (running < WAITING or waited >= WAITING) and len(waiting) > WAITING * max(len(samples), 1)
     writes = written_bytes(rank) >= WRITTEN_BYTES and running < WRITING
-    span = _span(rank, uncovered)
+    # The span of the program that has most of that time; empty if most of it is in none.
+    in_spans = rank.phase(Phase.SPAN).sum() > MAJORITY * uncovered.sum()
+    span = rank.largest_span() if in_spans else ""
     inside = f", most of it in the span {span}" if span else ""
     does, location = "it is", "in the program's own code"
     if waits and not writes:
         uncovered, cost, samples = uncovered * (1 - running), waited, waiting
         does, location = "the thread waits", "in which the program's own code waits"
-    place = _place(samples)
+    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
+    place = place if place is not None and place.share >= UNCOVERED_PLACE else None
     spent = human_time(float(np.median(uncovered)))
     evidence = [
         f"for {spent} of a median step of {human_time(rank.step_ns)} {does} in no operator and no phase of the training{inside}; "
@@ -96,18 +180,6 @@ def check(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
-
-
-def _place(samples: list[Sample]) -> Place | None:
-    """The function that has most of these samples; `None` if none has many."""
-    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
-    return place if place is not None and place.share >= UNCOVERED_PLACE else None
-
-
-def _span(rank: RankSummary, uncovered: NDArray[np.float64]) -> str:
-    """The span of the program that has most of that time; empty if most of it is in none."""
-    spans = rank.phase(Phase.SPAN)
-    return rank.largest_span() if spans.sum() > MAJORITY * uncovered.sum() else ""
 
 
 def _running(rank: RankSummary, uncovered: np.ndarray) -> float:

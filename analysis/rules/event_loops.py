@@ -1,0 +1,269 @@
+"""Event loops of asyncio: when each task ran, when it was ready and another ran; what blocks a loop, and what piles up."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from typing import Any
+
+import numpy as np
+
+from stepscope.analysis.findings import EventReference, Finding, TaskTimes
+from stepscope.analysis.rules.evidence import MOST_EVENTS, Job, longest, places, samples_at
+from stepscope.analysis.tables.rank_summary import RankSummary, TaskRun, hottest, parse_frame, samples_in
+from stepscope.analysis.thresholds import (
+    AT_THE_END,
+    BLOCKED_NS,
+    BRIEFLY_BLOCKED_NS,
+    FEWEST_OPEN_TASKS,
+    FEWEST_READINGS,
+    LOOP_BLOCKED,
+    LOOP_OFTEN_BLOCKED,
+    MAJORITY,
+    QUEUE_FULL,
+    QUEUE_GROWTH,
+)
+from stepscope.runtime.display.code_places import in_library
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.events import tracks
+from stepscope.runtime.windows.step_facts import Times, union
+
+TURN_NS = 200_000
+"""The longest time that a loop takes from one task to the next. If no task runs for longer than that, none is ready."""
+
+
+class Loop:
+    """The tasks of one loop, and the stretches in which they ran, between two waits, or in which a long callback ran, in order
+    of time."""
+
+    def __init__(
+        self, tasks: list[TaskRun], waits: dict[int, list[tuple[int, int]]], callbacks: list[TaskRun] | None = None
+    ) -> None:
+        self.tasks = tasks
+        self.callbacks = callbacks or []
+        found = [(each.ts, each.ts + each.dur, each.name) for each in self.callbacks]
+        self._waits: list[tuple[int, int, str]] = []
+        for task in tasks:
+            at, end = task.ts, task.ts + task.dur
+            row = waits.get(task.track, [])
+            # One wait of a task ends before the next begins.
+            for index in range(max(bisect_left(row, (at, 0)) - 1, 0), len(row)):
+                first, last = row[index]
+                if first >= end:
+                    break
+                if last <= at:
+                    continue
+                self._waits.append((max(first, task.ts), min(last, end), task.name))
+                if first > at:
+                    found.append((at, first, task.name))
+                at = max(at, last)
+            if at < end:
+                found.append((at, end, task.name))
+        found.sort()
+        self.begin: Times = np.array([each[0] for each in found], np.int64)
+        self.end: Times = np.array([each[1] for each in found], np.int64)
+        self.names = [each[2] for each in found]
+
+    @property
+    def length(self) -> int:
+        """ns from the begin of the first task or callback to the end of the last one."""
+        return length_of(self.tasks + self.callbacks)
+
+    def ready(self) -> list[tuple[int, int, str]]:
+        """When tasks were ready to run, at most, before they ran again: begin, end, and the name of the task.
+
+        A task that is ready runs as soon as no other does. So if it was ready, it became so after the loop last had nothing to do.
+        """
+        if not len(self.begin):
+            return []
+        busy, until = union(self.begin, self.end + TURN_NS)
+        found: list[tuple[int, int, str]] = []
+        for begin, end, name in self._waits:
+            at = int(np.searchsorted(busy, end, side="left")) - 1
+            if at >= 0 and until[at] >= end:
+                found.append((max(begin, int(busy[at])), end, name))
+        return found
+
+    def times(self) -> list[TaskTimes]:
+        """The times of tasks by their names, those first that ran or were ready longest."""
+        count = Counter(task.name for task in self.tasks)
+        running, waiting, ready = Counter[str](), Counter[str](), Counter[str]()
+        for name, took in zip(self.names, (self.end - self.begin).tolist(), strict=True):
+            running[name] += took
+        for begin, end, name in self._waits:
+            waiting[name] += end - begin
+        for begin, end, name in self.ready():
+            ready[name] += end - begin
+        made = [
+            TaskTimes(name=name, count=n, running=running[name], ready=ready[name], waiting=waiting[name] - ready[name])
+            for name, n in count.items()
+        ]
+        return sorted(made, key=lambda each: -(each.running + each.ready))
+
+
+def loops_of(rank: RankSummary) -> list[Loop]:
+    """The loops of a process, the one with most tasks first."""
+    waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for ts, dur, track in rank.suspended:
+        for at, length, row in zip(ts.tolist(), dur.tolist(), track.tolist(), strict=True):
+            waits[row].append((at, at + length))
+    for each in waits.values():
+        each.sort()
+    by_thread: dict[Any, list[TaskRun]] = defaultdict(list)
+    for task in rank.tasks:
+        row = tracks.get(task.track)
+        by_thread[None if row is None else row.parent].append(task)
+    callbacks: dict[Any, list[TaskRun]] = defaultdict(list)
+    for callback in rank.callbacks:
+        callbacks[None if tracks.get(callback.track) is None else callback.track].append(callback)
+    found = [Loop(by_thread.get(row, []), waits, callbacks.get(row)) for row in {**by_thread, **callbacks}]
+    return sorted(found, key=lambda loop: -len(loop.tasks))
+
+
+def length_of(tasks: list[TaskRun]) -> int:
+    """ns from the begin of the first of these to the end of the last; 0 if there are none."""
+    return max(task.ts + task.dur for task in tasks) - min(task.ts for task in tasks) if tasks else 0
+
+
+def check_loop_blocked(job: Job) -> list[Finding]:
+    """Finds a loop that tasks or callbacks block: they run for long at a stretch, or less long and often."""
+    rank = max(job.ranks, key=lambda each: len(each.tasks) + len(each.callbacks))
+    found = [blocked(rank, loop) for loop in loops_of(rank)]
+    return [finding for finding in found if finding is not None][:1]
+
+
+def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
+    """Says which tasks block one loop, where, for how long, and which tasks are ready meanwhile."""
+    for at_least_ns, share in ((BLOCKED_NS, LOOP_BLOCKED), (BRIEFLY_BLOCKED_NS, LOOP_OFTEN_BLOCKED)):
+        long = np.flatnonzero(loop.end - loop.begin >= at_least_ns)
+        # A callback may begin a task that runs at once.
+        first, last = union(loop.begin[long], loop.end[long])
+        blocked_ns = float((last - first).sum())
+        if blocked_ns >= share * max(loop.length, 1):
+            return _finding(rank, loop, long, at_least_ns, blocked_ns)
+    return None
+
+
+def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, blocked_ns: float) -> Finding:
+    """Args: numbers of the stretches that block the loop; how long each of them is at least, and all together."""
+    begin, end = loop.begin, loop.end
+    took = end - begin
+    cost = blocked_ns / max(loop.length, 1)
+    numbers: list[int] = long.tolist()
+    who, count = Counter(loop.names[at] for at in numbers).most_common(1)[0]
+    stretches = [(int(begin[at]), int(end[at]), loop.names[at]) for at in numbers]
+    place = hottest(samples_in(rank.samples, [(first, last) for first, last, _ in stretches]))
+    by_callback = who in {each.name for each in loop.callbacks}
+    if place is None and by_callback:
+        place = parse_frame(who)
+        place = None if place is None or in_library(place.file) else place
+    longest = int(took[long].max())
+    waited: Counter[str] = Counter()
+    ready = loop.ready()
+    for first, last, name in ready:
+        inside = np.minimum(end[long], last) - np.maximum(begin[long], first)
+        waited[name] += int(np.maximum(inside, 0).sum())
+    evidence = [
+        f"{len(long)} times a task or callback ran for {human_time(at_least_ns)} or longer without an await that waits: "
+        f"{human_time(float(np.median(took[long])))} at the median, {human_time(longest)} at most; {count} times it was {who}",
+    ]
+    names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
+    if names:
+        delays = [last - first for first, last, _ in ready]
+        evidence.append(f"other tasks may have been ready meanwhile, in sum and at most: {', '.join(names)}")
+        evidence.append(
+            f"tasks that may have been ready waited up to {human_time(max(delays))} for their turn "
+            f"(p95 {human_time(float(np.quantile(delays, 0.95)))})"
+        )
+    if place is not None and place.share:
+        evidence += samples_at(place, "taken then")
+    # Of a task's own coroutine only a part can go to a thread.
+    function = place.function if place and place.function.rpartition(".")[2] != who else "..."
+    thread = f"loop.run_in_executor(None, {function})" if by_callback else f"await asyncio.to_thread({function})"
+    return Finding(
+        id="loop-blocked",
+        title=f"The event loop is blocked {cost:.0%} of the time, up to {human_time(longest)} at a stretch.",
+        cost=cost,
+        cost_ns=blocked_ns,
+        evidence=tuple(evidence),
+        action=f"{thread}, or a process pool if it computes in Python",
+        gain="other tasks no longer wait for it",
+        certainty="certain" if place is not None else "likely",
+        events=tuple(
+            EventReference(name, first, last - first, rank.rank)
+            for first, last, name in sorted(stretches, key=lambda each: each[0] - each[1])[:MOST_EVENTS]
+        ),
+        places=places(place),
+    )
+
+
+def check_tasks_never_end(job: Job) -> list[Finding]:
+    """Finds tasks of one name that are open at the end, though they began evenly over the run."""
+    rank = max(job.ranks, key=lambda each: len(each.tasks))
+    if len(rank.tasks) < FEWEST_OPEN_TASKS:
+        return []
+    end = max(task.ts + task.dur for task in rank.tasks)
+    # asyncio.run cancels at its end what is still there.
+    late = end - AT_THE_END * length_of(rank.tasks)
+    open_tasks = [task for task in rank.tasks if task.open or task.ts + task.dur > late]
+    opened = Counter(task.name for task in open_tasks)
+    all_of = Counter(task.name for task in rank.tasks)
+    found: list[Finding] = []
+    for name, count in opened.items():
+        if count < FEWEST_OPEN_TASKS or count < MAJORITY * all_of[name]:
+            continue
+        starts = np.array([task.ts for task in open_tasks if task.name == name])
+        spread = (starts.max() - starts.min()) / max(end - starts.min(), 1)
+        if spread < MAJORITY:  # began together: a pool
+            continue
+        found.append(
+            Finding(
+                id="tasks-never-end",
+                title=f"Tasks never end: {count:,} tasks named {name} were open at the end of the run.",
+                evidence=(
+                    f"{count:,} of {all_of[name]:,} tasks of that name did not end; they began all through the run",
+                ),
+                action="find out what they wait for; give it a timeout (asyncio.timeout), or cancel tasks that nobody needs any more",
+                gain="memory no longer grows with every request",
+                certainty="certain",
+                events=longest(rank, [task for task in open_tasks if task.name == name]),
+            )
+        )
+    return found[:1]
+
+
+def check_queue_grows(job: Job) -> list[Finding]:
+    """Finds a queue whose length rises all through the run."""
+    for rank in job.ranks:
+        for name, readings in rank.queues.items():
+            values = np.array([value for _, value in readings])
+            if len(values) < FEWEST_READINGS:
+                continue
+            first, second, third = (float(np.median(part)) for part in np.array_split(values, 3))
+            if not first < second < third or third - first < QUEUE_GROWTH or values[-1] < QUEUE_FULL * values.max():
+                continue
+            half = MAJORITY * length_of(rank.tasks)
+            lasting = Counter(task.name for task in rank.tasks if task.open or task.dur > half)
+            tasks = ", ".join(f"{task} ({count})" for task, count in lasting.most_common(4))
+            place = parse_frame(name)
+            seconds = (readings[-1][0] - readings[0][0]) / 1e9
+            return [
+                Finding(
+                    id="queue-grows",
+                    title=f"A queue grows: the one made in {place.function if place else name} holds {values[-1]:,.0f} items at the end.",
+                    evidence=(
+                        f"it held {first:,.0f} items in the first third of the run, {second:,.0f} in the second and {third:,.0f} "
+                        f"in the last: {(values[-1] - values[0]) / seconds:,.0f} more each second",
+                        *(
+                            (f"tasks that lasted most of the run, some of which take from it: {tasks}",)
+                            if tasks
+                            else ()
+                        ),
+                    ),
+                    action="more or quicker consumers, or asyncio.Queue(maxsize=...), so that producers wait",
+                    gain="answers no longer get later and later, and memory no longer grows",
+                    certainty="certain",
+                    places=places(place),
+                )
+            ]
+    return []

@@ -1,0 +1,148 @@
+"""What rules share: the job that they check, in which part of a program a sampled stack is, and evidence in one form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from stepscope.analysis.findings import EventReference, Place
+from stepscope.analysis.tables.rank_summary import Call, RankSummary, Sample, parse_frame, program_functions
+from stepscope.analysis.thresholds import DISTINCT, FEWEST_SAMPLES
+from stepscope.runtime.display.code_places import in_library
+from stepscope.runtime.windows.step_facts import Facts
+
+
+class Job:
+    """All ranks, and the one that stands for all of them where a rule looks at one process."""
+
+    def __init__(self, ranks: list[RankSummary]) -> None:
+        self.ranks = ranks
+        self.main = max(ranks, key=lambda rank: (len(rank.facts), -(rank.rank or 0)))
+
+
+SAME_SHARE = 0.05
+"""Of two functions whose shares differ by less, the inner one is named."""
+LOADER_FILES = ("torch/utils/data/",)
+
+
+def in_loader(sample: Sample) -> bool:
+    """Whether the thread was in a DataLoader."""
+    return any(file in sample.stack for file in LOADER_FILES)
+
+
+def in_collate(sample: Sample, facts: dict[str, Any]) -> bool:
+    """Whether a loader's own `collate_fn` is on the stack.
+
+    Args:
+        facts: those of the loader, as recorded where its iteration begins.
+    """
+    file, _, _ = str(facts.get("collate_place", "")).rpartition(":")
+    name = str(facts.get("collate", ""))
+    return not in_library(file) and any(
+        where == file and name.endswith((f".{function}", f".{function.removesuffix('.__call__')}"))
+        for function, where in program_functions(sample.stack)
+    )
+
+
+def in_backward(sample: Sample) -> bool:
+    """Whether autograd runs, on this thread, below the sampled function."""
+    return "_engine_run_backward" in sample.stack
+
+
+def in_backward_hook(sample: Sample) -> bool:
+    """Whether autograd has called a function of the program."""
+    after = sample.stack.partition("_engine_run_backward")[2].split(";")[1:]
+    return any((frame := parse_frame(each)) is not None and not in_library(frame.file) for each in after)
+
+
+def in_program_code(sample: Sample) -> bool:
+    """Whether the innermost function is the program's own, or of Python's library called by it; not torch's."""
+    frame = parse_frame(sample.stack.rpartition(";")[2])
+    return frame is not None and (
+        not in_library(frame.file) or "/lib/python3" in frame.file and "site-packages" not in frame.file
+    )
+
+
+def only_in(slow: list[Sample], usual: list[Sample], distinct: float = DISTINCT) -> Place | None:
+    """The innermost function of the program that has many more of some samples than of others.
+
+    Args:
+        slow: samples of what is slow.
+        usual: samples of the same where it is not.
+        distinct: by how much its share must be larger, from 0 to 1.
+    """
+    if len(slow) < FEWEST_SAMPLES:
+        return None
+    stacks = [program_functions(sample.stack) for sample in slow]
+    here = Counter(function for stack in stacks for function in stack)
+    there = Counter(function for sample in usual for function in program_functions(sample.stack))
+    best, most = None, 0.0
+    for function, count in here.items():  # outer ones first
+        share = count / len(slow)
+        distance = share - there[function] / max(len(usual), 1)
+        if distance >= distinct and distance >= most - SAME_SHARE:
+            best, most = function, max(distance, most)
+    if best is None:
+        return None
+    line, _ = Counter(stack[best] for stack in stacks if best in stack).most_common(1)[0]
+    return Place(*best, line, here[best] / len(slow))
+
+
+MOST_STEPS = 3
+"""Steps of a finding that are the clearest of all."""
+MOST_EVENTS = 3
+
+
+class Timed(Protocol):
+    """Something with a begin and a duration in ns."""
+
+    @property
+    def ts(self) -> int: ...
+
+    @property
+    def dur(self) -> int: ...
+
+
+def steps_with_most(steps: Facts, values: ArrayLike) -> tuple[int, ...]:
+    """The numbers of the steps with the largest values, the largest first; none whose value is 0 or is not known."""
+    finite = np.nan_to_num(np.asarray(values, np.float64))
+    order = np.argsort(-finite, kind="stable")[:MOST_STEPS]
+    return tuple(steps["step"][order[finite[order] > 0]].tolist())
+
+
+def longest(rank: RankSummary, events: Iterable[Timed], name: str = "") -> tuple[EventReference, ...]:
+    """The longest of some events, by their own names or by one that they all get."""
+    chosen = sorted(events, key=lambda event: -event.dur)[:MOST_EVENTS]
+    return tuple(EventReference(name or getattr(event, "name", ""), event.ts, event.dur, rank.rank) for event in chosen)
+
+
+def intervals(events: Iterable[Timed]) -> list[tuple[int, int]]:
+    """Begin and end of each event."""
+    return [(event.ts, event.ts + event.dur) for event in events]
+
+
+def places(place: Place | None) -> tuple[Place, ...]:
+    """The places of a finding that has one, or none."""
+    return () if place is None else (place,)
+
+
+def samples_at(place: Place | None, when: str) -> tuple[str, ...]:
+    """The sentence that says which share of some samples is at a place, where there is one."""
+    return () if place is None else (f"{place.share:.0%} of the stack samples {when} are in {place}",)
+
+
+def place_of_calls(calls: Iterable[Call]) -> Place | None:
+    """The place that has most of the time of some calls, with its share of that; `None` if it is not known."""
+    spent = Counter[str]()
+    for call in calls:
+        spent[call.place] += call.dur
+    if not spent.total():
+        return None
+    text, most = spent.most_common(1)[0]
+    place = parse_frame(text)
+    return None if place is None else msgspec.structs.replace(place, share=most / spent.total())
