@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 from stepscope.backends.torch.importing import TorchImport
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.observers.observing import SignalSource
@@ -19,7 +15,6 @@ class ReplacesTorch(SignalSource):
 
     def __init__(self) -> None:
         super().__init__()
-        self._undo: list[Callable[[], None]] = []
         self._watch = TorchImport(self._imported, self.module)
 
     def begin(self) -> None:
@@ -30,8 +25,7 @@ class ReplacesTorch(SignalSource):
     def end(self) -> None:
         """Puts back what nobody else has replaced since."""
         self._watch.forget()
-        while self._undo:
-            self._undo.pop()()
+        super().end()
 
     def forget(self) -> None:
         """Replaced functions stay replaced: a worker of a DataLoader is a forked child."""
@@ -46,18 +40,3 @@ class ReplacesTorch(SignalSource):
 
     def replace_all(self) -> None:
         raise NotImplementedError
-
-    def replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
-        """Puts one function in the place of another, wherever owners have that."""
-        original = getattr(owners[0], name)
-        ours = functools.wraps(original)(make(original))
-
-        def put_back() -> None:
-            for owner in owners:
-                if getattr(owner, name, None) is ours:
-                    setattr(owner, name, original)
-
-        self._undo.append(put_back)
-        for owner in owners:
-            if getattr(owner, name, None) is original:
-                setattr(owner, name, ours)

@@ -19,7 +19,7 @@ from stepscope.compat.mxnet.recording.settings import settings_of
 from stepscope.compat.mxnet.remote import for_server, remote_control
 from stepscope.compat.mxnet.statistics.series import FramePass
 from stepscope.compat.mxnet.statistics.tables import FORMATS, SORT_KEYS, render
-from stepscope.runtime.display.warning import warn
+from stepscope.runtime.display.code_places import warn
 from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.settings.arguments import got
