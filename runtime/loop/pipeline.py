@@ -468,12 +468,12 @@ class Pipeline:
             )
         notes += window.missing_notes()
         sources = window.ledger()
-        empty = "empty: nothing but step marks was recorded"
-        if window.sources_incomplete:  # the reason for what is missing
-            notes += [] if window.events else [empty]
-        else:
-            if not window.events:
-                notes.append(f"{empty}; {self._coverage.listeners(window, sources) or self._how_to_record()}")
+        if window.sources_incomplete and not window.events:
+            notes.append("empty: nothing but step marks was recorded")
+        elif not window.events:
+            listeners = self._coverage.listeners(window, sources)
+            notes.append(f"empty: nothing but step marks was recorded; {listeners or self._how_to_record()}")
+        if not window.sources_incomplete:  # else there is another reason
             notes += self._coverage.notes(window, sources)
         notes += self.overhead.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
