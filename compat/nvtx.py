@@ -19,7 +19,7 @@ import msgspec
 
 from stepscope.backends.torch.compile import substitute
 from stepscope.runtime import _core
-from stepscope.runtime.loop_threads.own_threads import is_own
+from stepscope.runtime.loop_threads.loop_thread import is_own
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import check_names, did_you_mean
 

@@ -15,7 +15,7 @@ import msgspec
 import stepscope as sc
 from stepscope.collector.settings import CollectorSettings
 from stepscope.compat.mxnet.settings import MXNetSettings
-from stepscope.runtime.settings.fields import Field, fields_of
+from stepscope.runtime.settings.documented import Field, fields_of
 
 PAGE = Path(__file__).with_name("settings.md")
 CHAPTERS: dict[str, tuple[Callable[..., Any], ...]] = {

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from stepscope.exporters.stream.exporter import CollectorExporter as CollectorExporter
     from stepscope.exporters.tensorboard import tensorboard_trace_handler as tensorboard_trace_handler
     from stepscope.runtime.annotations.domain import Domain as Domain
-    from stepscope.runtime.annotations.executors import propagate as propagate
     from stepscope.runtime.annotations.instrument import instrument as instrument
+    from stepscope.runtime.annotations.tasks import propagate as propagate
     from stepscope.runtime.control.settings import Control as Control
     from stepscope.runtime.errors import StepscopeError as StepscopeError
     from stepscope.runtime.flight.settings import FlightRecorder as FlightRecorder
@@ -81,7 +81,7 @@ else:
             "stepscope.runtime.control.settings": ("Control",),
             "stepscope.runtime.annotations.domain": ("Domain",),
             "stepscope.runtime.errors": ("StepscopeError",),
-            "stepscope.runtime.annotations.executors": ("propagate",),
+            "stepscope.runtime.annotations.tasks": ("propagate",),
             "stepscope.runtime.flight.settings": ("FlightRecorder",),
             "stepscope.runtime.annotations.instrument": ("instrument",),
             "stepscope.runtime.lifecycle.join": ("join",),

@@ -29,7 +29,7 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.arguments import arguments as arguments
 from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_batches
-from stepscope.runtime.observers import loop_callbacks, processor_demand, queue_lengths
+from stepscope.runtime.observers import processor_demand, task_runs
 from stepscope.runtime.windows.step_facts import MOST_READ, SIGNAL, Facts, Phase, class_of
 from stepscope.runtime.windows.step_parts import durations as durations
 from stepscope.runtime.windows.step_statistics import first_steps
@@ -138,7 +138,7 @@ class RankSummary:
         self._texts: dict[str, str] = {}
         self._suspended = strings.intern("suspended")
         handlers: list[tuple[Kind, str, _Handler]] = [
-            (Kind.COUNTER, queue_lengths.CATEGORY, _by_name(self.queues)),
+            (Kind.COUNTER, task_runs.QUEUES, _by_name(self.queues)),
             (Kind.COUNTER, processor_demand.CATEGORY, _by_name(self.demand)),
             (Kind.COUNTER, "thread cpu", _by_name(self.thread_cpu)),
             (Kind.INSTANT, "stack sample", self._sample),
@@ -148,7 +148,7 @@ class RankSummary:
             (Kind.SPAN, "forced write", self._calls(Phase.FORCED_WRITE)),
             (Kind.SPAN, "loader", self._fetch),
             (Kind.SPAN, "task run", _runs(self.tasks)),
-            (Kind.SPAN, loop_callbacks.CATEGORY, _runs(self.callbacks)),
+            (Kind.SPAN, task_runs.CALLBACKS, _runs(self.callbacks)),
         ]
         self._handlers = [
             (kind, number, handle) for kind, category, handle in handlers if (number := strings.category(category))

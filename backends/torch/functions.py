@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +23,6 @@ class ReplacesTorch(SignalSource):
 
     def __init__(self) -> None:
         super().__init__()
-        self._undo: list[Callable[[], None]] = []
         self._watch = TorchImport(self._imported, self.module)
 
     def begin(self) -> None:
@@ -35,8 +33,7 @@ class ReplacesTorch(SignalSource):
     def end(self) -> None:
         """Puts back what nobody else has replaced since."""
         self._watch.forget()
-        while self._undo:
-            self._undo.pop()()
+        super().end()
 
     def forget(self) -> None:
         """Replaced functions stay replaced: a worker of a DataLoader is a forked child."""
@@ -51,21 +48,6 @@ class ReplacesTorch(SignalSource):
 
     def replace_all(self) -> None:
         raise NotImplementedError
-
-    def replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
-        """Puts one function in the place of another, wherever owners have that."""
-        original = getattr(owners[0], name)
-        ours = functools.wraps(original)(make(original))
-
-        def put_back() -> None:
-            for owner in owners:
-                if getattr(owner, name, None) is ours:
-                    setattr(owner, name, original)
-
-        self._undo.append(put_back)
-        for owner in owners:
-            if getattr(owner, name, None) is original:
-                setattr(owner, name, ours)
 
 
 class Checkpoints(ReplacesTorch):

@@ -18,7 +18,7 @@ from stepscope.compat.mxnet.remote import RemoteControl, for_server, remote_cont
 from stepscope.compat.mxnet.settings import Capability, capabilities_of, settings_of
 from stepscope.compat.mxnet.statistics import FramePass
 from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
-from stepscope.runtime.display.warning import warn
+from stepscope.runtime.display.code_places import warn
 from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.settings.arguments import got

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from stepscope.backends.torch.settings import DEVICES, device_is_there, read_activities
-from stepscope.runtime.display.warning import warn
+from stepscope.runtime.display.code_places import warn
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import did_you_mean
 

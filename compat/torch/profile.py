@@ -27,8 +27,8 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.display.code_places import warn
 from stepscope.runtime.display.text_table import human_time
-from stepscope.runtime.display.warning import warn
 from stepscope.runtime.errors import ExporterError, ProfilerStateError
 from stepscope.runtime.events import clock
 from stepscope.runtime.export.metadata import Metadata

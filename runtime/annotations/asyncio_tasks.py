@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import re
 import weakref
 from collections.abc import Callable, Coroutine
@@ -14,7 +13,7 @@ from typing import Any
 from stepscope.runtime import _core
 from stepscope.runtime.loop_threads.lasting_loop import is_lasting
 from stepscope.runtime.threads.native_threads import get_ident
-from stepscope.runtime.threads.user_code import from_signal_handler
+from stepscope.runtime.threads.user_code import from_signal_handler, replace
 
 MAX_KINDS = 16
 """Types of tasks with counts of their own in `unwatched`."""
@@ -27,9 +26,8 @@ _unwatched_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _AUTOMATIC = re.compile(r"Task-\d+|None")
 """Default names. Python 3.13.0 names tasks that a factory makes "None" (`BaseEventLoop.create_task`)."""
 
-
 _OWN_TASKS = frozenset({"shutdown_asyncgens", "shutdown_default_executor", "_accept_connection2"})
-"""Methods of loops that run as tasks."""
+"""Methods of loops that `asyncio.run`, or the loop itself, makes tasks of, of which the program knows nothing."""
 
 
 class CreateTask:
@@ -51,7 +49,7 @@ class CreateTask:
         watched: Any = coroutine
         if (
             self.watching
-            and not _is_of_asyncio(coroutine)
+            and getattr(coroutine, "__name__", "") not in _OWN_TASKS
             and (type(coroutine) is CoroutineType or asyncio.iscoroutine(coroutine))
         ):
             watched = _core.Coroutine(coroutine)
@@ -60,11 +58,6 @@ class CreateTask:
         loop: Any = self._loop()
         task: asyncio.Future[Any] = loop.__class__.create_task(loop, watched, **options)
         return task
-
-
-def _is_of_asyncio(coroutine: Coroutine[Any, Any, Any]) -> bool:
-    """Whether `asyncio.run` or the loop itself makes a task of it, which the program knows nothing of."""
-    return getattr(coroutine, "__name__", "") in _OWN_TASKS
 
 
 def _replacement(loop: asyncio.AbstractEventLoop) -> Callable[..., asyncio.Future[Any]] | None:
@@ -99,7 +92,7 @@ def watch() -> None:
     `async with trace()` has to run, does not count as unwatched.
     """
     if not _restore:
-        _restore.extend(_wrap(owner, name) for owner, name in _RUNNERS)
+        _restore.extend(replace(name, _watching, owner) for owner, name in _RUNNERS)
     with contextlib.suppress(RuntimeError, TypeError):  # no loop runs; a task has no weak references
         loop = asyncio.get_running_loop()
         _watch_loop(loop)
@@ -116,10 +109,7 @@ def _in_loop() -> bool:
     return True
 
 
-def _wrap(owner: Any, name: str) -> Callable[[], None]:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
+def _watching(original: Any) -> Any:
     def run(runs: Any, *args: Any, **kwargs: Any) -> Any:
         if _restore and not _in_loop():  # else the original refuses
             loop = runs.get_loop() if isinstance(runs, asyncio.Runner) else runs
@@ -127,12 +117,7 @@ def _wrap(owner: Any, name: str) -> Callable[[], None]:
                 _watch_loop(loop)
         return original(runs, *args, **kwargs)
 
-    def restore() -> None:
-        if getattr(owner, name) is run:  # else other code has replaced it since
-            setattr(owner, name, original)
-
-    setattr(owner, name, run)
-    return restore
+    return run
 
 
 def _watch_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
 """Control: requests for windows while the program runs, by a call, a file, a signal or another process.
 
-Read first: `controller`, then `request_router` and `command_handler`, then the folders; `requests` beside has what may be asked.
+Read first: `controller`, then `control_thread` and `request_router`, then the folders; `requests` beside has what may be asked.
 """

@@ -1,4 +1,4 @@
-"""The controller of one profiler: opens and closes the entry points for requests."""
+"""The controller of one profiler: opens and closes the entry points for requests, and executes commands of other processes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.job_directory import job_directory
-from stepscope.runtime.control.command_handler import CommandHandler
-from stepscope.runtime.control.control_task import ControlTask
+from stepscope.runtime.control.control_thread import ControlThread
 from stepscope.runtime.control.entry_points import user_signal
-from stepscope.runtime.control.entry_points.control_file import (
-    decode_control_file,
-    default_content,
-    file_of,
-)
+from stepscope.runtime.control.entry_points.control_file import decode_control_file, default_content, file_of
 from stepscope.runtime.control.entry_points.local_socket import LocalSocket
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-from stepscope.runtime.control.file_requests import FileContent, FileRequests
 from stepscope.runtime.control.request_history import RequestHistory
-from stepscope.runtime.control.request_router import RequestRouter
+from stepscope.runtime.control.request_router import FileContent, RequestRouter
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.command import VERSION, Answer, Command
+from stepscope.runtime.requests.end_change import NOTHING_WAITS
 from stepscope.runtime.requests.window_request import WindowRequest
-from stepscope.runtime.session.job import is_child, job_from_environment, rank_from_environment
+from stepscope.runtime.session.job import is_child, job_from_environment, rank_from_environment, this_host
 from stepscope.runtime.steps.arming import Arming
 
 log = logging.getLogger("stepscope")
@@ -58,7 +55,7 @@ class Controller:
         """
         Args:
             settings: the entry points to open.
-            profiler: that records the windows.
+            profiler: records the windows.
             rank: of this process.
             world_size: number of ranks.
             decode: decodes the content of the watched file.
@@ -69,44 +66,39 @@ class Controller:
         """
         self.settings = settings
         self._profiler, self._rank = profiler, rank
-        self._decode = decode
         self._file: WatchedFile[FileContent] | None = None
         self.followed: FileContent | None = None
         """The latest valid content of the file whose request was handled, or handed to rank 0."""
-        self._router = RequestRouter(profiler, rank)
+        agrees = settings.path is not None and settings.agree and rank is not None and (world_size or 1) > 1
+        status = history = None
         if settings.path is not None:
-            self._file = self._watched(file_of(Path(settings.path)), settings, first=not rank)
-            agrees = settings.agree and rank is not None and (world_size or 1) > 1
+            self._file = WatchedFile(
+                file_of(Path(settings.path)),
+                decode,
+                default=default_content() if settings.create and not rank else None,
+                on_change=self._changed,
+                status=not rank,
+            )
+            status = self._file.status
             history = RequestHistory(self._file.path, shared=agrees or not withdraws_planned)
-            self._router = RequestRouter(profiler, rank, self._file.status, history, refused)
-            self._requests = FileRequests(profiler, self._router, history, withdraws_planned=withdraws_planned)
-            if agrees:
-                self._router.agreement = Agreement(
-                    job_directory(self._file.path, settings.job or job_from_environment(), rank or 0),
-                    profiler,
-                    rank=rank or 0,
-                    world_size=world_size or 1,
-                    patience=settings.patience,
-                    poll=settings.poll,
-                    outcome=self._router.decided,
-                )
-        self._task = ControlTask(
+        self._router = RequestRouter(profiler, rank, status, history, refused, withdraws_planned=withdraws_planned)
+        if self._file is not None and agrees:
+            self._router.agreement = Agreement(
+                job_directory(self._file.path, settings.job or job_from_environment(), rank or 0),
+                profiler,
+                rank=rank or 0,
+                world_size=world_size or 1,
+                patience=settings.patience,
+                poll=settings.poll,
+                outcome=self._router.decided,
+            )
+        self._thread = ControlThread(
             profiler, self._router.agreement, self._file, pause=settings.poll, ended=self._router.end
         )
-        self._commands = CommandHandler(profiler, rank, self._router, self._task)
         self._socket: LocalSocket | None = None
         self._signals = 0
         self._notes: list[str] = []
         self._size_unknown = settings.path is not None and settings.agree and world_size is None
-
-    def _watched(self, path: Path, settings: Control, *, first: bool) -> WatchedFile[FileContent]:
-        return WatchedFile(
-            path,
-            self._decode,
-            default=default_content() if settings.create and first else None,
-            on_change=self._changed,
-            status=first,
-        )
 
     @property
     def file(self) -> Path | None:
@@ -131,7 +123,7 @@ class Controller:
             session: directory of the process's session; without one there is no socket.
         """
         try:
-            self._task.start(partial(self._open, session))
+            self._thread.start(partial(self._open, session))
         except RuntimeError as error:
             self._note(f"nothing can be asked for: {error}")
 
@@ -145,23 +137,27 @@ class Controller:
         if self.settings.signal and (problem := user_signal.watch(self._signalled)):
             self._note(problem)
         if self.settings.socket and session is not None:
-            self._socket = LocalSocket.listen(session, self._commands.handle)
-            if self._socket.problem:
-                self._note(self._socket.problem)
+            try:
+                self._socket = LocalSocket.listen(session, self._handle)
+            except RuntimeError as error:
+                self._note(f"no commands are taken at {session}: {error}")
+            else:
+                if self._socket.problem:
+                    self._note(self._socket.problem)
 
     def close(self) -> None:
         """Closes the entry points. Idempotent. Only the main thread can restore the handler of SIGUSR2."""
-        if self._task.inherited:
+        if self._thread.inherited:
             return
         if self.settings.signal:
             user_signal.unwatch(self._signalled)
-        if not self._task.running:
+        if not self._thread.running:
             return
         if self._socket is not None:
-            self._socket.remove_handler(self._commands.handle)
+            self._socket.remove_handler(self._handle)
         if self._file is not None:
-            self._requests.release_lost("queued")
-        self._task.close()
+            self._router.release_lost("queued")
+        self._thread.close()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -178,20 +174,89 @@ class Controller:
     @property
     def from_collector(self) -> Callable[[Command], Future[Answer]] | None:
         """Executes commands of the collector's operators; `None` if the settings do not allow them."""
-        return partial(self._commands.handle, trigger="collector") if self.settings.collector else None
+        return partial(self._handle, trigger="collector") if self.settings.collector else None
 
     def _changed(self, found: FileContent) -> None:
         """Called on the control thread, or by `start()`, when the content of the watched file has changed."""
-        self._requests.follow(found)
+        self._router.follow(found)
         self.followed = found
 
     def _signalled(self) -> None:
         """Called by the handler of SIGUSR2."""
         self._signals += 1
-        self._task.call_soon(self._handle_signal)
+        self._thread.call_soon(self._handle_signal)
 
     def _handle_signal(self) -> None:
         if self._signals:  # several signals at once are one request
             self._signals = 0
             request = WindowRequest(steps=self.settings.signal_steps, run_id="")
             self._router.window(request, "signal", key=f"signal {os.urandom(8).hex()}")
+
+    # commands of other processes
+
+    def _handle(self, command: Command, trigger: str = "socket") -> Future[Answer]:
+        """Executes a command of this origin. Any thread may call. The answer comes when rank 0 has decided."""
+        answered: Future[Answer] = Future()
+
+        def answer(**fields: Any) -> None:
+            if not answered.done():
+                answered.set_result(self._answer(**fields))
+
+        if command.version != VERSION:
+            answer(error=f"version {command.version} of commands is not known here, only {VERSION}")
+        elif command.request is None and (command.command == "arm" or command.command == "propose" and not command.end):
+            answer(error=f"{command.command} lacks a request")
+        elif command.command in ("propose", "decide") and not command.proposal:
+            answer(error=f"{command.command} lacks the name of a proposal")
+        else:
+            self._thread.call_soon(partial(self._execute, command, trigger, answer))
+        return answered
+
+    def _execute(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
+        request, profiler = command.request, self._profiler
+        match command.command:
+            case "arm":
+                assert request is not None
+                self._router.window(request, trigger, lambda armed: answer(armed=armed), key=os.urandom(16).hex())
+            case "propose" if request is not None:
+                answer(armed=profiler.arm(request, trigger=trigger, plan=command.proposal, proposed=True))
+            case "propose":
+                assert command.end is not None
+                answer(armed=profiler.change_end(command.end, proposal=command.proposal))
+            case "decide":
+                reason = command.reason or "it was decided against"
+                found = profiler.decide(command.proposal, committed=command.committed, reason=reason)
+                late = "nothing of that name waits for a decision: nothing was decided in time"
+                answer(error="" if found else late)
+            case "extend" | "abort" if self._router.agreement is not None:
+                self._end_on_all_ranks(command, trigger, answer)
+            case "extend":
+                answer(armed=profiler.extend(command.steps, seconds=command.seconds))
+            case "abort":
+                answer(windows=profiler.abort(command.run_id, reason=command.reason or "a command"))
+            case "status":
+                answer(windows=profiler.armed())
+
+    def _end_on_all_ranks(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
+        request = command.end_request()
+        if request.command == "extend" and bool(request.steps) == bool(request.seconds):
+            answer(error="extend takes a number of steps or seconds")
+            return
+
+        def on_answer(armed: Armed) -> None:
+            nothing = request.command == "abort" and armed.reason == NOTHING_WAITS
+            answer(windows=()) if nothing else answer(armed=armed)
+
+        self._router.all_ranks(request, trigger, on_answer, key=os.urandom(16).hex())
+
+    def _answer(self, **fields: Any) -> Answer:
+        return Answer(
+            profiler=self._profiler.name,
+            rank=self._rank,
+            stage=self._profiler.stage,
+            host=this_host(),
+            pid=os.getpid(),
+            step=self._profiler.step_num,
+            rate=self._thread.pace.per_second,
+            **fields,
+        )

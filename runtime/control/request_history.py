@@ -25,7 +25,7 @@ class RequestHistory:
     """The requests of one file for one profiler. Requests are equal if all fields are, including `run_id`."""
 
     def __init__(self, path: Path, *, shared: bool = True) -> None:
-        """Args: the watched file; whether the profilers of the process that follow it record each request once."""
+        """Args: `shared`: whether the profilers of the process that follow the file record each request once."""
         self._path = str(path)
         self._accepted = _accepted if shared else {}
         self._shown: dict[WindowRequest, int] = {}
@@ -34,11 +34,8 @@ class RequestHistory:
         """Refused before this rank had read the file."""
 
     def check(self, request: WindowRequest) -> str | None:
-        """Checks a request that the file contains now.
-
-        Returns:
-            `None` if it must be handled. Else why it is skipped; empty if another rank has handled it already.
-        """
+        """Checks a request that the file contains now. Returns `None` if it must be handled; else why it is skipped, empty if
+        another rank has handled it already."""
         times = self._shown[request] = self._shown.get(request, -1) + 1
         with _lock:
             accepted = self._accepted.get((self._path, request))

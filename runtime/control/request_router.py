@@ -4,19 +4,46 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.agreement.plans import AnyRequest
-from stepscope.runtime.control.entry_points.status_file import StatusFile
+from stepscope.runtime.control.agreement.job_directory import AnyRequest
+from stepscope.runtime.control.entry_points.watched_file import StatusFile
 from stepscope.runtime.control.request_history import RequestHistory
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.end_change import EndRequest
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.ranks import ranks_text
 from stepscope.runtime.steps.arming import Arming
 
 log = logging.getLogger("stepscope")
 
+FILE = "file"
+"""The trigger of requests of the watched file."""
+PLAN = "the watched file"
+"""The plan of windows that new content withdraws."""
+PENDING = "rank 0 chooses the steps"
+"""The answer until there is a decision."""
+
 OnAnswer = Callable[[Armed], object]
+
+
+class FileContent(Protocol):
+    """The content of a watched file; `ControlFile` is one."""
+
+    def request(self) -> WindowRequest | None:
+        """Returns the requested window; `None` if there is none. A `ValueError` says why no window can be like that."""
+        ...
+
+    def end_request(self) -> EndRequest | None:
+        """Returns the requested end of the running window; `None` without a command."""
+        ...
+
+    def key(self) -> str:
+        """Returns a text that is the same for the same content."""
+        ...
 
 
 class RequestRouter:
@@ -29,20 +56,57 @@ class RequestRouter:
         status: StatusFile | None = None,
         history: RequestHistory | None = None,
         refused: Callable[[str], object] | None = None,
+        *,
+        withdraws_planned: bool = False,
     ) -> None:
-        """
-        Args:
-            profiler: of this rank.
-            rank: of this process.
-            status: the status file.
-            history: of the requests of the watched file.
-            refused: called with the answer to each refused request; default: it is logged as a warning.
-        """
+        """Args: `history`: of the watched file, if there is one. `refused`, `withdraws_planned`: as for `Controller`."""
         self.agreement: Agreement | None = None
         """With other ranks; without one each rank uses its own steps."""
         self._profiler, self._rank = profiler, rank
         self._status, self._history, self._refused = status, history, refused
+        self._plan = PLAN if withdraws_planned else ""
         self._waiting: list[tuple[str, OnAnswer]] = []
+
+    def follow(self, found: FileContent) -> None:
+        """Handles new content of the watched file: a window, unless it was recorded before, or a command."""
+        end = found.end_request()
+        if end is None:
+            if self._plan and self.agreement is None:
+                self._profiler.withdraw(self._plan, "the file asks for something else")
+            try:
+                request = found.request()
+            except ValueError as error:
+                self.refuse("the window of the file", FILE, f"refused: {error}")
+            else:
+                if request is not None:
+                    self._window_of_file(request)
+        elif self.agreement is not None:
+            self.all_ranks(end, FILE, key=found.key())
+        elif end.command == "abort":
+            ended = self._profiler.abort(end.run_id or None, reason=end.reason)
+            answer = f"{human_count(len(ended), 'window')} ended" if ended else "no armed window runs or waits"
+            self.report("abort", FILE, answer)
+        else:
+            extended = self._profiler.extend(end.steps, seconds=end.seconds, stop_step=end.stop_step)
+            self.decided(end, FILE, extended)
+
+    def _window_of_file(self, request: WindowRequest) -> None:
+        assert self._history is not None
+        self.release_lost()
+        skipped = self._history.check(request)
+        if skipped:
+            self.report(request, FILE, skipped, logging.WARNING)
+        elif skipped is None:
+            times = self._history.times(request)
+            text = json_bytes(request).decode()
+            if self.agreement is not None:
+                self.report(request, FILE, PENDING)
+            self.window(request, FILE, key=f"{text} {times}" if times else text, plan=self._plan)
+
+    def release_lost(self, *more: str) -> None:
+        """Allows requests of the file again that led to no recording. Args: further states that mean this."""
+        if self._history is not None:
+            self._history.release_lost(self._profiler.armed(), ("missed", "withdrawn", *more))
 
     def window(
         self,
@@ -55,7 +119,6 @@ class RequestRouter:
         """Asks for a window.
 
         Args:
-            trigger: what asks for it.
             on_answer: is called with the answer; without one, a rank that the request does not name is no refusal.
             key: what makes equal requests of several ranks one; see `Agreement.ask`.
             plan: of the window, where each rank uses its own steps; see `Arming.arm`.
@@ -81,7 +144,7 @@ class RequestRouter:
 
     def decided(self, request: AnyRequest, trigger: str, armed: Armed) -> None:
         """Reports the decision on a request, also of another rank."""
-        if self._history is not None and trigger == "file" and isinstance(request, WindowRequest):
+        if self._history is not None and trigger == FILE and isinstance(request, WindowRequest):
             self._history.decided(request, armed)
         if armed:
             self.report(request, trigger, str(armed))
@@ -99,11 +162,11 @@ class RequestRouter:
         self.report(request, trigger, answer, logging.INFO if self._refused else logging.WARNING)
 
     def report(self, request: AnyRequest | str, trigger: str, answer: str, level: int = logging.INFO) -> None:
-        """Tells log and status file what was answered to a request, or to something of this name."""
+        """Writes what was answered to a request, or to something of this name, into log and status file."""
         text, run_id = (request, "") if isinstance(request, str) else (request.text(), request.run_id)
         log.log(level, "control: %s, asked for by %s: %s", text, trigger, answer)
         if self._status is not None:
-            self._status.put_answer(text, answer, trigger=trigger, run_id=run_id)
+            self._status.put(request=text, run_id=run_id or None, trigger=trigger, answer=answer)
 
     def end(self) -> None:
         """Nothing is decided any more."""

@@ -1,4 +1,4 @@
 """Text for people: tables, and warnings with the right line.
 
-Read first: `text_table`, then `warning` with `code_places`.
+Read first: `text_table`, then `code_places`.
 """

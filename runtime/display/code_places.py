@@ -1,10 +1,11 @@
-"""Places of code, a function with its file and line, and which frames of a stack belong to the program."""
+"""Places of code, a function with its file and line; which frames of a stack belong to the program; warnings for its lines."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
 
@@ -84,3 +85,12 @@ def _module(frame: FrameType) -> str:
     """Name of the package, or of the module that is in none."""
     name: object = frame.f_globals.get("__name__")
     return name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Issues a warning for the line of the program that called stepscope, at any depth. Filters of warnings use the category, and
+    the module of that line."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and is_own(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)

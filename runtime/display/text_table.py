@@ -99,14 +99,7 @@ def text_table(head: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
 
 
 def fitting_table(head: Sequence[Column], rows: Sequence[Sequence[str]], width: int, optional: Sequence[str]) -> str:
-    """Returns a table without as many of the optional columns, the first ones first, as it takes to fit.
-
-    Args:
-        head: the columns.
-        rows: their cells.
-        width: columns of the terminal.
-        optional: titles of columns.
-    """
+    """Returns a table without as many of the optional columns (titles), the first ones first, as it takes to fit the width."""
     table = text_table(head, rows)
     for number in range(1, len(optional) + 1):
         if max(map(columns, table.split("\n"))) <= width:

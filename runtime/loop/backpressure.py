@@ -57,11 +57,10 @@ class DrainedBlock(NamedTuple):
 class DrainedTurn:
     """The events of one drain, or of several during another turn."""
 
-    def __init__(self, until: int) -> None:
+    def __init__(self) -> None:
         self.marks: list[Block] = []
         self.blocks: deque[DrainedBlock] = deque()
-        self.bytes = 0
-        self.until = until
+        self.bytes = self.until = 0
         self.spans: Block | None = None
 
     def add(self, marks: Block, blocks: Sequence[DrainedBlock], until: int, spans: Block | None) -> None:
@@ -95,7 +94,7 @@ class BackpressureQueue:
     of the time or more, until it is empty again: their queues drop events that do not fit, and the other exporters get all events.
 
     Args:
-        process: routes a turn. It awaits its second argument after each part, and ends when that is false.
+        process: routes a turn, in parts of so many events. It awaits its last argument after each part, and ends when that is false.
         drop: counts events of a source that were not routed.
         deliveries: deliveries of backends, which wait for the turn of their time, and share the limit.
         workers: workers of the exporters.
@@ -105,7 +104,7 @@ class BackpressureQueue:
 
     def __init__(
         self,
-        process: Callable[[DrainedTurn, Callable[[], Awaitable[bool]]], Awaitable[None]],
+        process: Callable[[DrainedTurn, int, Callable[[], Awaitable[bool]]], Awaitable[None]],
         drop: Callable[[str, Block], None],
         deliveries: PendingDeliveries,
         workers: Sequence[SlowConsumer],
@@ -117,7 +116,7 @@ class BackpressureQueue:
         self._limit = limits.queue_bytes
         self._max_bytes = limits.drained_bytes
         """With more waiting bytes, the queue waits for no exporter."""
-        self.part_events = max(self._limit // EVENT_DTYPE.itemsize // 4, MIN_PART_EVENTS)
+        self._part_events = max(self._limit // EVENT_DTYPE.itemsize // 4, MIN_PART_EVENTS)
         """Events of one part of a turn. Several parts fit the queues of exporters, so that full ones are noticed in time."""
         self._turns: deque[DrainedTurn] = deque()
         """Turns that are not completely routed. The first one is being routed."""
@@ -170,7 +169,13 @@ class BackpressureQueue:
         if self._closed:
             return
         try:
-            self._add(marks, blocks, until, open_spans)
+            if not self._turns:
+                self._judged_ns = clock.now()
+            joins = len(self._turns) > 1 and self._turns[-1].spans is None
+            turn = self._turns[-1] if joins else DrainedTurn()
+            turn.add(marks, blocks, until, open_spans)
+            if not joins:
+                self._turns.append(turn)
         except Exception as error:
             self._faults.record("push", error)
             for block in blocks:
@@ -180,32 +185,14 @@ class BackpressureQueue:
         if self._waiting > self._max_bytes and self._relief is not None:
             self._relief.cancel()
 
-    def _add(self, marks: Block, blocks: Sequence[DrainedBlock], until: int, open_spans: Block | None) -> None:
-        if not self._turns:
-            self._judged_ns = clock.now()
-        last = self._turns[-1] if len(self._turns) > 1 else None
-        if last is not None and last.spans is None:
-            last.add(marks, blocks, until, open_spans)
-            return
-        last = DrainedTurn(until)
-        last.add(marks, blocks, until, open_spans)
-        self._turns.append(last)
-
     def mark_slow(self, *, wanted: bool = False) -> None:
-        """If the queue is full, skips slow exporters. Must be called repeatedly while nothing is pushed.
-
-        Args:
-            wanted: whether rings need its room, so that it counts as full without room for another drain.
-        """
+        """If the queue is full, skips slow exporters. Must be called repeatedly while nothing is pushed. If rings need its room
+        (`wanted`), it counts as full without room for another drain."""
         if self.full or (wanted and not self.has_room):
             self._skip_slow(MIN_JUDGED_S)
 
     def _skip_slow(self, least: float) -> None:
-        """Stops waiting for the exporters that took half of the time or more.
-
-        Args:
-            least: minimum time of waiting, in seconds.
-        """
+        """Stops waiting for the exporters that took half of the time or more, if that is `least` seconds or more."""
         now = clock.now()
         elapsed = now - self._judged_ns
         if elapsed < least * 1e9:
@@ -221,11 +208,7 @@ class BackpressureQueue:
                 self._relief.cancel()
 
     async def run(self, passed: LoopCondition) -> None:
-        """Routes turns until the queue is closed.
-
-        Args:
-            passed: notified after each turn.
-        """
+        """Routes turns until the queue is closed, and notifies `passed` after each."""
         with self._scope:
             while True:
                 try:
@@ -241,7 +224,7 @@ class BackpressureQueue:
         passed.notify_all()
 
     async def _pass_on(self, turn: DrainedTurn) -> None:
-        await self._process(turn, self._pace)
+        await self._process(turn, self._part_events, self._pace)
         if self._closed:
             return
         self._turns.popleft()
@@ -251,12 +234,6 @@ class BackpressureQueue:
 
     async def _pace(self) -> bool:
         """Waits for slow exporters. Returns false once the queue is closed."""
-        await self._relieve()
-        # Other tasks run here, and a deadline is noticed, even if the queue is never empty.
-        await anyio.lowlevel.checkpoint()
-        return not self._closed
-
-    async def _relieve(self) -> None:
         crowded = [
             number for number, worker in enumerate(self._workers) if number not in self._skipped and worker.half_full()
         ]
@@ -266,6 +243,9 @@ class BackpressureQueue:
                     for number in crowded:
                         group.start_soon(self._wait_for, number)
             self._relief = None
+        # Other tasks run here, and a deadline is noticed, even if the queue is never empty.
+        await anyio.lowlevel.checkpoint()
+        return not self._closed
 
     async def _wait_for(self, number: int) -> None:
         self._since[number] = clock.now()
@@ -284,11 +264,7 @@ class BackpressureQueue:
         self._skip_slow(0)
 
     def close(self) -> list[DrainedBlock]:
-        """Stops routing.
-
-        Returns:
-            The blocks that were not routed.
-        """
+        """Stops routing. Returns the blocks that were not routed."""
         rest = [block for turn in self._turns for block in turn.blocks]
         for turn in self._turns:
             turn.blocks.clear()

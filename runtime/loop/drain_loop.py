@@ -16,10 +16,10 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.events.survey import of_kind
 from stepscope.runtime.export.exporter_worker import SLOW_EXPORTER_TIMEOUT_S
-from stepscope.runtime.loop.backpressure import BackpressureQueue, DrainedBlock, DrainedTurn
+from stepscope.runtime.loop.backpressure import BackpressureQueue, DrainedBlock
 from stepscope.runtime.loop.pipeline import Pipeline
-from stepscope.runtime.loop_threads.condition import LoopCondition
-from stepscope.runtime.loop_threads.loop_thread import JOIN_S, LoopThread, loop_name
+from stepscope.runtime.loop_threads.condition import LoopCondition, WakeUp
+from stepscope.runtime.loop_threads.loop_thread import JOIN_S, LoopThread
 from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.sources.source import Source
 from stepscope.runtime.threads import signals
@@ -67,14 +67,11 @@ class DrainLoop:
         """Notified when a queue is empty, when a profiler is added or removed, and with each wake-up."""
         self._inbox_waits = False
         """Whether an inbox has a message."""
-        self._woken = self._woken_later = False
-        """Whether the loop was woken and has not run since: once is enough."""
         self._woken_at = 0.0
         """When the loop was woken last, by its clock."""
         self._removing = 0
         """Number of profilers that begin to close. Drains wait for no exporter then."""
         self._stopping = False
-        self.loop_name = loop_name()
         self._begun: OneShot[None] = OneShot()
         self._ended: OneShot[None] = OneShot()
         self._thread = LoopThread("stepscope", self._run, self._failed)
@@ -83,6 +80,8 @@ class DrainLoop:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._wake, self._draining = asyncio.Event(), anyio.Lock()
+        self._wake_up = WakeUp(self._loop, self._on_wake)
+        self._wake_up_later = WakeUp(self._loop, self._on_wake_later)
         self._check_signals()
         self._loop.add_reader(self._recorder.wake_fd, self._ring_half_full)
         self._begun.set_result(None)
@@ -105,7 +104,8 @@ class DrainLoop:
         self._request_drain()
 
     def _on_wake(self) -> None:
-        self._woken = self._woken_later = False  # before the drain: later messages wake the loop again
+        # Before the drain: later messages wake the loop again.
+        self._wake_up.pending = self._wake_up_later.pending = False
         self._inbox_waits = True
         self._woken_at = self._loop.time()
         self._request_drain()
@@ -123,32 +123,15 @@ class DrainLoop:
 
     def wake(self) -> None:
         """Makes the drain loop read its inboxes and rings."""
-        if self._woken:
-            return
-        self._woken = True  # before the loop is woken, which resets it
-        try:
-            self._loop.call_soon_threadsafe(self._on_wake)
-        except RuntimeError:
-            return  # the loop has ended
-        except BaseException:
-            self._woken = False  # a signal handler raised: the next call wakes the loop
-            raise
+        self._wake_up.set()
 
     def wake_later(self) -> None:
         """Wakes the drain loop when `Options.drain_interval` has passed since the last wake-up.
 
         So small windows are routed together: each turn acquires the interpreter's lock, which the program needs.
         """
-        if self._woken or self._woken_later:
-            return
-        self._woken_later = True  # first, as in `wake`
-        try:
-            self._loop.call_soon_threadsafe(self._on_wake_later)
-        except RuntimeError:
-            return
-        except BaseException:
-            self._woken_later = False
-            raise
+        if not self._wake_up.pending:
+            self._wake_up_later.set()
 
     def _on_wake_later(self) -> None:
         interval = min((pipeline.options.drain_interval for pipeline in self._pipelines), default=0.0)
@@ -199,10 +182,8 @@ class DrainLoop:
         return opened
 
     def blocked_in(self) -> str:
-        """The function of a part that blocks the loop, such as a backend's `derive`, with its file and line; empty if there is none.
-
-        This needs `ANSWER_S` seconds.
-        """
+        """The function of a part that blocks the loop, such as a backend's `derive`, with its file and line; empty if there is none
+        within `ANSWER_S` seconds."""
         answered: OneShot[None] = OneShot()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(answered.set_result, None)
@@ -229,7 +210,14 @@ class DrainLoop:
             pipeline.start()
             pipeline.count_drained(sum(block.event_count for block in self._unrouted))
             self._pipelines += made
-            self._queues[pipeline] = _queue_before(pipeline)
+            self._queues[pipeline] = BackpressureQueue(
+                pipeline.process,
+                pipeline.drop_closed,
+                pipeline.delivered,
+                pipeline.workers,
+                pipeline.limits,
+                pipeline.faults,
+            )
             if journals:
                 self._recorder.late_release.begin()
             self._passed.notify_all()
@@ -259,8 +247,13 @@ class DrainLoop:
         deadline = anyio.current_time() + seconds
         queue = self._queues[pipeline]
         queue.end()
-        with anyio.CancelScope(deadline=deadline - seconds * 3 / 4), self._without_waiting():
-            await self.drain(final=True)  # handles the last messages for sources
+        self._removing += 1
+        self._passed.notify_all()  # a drain under way waits for no queue either
+        try:
+            with anyio.CancelScope(deadline=deadline - seconds * 3 / 4):
+                await self.drain(final=True)  # handles the last messages for sources
+        finally:
+            self._removing -= 1
         with self._contained("close_sources"):
             # Even if the loop was blocked until now, each backend has a moment.
             half = max(deadline - seconds / 2, anyio.current_time() + BEGIN_CLOSING_S)
@@ -288,16 +281,6 @@ class DrainLoop:
         finally:
             self._closing.remove(pipeline)
             del self._queues[pipeline]
-
-    @contextlib.contextmanager
-    def _without_waiting(self) -> Generator[None]:
-        """Within this context no drain, not even a current one, waits for queues."""
-        self._removing += 1
-        self._passed.notify_all()
-        try:
-            yield
-        finally:
-            self._removing -= 1
 
     async def _pass_all(self, pipeline: Pipeline) -> None:
         """Returns when the exporters of a closing profiler have all events."""
@@ -344,12 +327,8 @@ class DrainLoop:
     async def drain(self, final: bool = False) -> bool:
         """Drains the rings, routes the events, and closes windows that are ready. Stores errors.
 
-        Args:
-            final: do not wait for the end of a change of action.
-
-        Returns:
-            Whether a change of action is in progress on another thread. Events are not routed then, as their window is not known
-            yet.
+        Returns true if a change of action is in progress on another thread. Unless this is the `final` drain, events are not
+        routed then, as their window is not known yet.
         """
         with self._contained("drain"):
             return await self._drain(final)
@@ -404,16 +383,8 @@ class DrainLoop:
     def _route(
         self, until: int, closing: Sequence[Pipeline] = (), open_spans: Block | None = None
     ) -> Sequence[Pipeline]:
-        """Routes drained events.
-
-        Args:
-            until: when the last drain began, in ns. No event began later.
-            closing: profilers whose ready windows are closed afterwards.
-            open_spans: open spans for these.
-
-        Returns:
-            Profilers that have not passed on earlier events yet.
-        """
+        """Routes drained events, of which none began after `until` (ns). The ready windows of the profilers `closing` are closed
+        afterwards, with the open spans. Returns the profilers that have not passed on earlier events yet."""
         # Marks come first: a block may hold events of steps whose marks are in a later one.
         marks = join_blocks([of_kind(block.events, Kind.STEP) for block in self._unrouted if block.counts.steps])
         blocks, self._unrouted = self._unrouted, []
@@ -453,17 +424,6 @@ class DrainLoop:
             crowded = self._recorder.needs_drain() or self._recorder.late_release.waiting()
             for one in pipelines:
                 queues[one].mark_slow(wanted=crowded)
-
-
-def _queue_before(pipeline: Pipeline) -> BackpressureQueue:
-    queue: BackpressureQueue
-
-    async def process(turn: DrainedTurn, pace: Callable[[], Awaitable[bool]]) -> None:
-        await pipeline.process(turn, queue.part_events, pace)
-
-    deliveries, workers = pipeline.delivered, pipeline.workers
-    queue = BackpressureQueue(process, pipeline.drop_closed, deliveries, workers, pipeline.limits, pipeline.faults)
-    return queue
 
 
 _shared: BackgroundCall[DrainLoop] | None = None

@@ -99,13 +99,9 @@ class PipelineSteps(Protocol):
     """Windows that were skipped because the pipeline was `crowded`."""
 
     @property
-    def cost_ns(self) -> int:
-        """Time that changes of the action have cost the program's threads, in ns."""
-        ...
+    def cost_ns(self) -> int: ...
 
-    def ask_detail(self, detail: Detail) -> None:
-        """Changes the level of detail at the next step."""
-        ...
+    def ask_detail(self, detail: Detail) -> None: ...
 
 
 class Pipeline:
@@ -123,9 +119,9 @@ class Pipeline:
     ) -> None:
         """
         Args:
-            run: its facts for the exporters, without accounts, which this adds.
-            setup: its backends, exporters and settings.
-            inbox: from which this takes messages and deliveries.
+            run: facts for the exporters, without accounts, which this adds.
+            setup: backends, exporters and settings.
+            inbox: with messages of the stepping threads and deliveries of backends.
             steps: the side of the threads that step.
             actions: what can be asked of a window later.
             session: the session directory, for the files of the flight recorder.
@@ -174,8 +170,8 @@ class Pipeline:
         self._drained = self._routed = self._unrouted = self._loop_ns = 0
 
     def start(self) -> None:
-        """Starts the exporters, each on its thread. The threads exist when it returns: a tool that inspects all threads, such as
-        torch's tracer of Python functions, must not meet half-started ones."""
+        """Starts the exporters' threads, which exist when it returns: a tool that inspects all threads, such as torch's tracer of
+        Python functions, must not meet half-started ones."""
         self.fanout.start(partial(deliver_for, self))
 
     async def run(self) -> None:
@@ -221,7 +217,8 @@ class Pipeline:
             self.flight.watch.note_calls()
 
     async def process(self, turn: DrainedTurn, part_events: int, pace: Callable[[], Awaitable[bool]]) -> None:
-        """Routes a turn: first step marks, then events in parts, then deliveries of backends. Then closes windows.
+        """Routes a turn: first step marks, then events in parts, then deliveries of backends that arrived by its time, as all
+        steps that began by then are known. Then closes windows.
 
         Args:
             turn: the turn. Routed parts are removed from it.
@@ -234,7 +231,8 @@ class Pipeline:
             if not await pace():
                 return
         self.set_watermark(turn.until)
-        while self.route_delivery(turn.until):
+        while (message := self.delivered.pop(turn.until)) is not None:
+            self._handle(message)
             if not await pace():
                 return
         self.save(turn.until)
@@ -246,18 +244,6 @@ class Pipeline:
     def show_steps(self, *, last: bool = False) -> None:
         """Hands the facts of new steps to exporters that show them live."""
         self._feed.look(self._windows.delivered_until(LATE_SOURCE_TIMEOUT_NS), clock.now(), last=last)
-
-    def route_delivery(self, until: int) -> bool:
-        """Routes the next delivery of a backend that arrived by `until`, as all steps that began by then are known.
-
-        Returns:
-            Whether there was one.
-        """
-        message = self.delivered.pop(until)
-        if message is None:
-            return False
-        self._handle(message)
-        return True
 
     def count_drained(self, count: int) -> None:
         """Counts drained events, which will be routed or dropped."""
@@ -360,7 +346,9 @@ class Pipeline:
                 self._windows.source_missing(message.source, message.why, (message.start, message.end))
             case Advancing():
                 self._windows.note_progress(message.source, clock.now())
-                self._extend_deadline(message.source)
+                # If it closes, its deadline is extended.
+                until = min(anyio.current_time() + ADVANCING_S, self._advancing_until)
+                self._source(message.source).extend_deadline(until)
             case SourceEnded():
                 self._windows.remove_source(message.source)
             case WindowBegins():
@@ -386,7 +374,7 @@ class Pipeline:
             case Flush():
                 self._flushes.append(message)
             case Spawn():
-                self._run_work(message)
+                self._source(message.source).spawn(message.work)
 
     def _change_action(self, message: ActionChanged) -> None:
         for source in self.sources:
@@ -473,7 +461,7 @@ class Pipeline:
         start, end = window.interval
         steps = window.steps()
         add_recorded(window.facts, self.run_facts.rank, steps)
-        notes = [*window.notes, window.reason] if window.reason else list(window.notes)
+        notes = [*window.notes, *filter(None, [window.reason])]
         if not window.complete:
             notes.append(
                 f"incomplete: the window ended after {human_count(len(steps), 'step')}, before its planned end"
@@ -522,10 +510,8 @@ class Pipeline:
         else:
             self._tasks.start_soon(work)
 
-    def _run_work(self, message: Spawn) -> None:
-        for source in self.sources:
-            if source.name == message.source:
-                source.spawn(message.work)
+    def _source(self, name: str) -> Source:
+        return next(source for source in self.sources if source.name == name)
 
     async def _flushed(self, done: OneShot[bool]) -> None:
         await self.fanout.drained()
@@ -590,13 +576,9 @@ class Pipeline:
             self._windows.source_dropped(source, reason, lost, int(events["ts"][0]))
 
     async def close_sources(self, deadline: float, *, advancing: float) -> None:
-        """Closes all backends concurrently. Their last deliveries still count.
+        """Closes all backends concurrently, by the deadline (the loop's clock), or the later one if they report progress.
 
-        If one fails, the others are closed all the same, and windows no longer wait for it.
-
-        Args:
-            deadline: deadline for each, by the loop's clock.
-            advancing: later deadline for a backend that reports progress.
+        Their last deliveries still count. If one fails, the others are closed all the same, and windows do not wait for it.
         """
         self._advancing_until = advancing
 
@@ -609,13 +591,6 @@ class Pipeline:
         async with anyio.create_task_group() as group:
             for source in self.sources:
                 group.start_soon(close, source, name=f"stepscope close {source.name}")
-
-    def _extend_deadline(self, name: str) -> None:
-        """A closing backend reported progress, so its deadline is extended."""
-        until = min(anyio.current_time() + ADVANCING_S, self._advancing_until)
-        for source in self.sources:
-            if source.name == name:
-                source.extend_deadline(until)
 
     def ledger(self) -> Ledger:
         """Accounts of the run so far."""

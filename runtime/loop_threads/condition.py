@@ -1,4 +1,4 @@
-"""A condition variable across event loops."""
+"""Wakes event loops, and a condition variable across them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Callable
 from stepscope.runtime.threads import locks
 
 
-class _Waiter:
-    """One `wait_for`: its loop, and whether that was woken since the condition was last checked."""
+class WakeUp:
+    """Calls a function on a loop. Any thread may call `set`, often: the loop is woken once until `pending` is reset there, as
+    each wake-up costs a system call and a switch of threads."""
 
-    __slots__ = ("event", "loop", "woken")
+    __slots__ = ("_call", "_loop", "pending")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.event = asyncio.Event()
-        self.woken = False
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+        self._loop, self._call = loop, call
+        self.pending = False
 
-    def wake(self) -> None:
-        """Wakes the loop once until it checks the condition: each wake-up costs a system call and a switch of threads."""
-        if self.woken:
+    def set(self) -> None:
+        """Wakes the loop. No effect if it has ended."""
+        if self.pending:
             return
-        self.woken = True  # before the loop wakes, as it resets this
+        self.pending = True  # before the loop wakes, as it resets this
         try:
-            self.loop.call_soon_threadsafe(self.event.set)
+            self._loop.call_soon_threadsafe(self._call)
         except RuntimeError:
             return  # the loop has ended
         except BaseException:
-            self.woken = False  # a signal handler raised: the next call wakes the loop
+            self.pending = False  # a signal handler raised: the next call wakes the loop
             raise
 
 
@@ -37,7 +37,7 @@ class LoopCondition:
     waits."""
 
     def __init__(self) -> None:
-        self._waiting: set[_Waiter] = set()
+        self._waiting: set[WakeUp] = set()
         self._lock = locks.reentrant()
 
     def notify_all(self) -> None:
@@ -46,20 +46,21 @@ class LoopCondition:
             with self._lock:
                 waiting = list(self._waiting)
             for waiter in waiting:
-                waiter.wake()
+                waiter.set()
 
     async def wait_for(self, condition: Callable[[], object]) -> None:
         """Returns when `condition()` is true. Checks it at once, and after each `notify_all()`."""
-        me = _Waiter(asyncio.get_running_loop())
+        event = asyncio.Event()
+        me = WakeUp(asyncio.get_running_loop(), event.set)
         with self._lock:
             self._waiting.add(me)
         try:
             while True:
-                me.woken = False  # before the check: a change after it wakes the loop again
+                me.pending = False  # before the check: a change after it wakes the loop again
                 if condition():
                     return
-                await me.event.wait()
-                me.event.clear()
+                await event.wait()
+                event.clear()
         finally:
             with self._lock:
                 self._waiting.discard(me)

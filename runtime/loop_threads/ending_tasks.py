@@ -37,11 +37,7 @@ async def end_tasks(*tasks: asyncio.Task[Any] | asyncio.Future[Any]) -> None:
 
 
 async def finish(work: Coroutine[Any, Any, T] | asyncio.Future[T], seconds: float) -> T:
-    """Awaits work that continues if the caller is cancelled, and returns its result.
-
-    Args:
-        work: the work that must not be interrupted.
-        seconds: time after which it is cancelled all the same.
+    """Awaits work that continues if the caller is cancelled, and returns its result. After `seconds` it is cancelled all the same.
 
     Raises:
         TimeoutError: if it took too long.

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import contextvars
 import importlib
+import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -17,7 +19,6 @@ import anyio.lowlevel
 from stepscope.runtime import _core
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.lasting_loop import lasting_loop
-from stepscope.runtime.loop_threads.own_threads import register_loop
 from stepscope.runtime.threads import background_call
 from stepscope.runtime.threads.native_threads import Condition, Lock, SimpleQueue, Thread
 from stepscope.runtime.threads.one_shot import OneShot
@@ -36,19 +37,24 @@ for _module in ("anyio._backends._asyncio", "uvloop"):  # now, so that the first
         importlib.import_module(_module)
 
 
-def loop_name() -> str:
-    """Returns `uvloop` if it can be imported, else `asyncio`."""
-    try:
-        importlib.import_module("uvloop")
-    except ImportError:
-        return "asyncio"
-    return "uvloop"
+_loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+"""The loops of the runtime."""
+
+
+def own_threads() -> list[threading.Thread]:
+    """The current threads of the runtime."""
+    return [thread for thread in threading.enumerate() if is_own(thread)]
+
+
+def is_own(thread: threading.Thread) -> bool:
+    """Whether a thread is one of the runtime's."""
+    # anyio's worker threads have an attribute for their loop.
+    return thread.name.startswith("stepscope") or getattr(thread, "loop", None) in _loops
 
 
 class LoopThread:
-    """Runs an async function on a loop in a daemon thread. `asyncio.to_thread` uses daemon threads there, too.
-
-    So the interpreter can exit even if the function blocks its loop for ever.
+    """Runs an async function on a loop in a daemon thread. `asyncio.to_thread` uses daemon threads there, too. So the interpreter
+    can exit even if the function blocks its loop for ever.
 
     Args:
         name: name of the thread.
@@ -122,7 +128,7 @@ class LoopThread:
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._executor)
-        register_loop(loop)
+        _loops.add(loop)
         with anyio.CancelScope() as scope:
             with self._lock:
                 self._loop, self._scope, self._context = loop, scope, contextvars.copy_context()
@@ -187,12 +193,9 @@ class NativeFuture(Future[T]):
 
 
 class DaemonExecutor(ThreadPoolExecutor):
-    """A pool of daemon threads, for which the interpreter does not wait at its exit.
+    """A pool of daemon threads, for which the interpreter does not wait at its exit. They are started when they are needed.
 
     A subclass of `ThreadPoolExecutor` because loops accept no other as their default.
-
-    Args:
-        max_workers: limit of threads. They are started when they are needed.
     """
 
     def __init__(self, max_workers: int = MAX_WORKERS) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable
@@ -21,27 +20,15 @@ class ForcedWrites(SignalSource):
 
     signal = "writes"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._replaced: list[tuple[str, Any, Any]] = []
-
     def begin(self) -> None:
         """Replaces `os.fsync` and `os.fdatasync`."""
-        for name in ("fsync", "fdatasync"):
-            original = getattr(os, name)
-            ours = functools.wraps(original)(_around(f"os.{name}", original))
-            setattr(os, name, ours)
-            self._replaced.append((name, original, ours))
-
-    def end(self) -> None:
-        """Restores the original functions, unless other code has replaced the wrappers since."""
-        while self._replaced:
-            name, original, ours = self._replaced.pop()
-            if getattr(os, name) is ours:
-                setattr(os, name, original)
+        self.replace("fsync", _recorded, os)
+        self.replace("fdatasync", _recorded, os)
 
 
-def _around(name: str, original: Callable[..., None]) -> Callable[..., None]:
+def _recorded(original: Callable[..., None]) -> Callable[..., None]:
+    name = f"os.{original.__name__}"
+
     def sync(*args: Any, **kwargs: Any) -> None:
         if threading.current_thread().name.startswith("stepscope"):
             return original(*args, **kwargs)

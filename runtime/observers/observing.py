@@ -9,13 +9,12 @@ import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.options import Signal
-from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.user_code import from_signal_handler
+from stepscope.runtime.threads import locks, user_code
 
 if TYPE_CHECKING:
     from stepscope.runtime.steps.step_controller import StepController
@@ -30,18 +29,25 @@ _READ_OF_STEPS = {
 class SignalSource:
     """Records one signal in the process, for all profilers in `users`."""
 
-    signal: ClassVar[Signal]
+    signal: Signal
 
     def __init__(self) -> None:
         self.users: dict[StepController, None] = {}
         self.note = ""
         """Why it does not record, or not all; empty if it does."""
+        self._undo: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """The first profiler that wants it has started."""
 
     def end(self) -> None:
-        """The last one has closed."""
+        """The last one has closed. Restores what was replaced, unless other code has replaced it since."""
+        while self._undo:
+            self._undo.pop()()
+
+    def replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
+        """As `user_code.replace`, until `end`."""
+        self._undo.append(user_code.replace(name, make, *owners))
 
     def forget(self) -> None:
         """Like `end`, in a forked child: there are no other threads, and locks may be locked."""
@@ -115,7 +121,7 @@ def _guarded(source: SignalSource, call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as error:
-        if from_signal_handler(error):
+        if user_code.from_signal_handler(error):
             raise
         source.note = f"off: {error_text(error)}"
 

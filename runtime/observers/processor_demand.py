@@ -29,9 +29,7 @@ class ProcessorDemand:
     def record(self, times: list[tuple[int, int, int]], waiting: list[int]) -> None:
         """Reads the schedstat of the children's threads, and records the sums. Without schedstat, it records nothing.
 
-        Args:
-            times: times of the threads of this process.
-            waiting: its children, as `_core.thread_times` returns both.
+        `times` are those of the threads of this process, and `waiting` are its children, as `_core.thread_times` returns both.
         """
         before, self._read = self._read, {}
         self._add(THIS_PROCESS, times, before)

@@ -17,6 +17,7 @@ from stepscope.runtime.observers import observing
 from stepscope.runtime.observers.observing import SignalSource
 from stepscope.runtime.observers.processor_demand import ProcessorDemand
 from stepscope.runtime.observers.task_runs import TASKS
+from stepscope.runtime.options import Signal
 from stepscope.runtime.steps.step_controller import StepController
 from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Thread
@@ -75,7 +76,7 @@ class Sampler:
                         self._cpu.note = self._times.record(threads)
                         self._demand.record(threads, children)
                     if TASKS.users:
-                        TASKS.queues.record()
+                        TASKS.record_queues()
         except Exception as error:  # the program and its other signals continue
             self._stacks.note = self._cpu.note = f"ended: {error_text(error)}"
         self.close()
@@ -112,14 +113,8 @@ class ThreadTimes:
         self._category = strings.category("thread cpu")
 
     def record(self, times: list[tuple[int, int, int]]) -> str:
-        """Records the counters.
-
-        Args:
-            times: the result of `_core.thread_times` for this process.
-
-        Returns:
-            A note if some threads cannot be read; else an empty text.
-        """
+        """Records the counters from the result of `_core.thread_times` for this process. Returns a note if some threads cannot be
+        read; else an empty text."""
         note = ""
         threads = python_threads()
         if not times:
@@ -197,6 +192,12 @@ _sampler: Sampler | None = None
 
 
 class _Sampled(SignalSource):
+    """One of the two signals of the sampler."""
+
+    def __init__(self, signal: Signal) -> None:
+        super().__init__()
+        self.signal = signal
+
     def begin(self) -> None:
         """Starts the thread, if the other signal has not."""
         global _sampler
@@ -218,18 +219,9 @@ class _Sampled(SignalSource):
             ending.close()
 
 
-class Stacks(_Sampled):
-    """Stacks of the stepping thread, as instants."""
-
-    signal = "stacks"
-
-
-class Threads(_Sampled):
-    """Processor time of threads, as counters."""
-
-    signal = "threads"
-
-
-STACKS, THREADS = Stacks(), Threads()
+STACKS = _Sampled("stacks")
+"""Stacks of the stepping thread, as instants."""
+THREADS = _Sampled("threads")
+"""Processor time of threads, as counters."""
 observing.add(STACKS)
 observing.add(THREADS)

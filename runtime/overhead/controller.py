@@ -16,7 +16,7 @@ from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.overhead.budget import OverheadBudget, OverheadStatistics
 from stepscope.runtime.overhead.governor import Governor
-from stepscope.runtime.overhead.meter import EventCosts, EventCounts, RuntimeCpuClock, event_costs
+from stepscope.runtime.overhead.meter import EventCounts, RuntimeCpuClock, event_costs
 from stepscope.runtime.schedule.detail import FULL, LEVELS, MARKS_ONLY, Detail, DetailFilter
 from stepscope.runtime.threads import locks
 
@@ -33,14 +33,13 @@ _controllers: weakref.WeakSet[OverheadController] = weakref.WeakSet()
 
 
 class DetailChange(msgspec.Struct, frozen=True):
-    """A change of the level of detail."""
+    """A change of the level of detail, with the cost that was measured before, as a share of the time."""
 
     at: int
     step: int
     before: Detail
     after: Detail
     cost: float
-    """Measured before the change, as a share of the time."""
 
     @property
     def direction(self) -> str:
@@ -61,25 +60,14 @@ class _Reading(msgspec.Struct, frozen=True):
 class OverheadController:
     """Runs on the loop. Without a budget it only measures."""
 
-    def __init__(
-        self,
-        budget: OverheadBudget | None,
-        filter: DetailFilter,
-        *,
-        transitions: Callable[[], int],
-    ) -> None:
-        """
-        Args:
-            budget: the allowed cost; `None`: unlimited.
-            filter: gets each change.
-            transitions: returns the time that changes of the action took on the program's threads so far, in ns.
-        """
+    def __init__(self, budget: OverheadBudget | None, filter: DetailFilter, *, transitions: Callable[[], int]) -> None:
+        """Args: `transitions`: returns the time that changes of the action took on the program's threads so far, in ns."""
         self.budget = budget
         self.counted = EventCounts()
         self._filter = filter
         self._governor = Governor(budget.fraction) if budget else None
         self._transitions = transitions
-        self._costs: EventCosts = event_costs()
+        self._costs = event_costs()
         self._threads = RuntimeCpuClock()
         self._last_cpu_ns = self._last_total_events = self._last_own_events = 0
         self._background = 0.0
@@ -121,13 +109,9 @@ class OverheadController:
             self._recording_since = None
 
     def changed(self, at: int, step: int, detail: Detail, effective: Detail) -> DetailChange | None:
-        """The steps that begin at `at` (ns) or later have this level.
+        """The steps that begin at `at` (ns) or later have this level. Returns the change of the level, if it is one.
 
-        Args:
-            effective: the detail that is recorded at this level: less, if the request for the window asked for less.
-
-        Returns:
-            The change of the level, if it is one.
+        `effective` is the detail that is recorded at this level: less, if the request for the window asked for less.
         """
         self._effective = effective
         self._filter.change(at, effective)
@@ -152,15 +136,9 @@ class OverheadController:
     # decisions
 
     def look(self, now: int) -> tuple[Detail | None, float | None]:
-        """Reads the meter, if an interval is over.
-
-        Args:
-            now: all events before this time (ns) were counted.
-
-        Returns:
-            The level to change to, or `None`; and the cost since the last reading, or `None` if nothing was read.
-        """
-        if self.budget is None:
+        """Reads the meter, if an interval is over; all events before `now` (ns) were counted. Returns the level to change to, or
+        `None`; and the cost since the last reading, or `None` if nothing was read."""
+        if self.budget is None or self._governor is None:
             return None, None
         reading = self._read(now)
         wall = reading.recorded_ns - self._last.recorded_ns
@@ -171,26 +149,16 @@ class OverheadController:
         cost, higher = self._measure(last, reading, wall)
         if self._requested is not None or since < self._changed_at:
             return None, cost  # a change waits for the next step(), or part of this time had another level
-        return self._decide(cost, higher), cost
-
-    def _decide(self, cost: float, higher: float) -> Detail | None:
-        if self._governor is None:
-            return None
         detail = LEVELS[self._governor.update(cost, higher)]
-        if detail is self._detail:
-            return None
-        self._requested, self._requested_cost = detail, cost
-        return detail
-
-    def _training_ns(self, counted: EventCounts) -> float:
-        """Time that events, including operators, took on the program's threads."""
-        return counted.events_ns(self._costs) + counted.operators_ns(self._costs)
+        if detail is not self._detail:
+            self._requested, self._requested_cost = detail, cost
+        return self._requested, cost
 
     def _measure(self, last: _Reading, now: _Reading, wall: int) -> tuple[float, float]:
         """Returns the cost of the last interval, and the expected cost at the next higher level."""
         assert self.budget is not None
         counted = now.counted.minus(last.counted)
-        training = self._training_ns(counted)
+        training = counted.training_ns(self._costs)
         background = self.budget.background * (now.background_ns - last.background_ns)
         transitions = now.transitions_ns - last.transitions_ns
         cost = (training + background + transitions) / wall
@@ -207,14 +175,15 @@ class OverheadController:
         return cost, cost + missed * self._factor / wall
 
     def _read(self, now: int | None = None) -> _Reading:
-        threads = threading.enumerate()
+        threads = threading.enumerate()  # not with the lock, as it waits for one of Python's
         with self._lock:
             total = self._threads.read(threads)
             self._background += (total - self._last_cpu_ns) * self._share()
             self._last_cpu_ns = total
-            left_out = _core.left_out()
-            counted = self.counted.copy()
-            return _Reading(counted, self._recorded_by(now), self._transitions(), self._background, left_out)
+            since = self._recording_since
+            recorded = self._recorded + (0 if now is None or since is None else max(now - since, 0))
+            counted = msgspec.structs.replace(self.counted)
+            return _Reading(counted, recorded, self._transitions(), self._background, _core.left_out())
 
     def refresh(self) -> None:
         """Reads the clocks of threads that may end soon."""
@@ -227,10 +196,6 @@ class OverheadController:
         new_total, new_own = total - self._last_total_events, own - self._last_own_events
         self._last_total_events, self._last_own_events = total, own
         return min(new_own / new_total, 1.0) if new_total > 0 else 1 / max(len(controllers), 1)
-
-    def _recorded_by(self, now: int | None) -> int:
-        since = self._recording_since
-        return self._recorded + (0 if now is None or since is None else max(now - since, 0))
 
     # events, notes and statistics
 
@@ -306,7 +271,7 @@ class OverheadController:
         """Returns the cost of recording until now. Any thread may call."""
         reading = self._read(_core.now())
         counted, lowered = reading.counted, self._lowered_since
-        training = self._training_ns(counted) + reading.transitions_ns
+        training = counted.training_ns(self._costs) + reading.transitions_ns
         return OverheadStatistics(
             recorded_ns=reading.recorded_ns,
             steps=counted.steps,

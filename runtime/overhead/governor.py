@@ -25,10 +25,7 @@ class Governor:
     """
 
     def __init__(self, budget: float) -> None:
-        """
-        Args:
-            budget: allowed cost, as a share of the time.
-        """
+        """Args: allowed cost, as a share of the time."""
         self._budget = budget
         self.level = 0
         """Index into `LEVELS`."""
@@ -39,14 +36,11 @@ class Governor:
         self._since_raised = 2 * MAX_CALM_READINGS
 
     def update(self, cost: float, higher: float) -> int:
-        """Adds a reading and chooses the level.
+        """Adds a reading and returns the index of the level from now on.
 
         Args:
             cost: cost of recording since the previous reading, all of it at this level, as a share of the time.
             higher: expected cost at the next higher level.
-
-        Returns:
-            Index of the level from now on.
         """
         self.cost = cost if self.cost is None else self.cost + SMOOTHING * (cost - self.cost)
         self._since_raised += 1

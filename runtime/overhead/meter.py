@@ -12,7 +12,7 @@ import msgspec
 from stepscope.runtime import _core
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.events.survey import survey
-from stepscope.runtime.loop_threads.own_threads import is_own
+from stepscope.runtime.loop_threads.loop_thread import is_own
 
 OPERATOR_SPANS = 6.5
 """Cost of an operator in spans: most of it is the work of the framework to report it. Measured with `aten::add` of torch
@@ -51,12 +51,8 @@ class RuntimeCpuClock:
         self._total = 0
 
     def read(self, threads: list[threading.Thread]) -> int:
-        """Returns the processor time since the first reading, in ns. The time of a thread between the last reading and its
-        end is missing.
-
-        Args:
-            threads: `threading.enumerate()`. The caller makes that call, as it waits for a lock of Python's.
-        """
+        """Returns the processor time of those threads that are the runtime's since the first reading, in ns. The time of a
+        thread between the last reading and its end is missing."""
         # eventlet's stand-in for the main thread has no number.
         numbers = (getattr(thread, "native_id", None) for thread in threads if is_own(thread))
         alive = {number for number in numbers if number}
@@ -98,10 +94,6 @@ class EventCounts(msgspec.Struct):
         """The difference of two readings."""
         return EventCounts(*(getattr(self, name) - getattr(other, name) for name in self.__struct_fields__))
 
-    def copy(self) -> EventCounts:
-        """The counts as they are now."""
-        return EventCounts(*(getattr(self, name) for name in self.__struct_fields__))
-
     @property
     def total(self) -> int:
         """All events and step marks."""
@@ -112,10 +104,11 @@ class EventCounts(msgspec.Struct):
         """Events of the program, operators and step marks not included."""
         return self.spans + self.instants
 
-    def events_ns(self, costs: EventCosts) -> float:
-        """Time that the events of the program took on its threads."""
-        return self.spans * costs.span + self.instants * costs.instant + self.arguments * costs.arguments
-
-    def operators_ns(self, costs: EventCosts) -> float:
-        """Time that the operators took on the program's threads."""
-        return self.operators * costs.operator
+    def training_ns(self, costs: EventCosts) -> float:
+        """Time that the events, including operators, took on the program's threads."""
+        return (
+            self.spans * costs.span
+            + self.instants * costs.instant
+            + self.operators * costs.operator
+            + self.arguments * costs.arguments
+        )

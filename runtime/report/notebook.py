@@ -30,7 +30,7 @@ def progress(read: Callable[[], ProfilerStatistics]) -> Generator[None]:
     If the display fails, it is logged, and the block continues.
     """
     ended = Event()
-    thread = Thread(target=_Display(read, ended).run, name="stepscope progress", daemon=True) if _in_kernel() else None
+    thread = Thread(target=_show, args=(read, ended), name="stepscope progress", daemon=True) if _in_kernel() else None
     try:
         if thread is not None:
             start(thread)
@@ -45,26 +45,20 @@ def progress(read: Callable[[], ProfilerStatistics]) -> Generator[None]:
             join(thread, JOIN_S)
 
 
-class _Display:
-    """An output in the cell, which is updated."""
-
-    def __init__(self, read: Callable[[], ProfilerStatistics], ended: Event) -> None:
-        self._read, self._ended = read, ended
-
-    def run(self) -> None:
-        """Updates the output until the block has ended, and once more after that."""
-        try:
-            began = at = clock.now()
-            first = last = self._read().steps
-            display = import_module("IPython.display").display
-            handle: Any = display(_bundle(self._read(), first, began, began), raw=True, display_id=True)
-            while not self._ended.wait(INTERVAL_S):
-                now = self._read()
-                handle.update(_bundle(now, last, at, began), raw=True)
-                last, at = now.steps, clock.now()
-            handle.update(_bundle(self._read(), first, began, began), raw=True)
-        except Exception:
-            log.warning("the progress of the run is not shown any more", exc_info=True)
+def _show(read: Callable[[], ProfilerStatistics], ended: Event) -> None:
+    """Updates an output in the cell until the block has ended, and once more after that."""
+    try:
+        began = at = clock.now()
+        first = last = read().steps
+        display = import_module("IPython.display").display
+        handle: Any = display(_bundle(read(), first, began, began), raw=True, display_id=True)
+        while not ended.wait(INTERVAL_S):
+            now = read()
+            handle.update(_bundle(now, last, at, began), raw=True)
+            last, at = now.steps, clock.now()
+        handle.update(_bundle(read(), first, began, began), raw=True)
+    except Exception:
+        log.warning("the progress of the run is not shown any more", exc_info=True)
 
 
 def _in_kernel() -> bool:

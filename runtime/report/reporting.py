@@ -25,8 +25,7 @@ from stepscope.runtime.journal import segments
 from stepscope.runtime.lifecycle.lifecycle import Lifecycle
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.observers import observing
-from stepscope.runtime.report.audit import audit
-from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
+from stepscope.runtime.report.profiler_statistics import ProfilerStatistics, audit
 from stepscope.runtime.report.run_report import RunReport
 from stepscope.runtime.steps.arming import Arming
 
@@ -136,8 +135,10 @@ class Reporting:
 
     def raise_errors(self) -> None:
         """Raises what backends, exporters, triggers, callbacks and the schedule have raised."""
-        errors: list[Exception] = [*self._steps.calls.raised.errors, *_pipeline_errors(self._pipeline)]
-        errors += _schedule_errors(self._steps.schedule_error)
+        errors: list[Exception] = [
+            *self._steps.calls.raised.errors,
+            *_errors(self._pipeline, self._steps.schedule_error),
+        ]
         if errors:
             raise ExceptionGroup(f"profiler {self._facts.name!r} kept {human_count(len(errors), 'error')}", errors)
 
@@ -162,31 +163,25 @@ class Reporting:
         return analysed.by.explain(path)
 
 
-def _pipeline_errors(pipeline: Pipeline | None) -> list[Exception]:
-    """Exceptions of backends, triggers, exporters and callbacks, and internal errors, each with its cause."""
+def _errors(pipeline: Pipeline | None, of_schedule: BaseException | None) -> list[Exception]:
+    """Exceptions of backends, triggers, exporters, callbacks and the schedule, and internal errors, each with its cause."""
     errors: list[Exception] = []
-    if pipeline is None:
-        return errors
-    for source in pipeline.sources:
-        errors += [_wrapped(BackendError(f"backend {source.name!r}: {text}"), e) for e, text in source.raised.retained]
-    for error, text in pipeline.flight.watch.raised.retained if pipeline.flight else ():
-        errors.append(_wrapped(TriggerError(f"a trigger failed: {text}"), error))
-    for worker in pipeline.workers:
-        errors += [
-            _wrapped(ExporterError(f"exporter {worker.name!r}: {text}"), e) for e, text in worker.raised.retained
-        ]
-    for fault, text in pipeline.faults.raised.retained:
-        errors.append(_wrapped(InternalError(f"a fault of stepscope: {text}; please report it"), fault))
+    if pipeline is not None:
+        for source in pipeline.sources:
+            for error, text in source.raised.retained:
+                errors.append(_wrapped(BackendError(f"backend {source.name!r}: {text}"), error))
+        for error, text in pipeline.flight.watch.raised.retained if pipeline.flight else ():
+            errors.append(_wrapped(TriggerError(f"a trigger failed: {text}"), error))
+        for worker in pipeline.workers:
+            for error, text in worker.raised.retained:
+                errors.append(_wrapped(ExporterError(f"exporter {worker.name!r}: {text}"), error))
+        for error, text in pipeline.faults.raised.retained:
+            errors.append(_wrapped(InternalError(f"a fault of stepscope: {text}; please report it"), error))
+    if isinstance(of_schedule, Exception):
+        errors.append(of_schedule)
+    elif of_schedule is not None:  # a `SystemExit` and the like
+        errors.append(_wrapped(ScheduleError(f"the schedule failed: {error_text(of_schedule)}"), of_schedule))
     return errors
-
-
-def _schedule_errors(error: BaseException | None) -> list[Exception]:
-    """The exception of the schedule; a `SystemExit` and the like as the cause of a `ScheduleError`."""
-    if error is None:
-        return []
-    if isinstance(error, Exception):
-        return [error]
-    return [_wrapped(ScheduleError(f"the schedule failed: {error_text(error)}"), error)]
 
 
 def _error_notes(pipeline: Pipeline) -> Iterator[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, SupportsIndex, cast
+from typing import Any, SupportsFloat, SupportsIndex, SupportsInt, cast
 
 LONGEST = 60
 """Characters of a value in a message."""
+LIMIT = 1 << 63
+"""Whole numbers have 64 bits."""
 
 
 def shown(value: object, show: Callable[[object], str] = repr) -> str:
@@ -45,12 +47,7 @@ def path_argument(name: str, value: object) -> str:
 
 
 def file_argument(name: str, value: object, example: str) -> str:
-    """Returns the path of a file to write, as text.
-
-    Args:
-        name: of the argument.
-        value: its value.
-        example: a file name, for messages.
+    """Returns the path of a file to write, as text. `example` is a file name, for messages.
 
     Raises:
         TypeError: if it is neither a str nor a Path.
@@ -63,13 +60,7 @@ def file_argument(name: str, value: object, example: str) -> str:
 
 
 def number_argument(name: str, value: object, *, whole: bool = False, unit: str = "") -> None:
-    """Checks that an argument is a number.
-
-    Args:
-        name: of the argument.
-        value: its value.
-        whole: whether it must be a whole number.
-        unit: for messages, such as `seconds`.
+    """Checks that an argument is a number, or a whole one. `unit`, such as `seconds`, is for messages.
 
     Raises:
         TypeError: if it is not a number. A bool is not accepted.
@@ -78,6 +69,36 @@ def number_argument(name: str, value: object, *, whole: bool = False, unit: str 
     if not number or isinstance(value, bool | str):
         kind = f"{'whole ' * whole}number{f' of {unit}' if unit else ''}"
         raise TypeError(f"{name} must be a {kind}, {got(value)}")
+
+
+def whole(value: object, what: str, *, least: int = -LIMIT) -> int:
+    """Converts a number that a part returns, such as numpy's, to an int. The fraction of a float is cut off.
+
+    Raises:
+        TypeError: if it is no number.
+        ValueError: if it is too small, too large or not finite.
+    """
+    if not isinstance(value, SupportsInt | SupportsIndex):
+        raise TypeError(f"{what} must be a whole number, {got(value)}")
+    try:
+        number = int(value)
+    except OverflowError:  # infinite
+        number = LIMIT
+    if not least <= number < LIMIT:
+        raise ValueError(f"{what} must be {least:,} to {LIMIT - 1:,}, got {value!r}")
+    return number
+
+
+def real(value: object, what: str) -> float:
+    """Converts a number that a part returns to a float.
+
+    Raises:
+        TypeError: if it is no number.
+        OverflowError: if it is an int that no float is near to.
+    """
+    if not isinstance(value, SupportsFloat | SupportsIndex):
+        raise TypeError(f"{what} must be a number, {got(value)}")
+    return float(value)
 
 
 def switch_argument(name: str, value: object) -> None:

@@ -45,11 +45,6 @@ S = TypeVar("S")
 def settings(name: str, value: S | None, kind: type[S]) -> S:
     """Checks an argument that takes settings. Returns it, or default settings for `None`.
 
-    Args:
-        name: of the argument.
-        value: its value.
-        kind: class of the settings.
-
     Raises:
         TypeError: if it is something else, such as a dict.
     """

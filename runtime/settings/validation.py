@@ -48,13 +48,8 @@ def suggesting(function: Callable[P, R]) -> Callable[P, R]:
 def check_names(called: str, arguments: Iterable[str], names: Collection[str]) -> None:
     """Checks the names of a call's arguments.
 
-    Args:
-        called: the function, for the message.
-        arguments: the names in the call.
-        names: those that the function has.
-
     Raises:
-        TypeError: for an unknown one; the message suggests a similar name.
+        TypeError: if the function `called` has none of these `names`; the message suggests a similar one.
     """
     for name in arguments:
         if name not in names:

@@ -27,8 +27,7 @@ from stepscope.runtime.inbox.messages import (
 )
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import Detail
-from stepscope.runtime.settings.arguments import got
-from stepscope.runtime.settings.numbers import whole
+from stepscope.runtime.settings.arguments import got, whole
 from stepscope.runtime.sources.backend_worker import BackendWorker
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads.one_shot import OneShot

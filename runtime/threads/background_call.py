@@ -30,11 +30,7 @@ def start(thread: Thread, seconds: float | None = None) -> None:
     inherit that.
 
     `Thread.start` is not called on the main thread: a signal handler that raises inside of it can leave a lock locked that
-    the new thread needs.
-
-    Args:
-        thread: not started yet.
-        seconds: how long the main thread waits for it to begin; `None`: as long as it takes.
+    the new thread needs. The main thread waits for it to begin, `seconds` at most.
 
     Raises:
         RuntimeError: if the system refuses a further thread, or it does not begin in time. It may still begin then.
@@ -97,10 +93,7 @@ def frames() -> dict[int, FrameType]:
 
 
 def join(thread: threading.Thread, seconds: float | None = None) -> None:
-    """Waits for the end of a thread of the runtime; for ever if `seconds` is `None`.
-
-    Not `thread.join`: gevent replaces that by a function that waits in a hub.
-    """
+    """Waits for the end of a thread of the runtime. Not `thread.join`: gevent replaces that by a function that waits in a hub."""
     Thread.join(thread, seconds)
 
 
@@ -108,14 +101,8 @@ class BackgroundCall(Generic[T]):
     """Calls a function once, on a new daemon thread. `start` or `result` begins it."""
 
     def __init__(self, work: Callable[..., T], *args: Any, name: str, elsewhere: bool = False) -> None:
-        """
-        Args:
-            work: the function.
-            args: its arguments.
-            name: of the thread; begins with `stepscope`.
-            elsewhere: if no thread can be started, as late in the interpreter's exit, fail instead of calling the function on
-                the current thread.
-        """
+        """Args: `elsewhere`: if no thread can be started, as late in the interpreter's exit, fail instead of calling the function on
+        the current thread."""
         self._name = name
         self._elsewhere = elsewhere
         self._done: OneShot[T] = OneShot()

@@ -7,11 +7,11 @@ main thread, which programs that this code starts inherit.
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
-from functools import partial
 from types import CodeType, FunctionType, MethodType, coroutine
 from typing import Any, TypeVar, cast
 
@@ -29,6 +29,26 @@ run = _core.with_programs_mask
 def is_programs(part: object) -> bool:
     """Whether an object's class is defined by the program, not by stepscope."""
     return type(part).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+def replace(name: str, make: Callable[[Any], Any], *owners: Any) -> Callable[[], None]:
+    """Replaces the first owner's function of this name by `make(function)`, in all owners that have it.
+
+    Returns:
+        A function that restores it, unless other code has replaced it since.
+    """
+    original = getattr(owners[0], name)
+    wrapper = functools.wraps(original)(make(original))
+    for owner in owners:
+        if getattr(owner, name, None) is original:
+            setattr(owner, name, wrapper)
+
+    def restore() -> None:
+        for owner in owners:
+            if getattr(owner, name, None) is wrapper:
+                setattr(owner, name, original)
+
+    return restore
 
 
 async def run_async(call: Callable[[], Awaitable[T]]) -> T:
@@ -79,8 +99,8 @@ def from_signal_handler(error: BaseException) -> bool:
 
 def _code(handler: object) -> CodeType | None:
     """The code of a function, a method, a partial object or an object with `__call__`."""
-    while isinstance(handler, partial):
-        handler = cast(partial[object], handler).func
+    while isinstance(handler, functools.partial):
+        handler = cast(functools.partial[object], handler).func
     if callable(handler) and not isinstance(handler, FunctionType | MethodType):
         handler = getattr(type(handler), "__call__", None)  # noqa: B004 - for its code only
     code = getattr(handler, "__code__", None)
@@ -88,14 +108,10 @@ def _code(handler: object) -> CodeType | None:
 
 
 def cancels(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-    """Whether an exception that an awaited coroutine of a part raised is a cancellation of the task that awaits it.
+    """Whether an exception that an awaited coroutine of a part raised is a cancellation of `task`, which awaits it.
 
     `CancelledError` alone does not show that: a part that awaits a task which it cancelled itself raises it, too.
     `GeneratorExit` does if another task closes the coroutine.
-
-    Args:
-        error: the exception.
-        task: `asyncio.current_task()` before the call.
     """
     if isinstance(error, asyncio.CancelledError):
         return anyio.get_current_task().has_pending_cancellation()
@@ -106,14 +122,8 @@ async def contain(call: Callable[[], Awaitable[None]], record: Callable[[BaseExc
     """Awaits an async function of a part in a separate task. It raises nothing but the cancellation of the caller.
 
     So a part that cancels its own task does not cancel the caller, and a `GeneratorExit` of a task that the part awaits does
-    not close the caller's coroutine.
-
-    Args:
-        call: the function.
-        record: gets the exception of the part, also after the caller was cancelled.
-
-    Returns:
-        Whether the part returned without an exception.
+    not close the caller's coroutine. `record` gets the exception of the part, also after the caller was cancelled. Returns
+    whether the part returned without an exception.
 
     Raises:
         asyncio.CancelledError: if the caller is cancelled. Before, the part was cancelled and had `CANCEL_TIMEOUT_S` seconds to end.

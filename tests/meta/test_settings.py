@@ -17,8 +17,7 @@ import pytest
 import stepscope
 from docs import settings
 from stepscope.runtime.settings.checked import Checked
-from stepscope.runtime.settings.documented import Documented
-from stepscope.runtime.settings.fields import fields_of
+from stepscope.runtime.settings.documented import Documented, fields_of
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 

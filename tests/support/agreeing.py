@@ -13,8 +13,7 @@ import stepscope
 from stepscope import Options, Profiler
 from stepscope.control import Armed, WindowRequest
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.agreement.job_directory import JobDirectory
-from stepscope.runtime.control.agreement.plans import AnyRequest
+from stepscope.runtime.control.agreement.job_directory import AnyRequest, JobDirectory
 from stepscope.runtime.schedule.schedule import never
 
 QUICK = Options(journal=False, drain_interval=0.01)

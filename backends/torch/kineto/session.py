@@ -16,7 +16,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.clock import ClockAnchor
-from stepscope.runtime.loop_threads.own_threads import own_threads
+from stepscope.runtime.loop_threads.loop_thread import own_threads
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import RLock, get_ident
 

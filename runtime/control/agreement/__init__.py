@@ -1,4 +1,4 @@
 """Agreement: the ranks of one job record the same steps, by files in a shared directory.
 
-Read first: `agreement`, then `plans` (the files), then `job_directory` (the run that they belong to).
+Read first: `agreement`, then `job_directory` (the files).
 """

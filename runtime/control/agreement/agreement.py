@@ -17,8 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime.control.agreement.job_directory import JobDirectory
-from stepscope.runtime.control.agreement.plans import AnyRequest, Plan, Plans, Request
+from stepscope.runtime.control.agreement.job_directory import AnyRequest, JobDirectory, Plan, Plans, Request
 from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
@@ -65,10 +64,6 @@ class Agreement:
     ) -> None:
         """
         Args:
-            directory: of the job.
-            profiler: that records.
-            rank: of this process.
-            world_size: number of ranks.
             patience: seconds after which a request that rank 0 has not answered is refused. `next` waits half of it for ranks to
                 join.
             poll: seconds between two turns, at most.
@@ -105,11 +100,8 @@ class Agreement:
     def ask(self, payload: AnyRequest, trigger: str, key: str = "") -> None:
         """Requests a window on all ranks, or another end of windows.
 
-        Args:
-            payload: the request.
-            trigger: its origin. All ranks, including rank 0, read a request of the watched file (`file`); others are
-                forwarded to rank 0.
-            key: identifies equal requests. Default: the request itself.
+        All ranks, including rank 0, read a request of the watched file (trigger `file`); others are forwarded to rank 0.
+        Requests with the same key, by default the request itself, are one.
         """
         self.begin()
         name = hashlib.sha256((key or json_bytes(payload).decode()).encode()).hexdigest()[:16]
@@ -138,7 +130,8 @@ class Agreement:
         if trouble:
             if trouble != self.trouble:
                 log.error("control: %s", trouble)
-            self._refuse(list(self._pending), trouble)
+            for key in list(self._pending):
+                self._refuse(key, trouble)
         self.trouble = trouble
         if self._rank or self._plans is None:
             self._refuse_late()
@@ -184,13 +177,12 @@ class Agreement:
             if runs and self._pending[key].request.trigger == "file":
                 del self._pending[key]
             else:
-                self._refuse([key], reason)
+                self._refuse(key, reason)
 
-    def _refuse(self, keys: list[str], reason: str) -> None:
-        for key in keys:
-            request = self._pending[key].request
-            self._remove_request(key)
-            self._outcome(request.payload, request.trigger, _refused(request.payload, reason))
+    def _refuse(self, key: str, reason: str) -> None:
+        request = self._pending[key].request
+        self._remove_request(key)
+        self._outcome(request.payload, request.trigger, _refused(request.payload, reason))
 
     def _remove_request(self, key: str) -> None:
         if self._pending.pop(key).forwarded and self._plans is not None:
@@ -200,10 +192,7 @@ class Agreement:
     # rank 0
 
     def _decide(self, plans: Plans, key: str, request: Request) -> bool:
-        """Decides on a request, and publishes the plan.
-
-        Returns:
-            Whether it has decided. If not, the loop's pace is unknown, or a rank has not joined: call again later.
+        """Decides on a request, and publishes the plan. Returns false if the loop's pace is unknown, or a rank has not joined.
 
         Raises:
             OSError: if the plan cannot be written. Then nothing is recorded or changed.
@@ -241,7 +230,7 @@ class Agreement:
         return self._profiler.step_num + math.ceil(self._pace.per_second * self._margin) + LEAST_STEPS
 
     def _choose(self, payload: WindowRequest, trigger: str, key: str) -> tuple[WindowRequest | None, Armed]:
-        """Chooses the steps of a window, and arms it if rank 0 records it. Args: the request, its trigger and its key."""
+        """Chooses the steps of a window, and arms it if rank 0 records it."""
         unknown = [rank for rank in payload.ranks or () if rank >= self._world_size]
         if unknown:
             return None, _refused(

@@ -24,12 +24,7 @@ NO_COMMANDS = "takes no commands; it needs trace(control=Control(socket=True)) o
 
 
 def ask_process(pid: int, command: Command, timeout: float) -> list[Answer]:
-    """Sends a command to each profiler of a process that accepts commands, and returns their answers.
-
-    Args:
-        pid: of the process.
-        command: the command.
-        timeout: seconds to wait for the answers.
+    """Sends a command to each profiler of a process that accepts commands, and returns their answers, within `timeout` seconds.
 
     Raises:
         ControlError: if there is no such process, or it accepts no commands, belongs to another user, or does not answer.

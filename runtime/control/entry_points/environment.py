@@ -113,21 +113,13 @@ Default = TypeVar("Default", bound=str | os.PathLike[str] | None)
 
 
 def directory_from_environment(default: Default) -> Default | str:
-    """Returns the directory for the runs of a front door: that of the variable, else the default.
-
-    Raises:
-        ControlError: as `options_from_environment`.
-    """
+    """Returns the directory for the runs of a front door: that of the variable, else the default."""
     found = options_from_environment()
     return default if found is None or found.output_dir is None else found.output_dir
 
 
 def options_in_effect(options: Options) -> Options:
-    """Returns the options of a program with the fields of the variable.
-
-    Raises:
-        ControlError: as `options_from_environment`.
-    """
+    """Returns the options of a program with the fields of the variable. Raises as `options_from_environment`."""
     found = options_from_environment()
     return options if found is None else found.changed(options)
 
@@ -152,12 +144,8 @@ def with_signals(options: Options) -> Options:
 
 
 def run_directory(base: str, name: str) -> Path:
-    """Returns the directory of the next run of this process: `base` for the first, and directories in it for others.
-
-    Args:
-        base: directory of the variable.
-        name: of the run, usable as a file name.
-    """
+    """Returns the directory of the next run of this process: `base` for the first, and directories in it, with the run's name,
+    for others."""
     with _assigning:
         path, number = Path(base), 1
         while path in _assigned:

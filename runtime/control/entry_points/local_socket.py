@@ -12,10 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.loop_threads.loop_thread import JOIN_S, LoopThread
 from stepscope.runtime.requests.command import MAX_BYTES, Answer, Command
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.one_shot import OneShot
@@ -34,17 +34,21 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class LocalSocket:
-    """The socket of the process. It answers a line with a command by a line with the answers of all profilers."""
+    """The socket of the process, on a thread with a loop. It answers a line with a command by a line with the answers of all
+    profilers.
+
+    Raises:
+        RuntimeError: if the system gives no further thread.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
         self._ready: OneShot[None] = OneShot()
         self._handlers: list[Handler] = []
-        self._loop = control_loop.acquire()
-        self._served = self._loop.start(self._serve, "control socket")
         self._connections = 0
         self.problem = ""
         """Why it accepts no commands; empty if it does."""
+        self._thread = LoopThread("stepscope socket", self._serve, self._failed)
 
     @classmethod
     def listen(cls, directory: Path, handler: Handler) -> LocalSocket:
@@ -54,8 +58,7 @@ class LocalSocket:
             if found is None:
                 found = _sockets[directory] = cls(directory)
             found._handlers.append(handler)
-        if not found._loop.here:
-            found._ready.wait(ANSWER_TIMEOUT_S)
+        found._ready.wait(ANSWER_TIMEOUT_S)
         return found
 
     def remove_handler(self, handler: Handler) -> None:
@@ -66,17 +69,12 @@ class LocalSocket:
             if self._handlers or _sockets.get(self._path.parent) is not self:
                 return
             del _sockets[self._path.parent]
-        self._served()
-        control_loop.release(self._loop)
+        self._thread.cancel()
+        self._thread.join(JOIN_S)
 
     async def _serve(self) -> None:
         self._path.unlink(missing_ok=True)
-        try:
-            server = await asyncio.start_unix_server(self._client, self._path, limit=MAX_BYTES)
-        except OSError as error:
-            self.problem = f"no commands are taken at {self._path}: {error}"
-            self._ready.set_result(None)
-            return
+        server = await asyncio.start_unix_server(self._client, self._path, limit=MAX_BYTES)
         made = self._path.lstat().st_ino
         try:
             self._path.chmod(0o600)
@@ -87,6 +85,10 @@ class LocalSocket:
             with contextlib.suppress(FileNotFoundError):
                 if self._path.lstat().st_ino == made:  # not if a later socket replaced it
                     self._path.unlink()
+
+    def _failed(self, error: BaseException) -> None:
+        self.problem = f"no commands are taken at {self._path}: {error}"
+        self._ready.set_result(None)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1

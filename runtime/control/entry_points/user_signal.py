@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Callable
@@ -10,8 +9,6 @@ from types import FrameType
 from typing import Any
 
 from stepscope.runtime.threads.native_threads import on_main_thread
-
-log = logging.getLogger("stepscope")
 
 _calls: list[Callable[[], object]] = []
 _owner = 0
@@ -21,11 +18,7 @@ _before: Any = signal.SIG_DFL
 
 def watch(call: Callable[[], object]) -> str:
     """Registers a function for SIGUSR2. It is called on the main thread, at any point of the program: it must neither wait nor
-    acquire locks.
-
-    Returns:
-        The reason if it cannot be registered: this is not the main thread, or the program has its own handler. Else empty.
-    """
+    acquire locks. Returns the reason if it cannot be registered, else an empty text."""
     global _owner, _before
     if not on_main_thread():
         return "SIGUSR2 arms nothing: the profiler was not started on the main thread"

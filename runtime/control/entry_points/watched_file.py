@@ -1,17 +1,22 @@
-"""A watched file: its latest valid content, decoded."""
+"""A watched file: its latest valid content, decoded, and the status file next to it."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from stepscope.runtime.accounting.error_log import error_text
-from stepscope.runtime.control.entry_points.status_file import StatusFile
+from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.file_reading import Reading, create_once, read_bounded
 from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.files.private_files import replace_private
+from stepscope.runtime.requests.armed import ArmedStatus
 
 T = TypeVar("T")
 
@@ -21,6 +26,41 @@ LIMIT = 1 << 20
 """Size limit in bytes; a larger file is not read."""
 RETRY_S = 0.25
 """Seconds for which invalid content must stay the same until it is reported: it may be half written."""
+SHOWN = 8
+"""Number of windows in the status file, the latest."""
+
+
+class StatusFile:
+    """An object of facts in a JSON file, which each change replaces in one step.
+
+    If the file cannot be written, that is logged once.
+    """
+
+    def __init__(self, path: Path, *, enabled: bool) -> None:
+        self.path = path
+        self.enabled = enabled
+        self._facts: dict[str, Any] = {}
+        self._failed = False
+
+    def put(self, **facts: Any) -> None:
+        """Changes facts, and removes those that are `None`."""
+        changed = {**self._facts, **facts}
+        self._facts = {name: value for name, value in changed.items() if value is not None}
+        if not self.enabled:
+            return
+        facts = {**self._facts, "pid": os.getpid(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        try:
+            replace_private(self.path, msgspec.json.format(json_bytes(facts), indent=2) + b"\n")
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                log.warning("%s cannot be written: %s", self.path, error)
+
+    def put_windows(self, windows: Sequence[ArmedStatus]) -> None:
+        """Writes the states of windows, if they have changed."""
+        latest = list(windows[-SHOWN:])
+        if latest != self._facts.get("windows", []):
+            self.put(windows=latest)
 
 
 class WatchedFile(Generic[T]):
@@ -41,9 +81,8 @@ class WatchedFile(Generic[T]):
     ) -> None:
         """
         Args:
-            path: of the file; it need not exist.
-            decode: decodes the content. If it raises, the content is invalid; `line` and `column` of the exception are its
-                place.
+            path: need not exist.
+            decode: if it raises, the content is invalid; `line` and `column` of the exception are its place.
             default: content of a file that `create` makes; in a job one rank does it.
             on_change: called with each new value. Its exceptions are logged, and written into the status file.
             status: whether to write the status file; in a job one rank does it.
@@ -73,11 +112,8 @@ class WatchedFile(Generic[T]):
             create_once(self.path, self._default)
 
     def look(self) -> bool:
-        """Reads the file once. Reports invalid content only if it was the same for `RETRY_S` seconds. Never raises.
-
-        Returns:
-            Whether to look again soon, because the content may be half written.
-        """
+        """Reads the file once. Reports invalid content only if it was the same for `RETRY_S` seconds. Never raises. Returns
+        whether to look again soon, because the content may be half written."""
         reading = read_bounded(self.path, LIMIT)
         if reading.content is None:
             if reading.missing:
@@ -93,19 +129,15 @@ class WatchedFile(Generic[T]):
             line, column = getattr(error, "line", 0), getattr(error, "column", 0)
             return self._report(reading, str(error) or type(error).__name__, line, column)
         self._good, self.current = reading.digest, value
-        self._notify(value)
-        self._mark_valid()
-        self.status.put(state="ok", sha256=reading.digest)
-        return False
-
-    def _notify(self, value: T) -> None:
-        if self._on_change is None:
-            return
         try:
-            self._on_change(value)
+            if self._on_change is not None:
+                self._on_change(value)
         except Exception as error:
             log.error("what follows %s failed", self.path, exc_info=error)
             self.status.put(error=error_text(error))
+        self._mark_valid()
+        self.status.put(state="ok", sha256=reading.digest)
+        return False
 
     def _mark_valid(self) -> None:
         self._suspect = None

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import Block
-from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.arguments import got, real, whole
 from stepscope.runtime.settings.documented import Documented
-from stepscope.runtime.settings.numbers import real, whole
 
 
 class StepTimes(Documented, frozen=True):

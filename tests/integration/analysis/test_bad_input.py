@@ -31,7 +31,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.observers import queue_lengths
+from stepscope.runtime.observers import task_runs
 from stepscope.runtime.windows.window import Window
 from tests.support.basics import html_of
 from tests.support.commands import stepscope
@@ -212,7 +212,7 @@ NAMES = (
 )  # fmt: skip
 CATEGORIES = (
     "", "cpu_op", "step", "gc", "task run", "loop callback", "task", "forced write", "loader", "thread cpu", "processor demand",
-    queue_lengths.CATEGORY, "step signal", "stack sample", "kernel", "cuda_runtime", "gpu_memcpy", "python_function",
+    task_runs.QUEUES, "step signal", "stack sample", "kernel", "cuda_runtime", "gpu_memcpy", "python_function",
     "checkpoint", "user_annotation", "data",
 )  # fmt: skip
 VALUES = (0.0, 1.0, -5.0, 1e308, float("nan"), float("inf"), float("-inf"))

@@ -78,16 +78,6 @@ async def test_closed_by_who_iterates() -> None:
     check_nothing_is_left(log)
 
 
-async def test_closed_in_another_task() -> None:
-    """The span ends, apart from the others if it does not nest."""
-    items = stream()
-    with recording() as log:
-        await asyncio.create_task(first_of(items))
-        await asyncio.create_task(close(items))
-        await run_after(log)
-    check_nothing_is_left(log)
-
-
 async def test_closed_in_another_task_while_the_first_goes_on() -> None:
     """The task that holds it is suspended in a span of its own meanwhile."""
     items = stream()

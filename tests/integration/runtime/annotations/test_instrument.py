@@ -15,11 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.runtime.annotations.target_scanner import Patterns
 from stepscope.runtime.events.record import Flag
 from tests.support.basics import require
 from tests.support.instrumented import sample
@@ -164,16 +161,6 @@ def test_globs_choose() -> None:
             sc.instrument(sample, **wrong)
 
 
-@given(name=st.text(alphabet="ab_.*", min_size=1, max_size=12))
-def test_a_name_is_chosen_by_itself(name: str) -> None:
-    """Unless it is excluded; the default chooses all but names like `__this__`."""
-    last = name.rpartition(".")[2]
-    special = last.startswith("__") and last.endswith("__") and len(last) > 4
-    assert Patterns(name, ()).matches(name)
-    assert not Patterns(None, name).matches(name)
-    assert Patterns(None, ()).matches(name) is not special
-
-
 def test_doing_it_twice_changes_nothing() -> None:
     """What has a span keeps that one; the first handle takes it back, the second nothing."""
     with sc.instrument(sample) as first:
@@ -241,25 +228,6 @@ def test_a_class_that_keeps_its_attributes() -> None:
         assert not made.names
         (reason,) = made.refused.values()
         assert reason == "it cannot be replaced: fixed" and Kept().method() == 1
-
-
-def test_recursion() -> None:
-    """Each call is a span, also of functions that were made at run time."""
-    module = types.ModuleType("made")
-    exec("def deep(n):\n    return deep(n - 1) + 1 if n else 0", module.__dict__)
-    with sc.instrument(module), recording() as log:
-        assert module.deep(5) == 5
-    assert [row.name for row in log.spans] == ["made.deep"] * 6
-
-
-def test_the_standard_library() -> None:
-    """A module that was not made for this goes on to work."""
-    import textwrap
-
-    with sc.instrument(textwrap) as made, recording() as log:
-        assert textwrap.shorten("some words that are long", 12) == "some [...]"
-    assert "textwrap.TextWrapper.wrap" in made.names
-    assert {"textwrap.shorten", "textwrap.TextWrapper.wrap"} <= {row.name for row in log.spans}
 
 
 def test_a_model_and_its_layers() -> None:

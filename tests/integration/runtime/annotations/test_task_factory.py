@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Awaitable, Coroutine, Generator
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from types import CoroutineType
 from typing import Any
@@ -201,48 +202,6 @@ async def test_debug_mode() -> None:
     check_self_times(log.of(Kind.SPAN))
 
 
-async def test_a_factory_that_is_there_makes_the_tasks() -> None:
-    """It is given what can pass for the coroutine, and is put back afterwards."""
-    made: list[str] = []
-
-    def factory(loop: Any, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
-        assert inspect.iscoroutine(coroutine)
-        made.append(coroutine.__qualname__)
-        return asyncio.Task(coroutine, loop=loop, **options)
-
-    loop = asyncio.get_running_loop()
-    loop.set_task_factory(factory)
-    try:
-        with watching():
-            assert await asyncio.create_task(wait(5)) == 5
-            assert await asyncio.create_task(wait(6), context=_context()) == 6
-        assert loop.get_task_factory() is factory and made == ["wait", "wait"]
-    finally:
-        loop.set_task_factory(None)
-
-
-def _context() -> Any:
-    import contextvars
-
-    return contextvars.copy_context()
-
-
-async def test_a_factory_that_was_set_meanwhile_stays() -> None:
-    """It is given coroutines that are watched, and stays when nothing is recorded any more."""
-    loop = asyncio.get_running_loop()
-
-    def theirs(loop: Any, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
-        return asyncio.Task(coroutine, loop=loop, **options)
-
-    try:
-        with watching():
-            loop.set_task_factory(theirs)
-            assert watched(asyncio.create_task(wait(7)))
-        assert loop.get_task_factory() is theirs
-    finally:
-        loop.set_task_factory(None)
-
-
 async def test_who_replaced_the_loops_method() -> None:
     """Before us: it is put back. After us: it stays, and ours under it watches nothing any more."""
     loop: Any = asyncio.get_running_loop()
@@ -278,11 +237,12 @@ async def test_who_replaced_the_loops_method() -> None:
 
 @pytest.mark.parametrize("kind", ["none", "own", "eager"])
 def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
-    """Also while it is recorded: libraries look at it."""
+    """Also while it is recorded: libraries look at it. It is given what can pass for the coroutine, which is watched."""
     if kind == "eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks came with Python 3.12")
 
     def own(loop: Any, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
+        assert inspect.iscoroutine(coroutine)
         return asyncio.Task(coroutine, loop=loop, **options)
 
     factory: Any = {"none": None, "own": own, "eager": getattr(asyncio, "eager_task_factory", None)}[kind]
@@ -292,8 +252,10 @@ def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
         loop.set_task_factory(factory)
         with watching():
             assert loop.get_task_factory() is factory
-            assert await asyncio.create_task(wait(3)) == 3
-        assert loop.get_task_factory() is factory
+            assert await asyncio.create_task(wait(3), context=copy_context()) == 3
+            loop.set_task_factory(own)
+            assert watched(asyncio.create_task(wait(4)))
+        assert loop.get_task_factory() is own
 
     with asyncio.Runner(
         loop_factory=asyncio.SelectorEventLoop
@@ -336,25 +298,6 @@ def test_a_profiler_watches_while_it_is_open(loop_factory: Any, output_dir: Path
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
-
-
-async def test_tasks_that_the_loop_does_not_make() -> None:
-    """They are not watched: the time in which they are suspended counts as their own."""
-
-    class Special(asyncio.Task[Any]):
-        extra = 0
-
-    async def work() -> None:
-        with span("work"):
-            await asyncio.sleep(0)
-
-    with recording() as log:
-        special = Special(work(), loop=asyncio.get_running_loop())
-        special.extra = 1
-        await special
-    assert not watched(special)
-    work_row = log.span("work")
-    assert work_row.self_dur == work_row.dur and not log.events(Kind.SPAN, "suspended")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -32,8 +31,7 @@ from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, MARKS_ONLY, NO_OPERATORS
 from stepscope.runtime.schedule.schedule import never
 from stepscope.runtime.sources.sink import BackendReport, Sink
-from tests.support.basics import ROOT, require
-from tests.support.launch import run_to_end
+from tests.support.basics import require
 from tests.support.messages import refused
 
 QUICK = sc.Options(journal=False, drain_interval=0.01)
@@ -340,33 +338,3 @@ def test_by_the_file_the_socket_and_the_environment(output_dir: Path) -> None:
         assert answer.armed is not None and answer.armed.accepted
         work_until(profiler, partial(ended, memory, 4))
     assert [bool(spans(memory, number)) for number in range(4)] == [False, False, True, False]
-
-
-PROGRAM = """
-import sys
-import stepscope
-memory = stepscope.exporters.MemoryExporter()
-with stepscope.trace(exporters=[memory], output_dir=sys.argv[1], options=stepscope.Options(journal=False)) as profiler:
-    for _ in range(9):
-        with stepscope.span("work"):
-            pass
-        profiler.step()
-print(len(memory.windows), memory.names().count("work"))
-"""
-
-
-@pytest.mark.checklist("B6")
-@pytest.mark.parametrize(
-    ("detail", "said"),
-    [
-        ('{"every": 3}', "1 2"),
-        ('{"evry": 3}', "window.detail: unknown field 'evry'; did you mean 'every'?"),
-        ('{"every": -3}', "window.detail.every is -3: Expected `int` >= 0"),
-    ],
-)
-def test_in_the_environment(tmp_path: Path, detail: str, said: str) -> None:
-    """For the window that STEPSCOPE_OPTIONS asks for."""
-    options = f'{{"window": {{"start_step": 2, "steps": 6, "detail": {detail}}}}}'
-    variables = {**os.environ, "STEPSCOPE_OPTIONS": options, "PYTHONPATH": str(ROOT)}
-    ended = run_to_end([sys.executable, "-c", PROGRAM, str(tmp_path / "run")], environment=variables, cwd=tmp_path)
-    assert said in (ended.stdout + ended.stderr).splitlines()[-1]

@@ -24,7 +24,7 @@ from stepscope import Control
 from stepscope.cli.main import main
 from stepscope.control import WindowRequest
 from stepscope.exporters.stream import protocol
-from stepscope.runtime.control.file_requests import PLAN
+from stepscope.runtime.control.request_router import PLAN
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.steps.arming import MAX_WAITING

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.runtime.control.control_task import ControlTask
+from stepscope.runtime.control.control_thread import ControlThread
 from stepscope.runtime.control.entry_points.control_file import (
     ControlFile,
     decode_control_file,
@@ -70,9 +70,9 @@ def watched(path: Path, **more: Any) -> Generator[tuple[WatchedFile[ControlFile]
 
 
 @contextlib.contextmanager
-def watching(file: WatchedFile[Any], pause: float = 0.01) -> Generator[ControlTask]:
+def watching(file: WatchedFile[Any], pause: float = 0.01) -> Generator[ControlThread]:
     """The control thread reads the file every few milliseconds."""
-    task = ControlTask(WindowFollower("file", rank=0).arming, None, file, pause=pause)
+    task = ControlThread(WindowFollower("file", rank=0).arming, None, file, pause=pause)
     file.create()
     file.look()
     task.start()
@@ -361,15 +361,6 @@ def test_a_status_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.Log
         write(path, b"2")
         wait(lambda: file.current == b"2")
     assert len(said(caplog.records, ".status.json")) == 1
-
-
-def test_two_files_are_watched_by_one_thread(tmp_path: Path) -> None:
-    """It is a daemon, ends with the last of them, and is made anew when it is needed."""
-    for _ in range(2):
-        with watched(tmp_path / "a.json"), watched(tmp_path / "b.json"):
-            threads = [thread for thread in threading.enumerate() if thread.name == "stepscope control"]
-            assert len(threads) == 1 and threads[0].daemon
-        wait(lambda: not any(thread.name.startswith("stepscope control") for thread in threading.enumerate()))
 
 
 @pytest.mark.checklist("A20", "A26", "F9")

@@ -135,7 +135,7 @@ with sc.trace(output_dir="run"):
     with sc.span("work"):
         pass
     from stepscope.runtime.loop import drain_loop
-    print(drain_loop._shared.result().loop_name)
+    print(type(drain_loop._shared.result()._loop).__bases__[1].__module__.partition(".")[0])
 """
     assert run(script, tmp_path).stdout == "uvloop\n"
     assert run(script.replace("len(sys.argv) > 1", "True"), tmp_path).stdout == "asyncio\n"

@@ -32,7 +32,7 @@ ONES_OWN = (
     "is_awaited",
 )
 """Functions of a pipeline."""
-PASSING = ("_pass_on", "_relieve")
+PASSING = ("_pass_on", "_pace")
 """Functions of its backlog."""
 OF_ALL = ("_drain", "_drain_rings", "_handle_messages", "_route", "_wait", "_interval")
 """Functions of the loop."""

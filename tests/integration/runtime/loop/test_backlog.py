@@ -137,11 +137,11 @@ class Diary:
     def route_block(self, events: Block, args: bytes, found: Survey) -> None:
         self.said.append(f"{len(events)} events")
 
-    async def process(self, turn: DrainedTurn, pace: Callable[[], Awaitable[bool]]) -> None:
+    async def process(self, turn: DrainedTurn, part_events: int, pace: Callable[[], Awaitable[bool]]) -> None:
         """As a pipeline does it."""
         self.add_marks(join_blocks(turn.marks))
         while turn.blocks:
-            self.route_block(*turn.next_part(256))
+            self.route_block(*turn.next_part(part_events))
             if not await pace():
                 return
         self.set_watermark(turn.until)

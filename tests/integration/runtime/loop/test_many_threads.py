@@ -116,10 +116,10 @@ def test_threads_that_python_did_not_make() -> None:
 
 
 def test_daemon_threads_that_record_at_exit(tmp_path: Path) -> None:
-    """The program ends, and everything that its files say adds up."""
+    """Also in a loop's tasks: the program ends, and everything that its files say adds up."""
     run(
         """
-import threading, time
+import asyncio, threading, time
 import stepscope as sc
 profiler = sc.trace(output_dir="run")
 profiler.start()
@@ -127,8 +127,12 @@ def work():
     while True:
         with sc.span("outer"), sc.span("inner"):
             time.sleep(0)
-for _ in range(16):
-    threading.Thread(target=work, daemon=True).start()
+async def task():
+    while True:
+        with sc.span("task", text="text"):
+            await asyncio.sleep(0)
+for target in (*[work] * 15, lambda: asyncio.run(task())):
+    threading.Thread(target=target, daemon=True).start()
 time.sleep(0.1)
 """,
         tmp_path,

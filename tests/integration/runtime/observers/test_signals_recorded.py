@@ -29,7 +29,7 @@ from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.observers import loop_callbacks, processor_demand, queue_lengths
+from stepscope.runtime.observers import processor_demand, task_runs
 from stepscope.runtime.options import SIGNALS, Signal
 from stepscope.runtime.windows.step_facts import SIGNAL, Phase, StepFactsBuilder
 from stepscope.runtime.windows.step_facts import SIGNALS as READINGS
@@ -398,7 +398,7 @@ def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path:
     with traced(tmp_path, "tasks", "threads") as found:
         asyncio.run(main())
     assert queues.__init__ is before
-    rows = found.of(queue_lengths.CATEGORY)
+    rows = found.of(task_runs.QUEUES)
     assert rows and {row.value for row in rows} == {7.0}
     (name,) = {row.name for row in rows}
     assert name.startswith("test_lengths_of_queues_are_counted_by_the_place_where_each_is_made.<locals>.make (")
@@ -413,7 +413,7 @@ def test_tables_leave_out_what_is_recorded_all_the_time(tmp_path: Path) -> None:
         found.profiler.step()
         sc.counter("depth", 1.0, category="queue")  # the program's own
         sc.counter("loader queue", 1.0, category="loader")
-        sc.counter("main (a.py:1)", 1.0, category=queue_lengths.CATEGORY)
+        sc.counter("main (a.py:1)", 1.0, category=task_runs.QUEUES)
         time.sleep(1.1)
     table = found.profiler.summary()
     assert "loss" in table and "work" in table and "depth" in table
@@ -587,14 +587,14 @@ def test_long_callbacks_of_a_loop_are_spans_on_its_thread(tmp_path: Path) -> Non
             runner.run(main())
         track = _core.thread_track()
     assert handles._run is before
-    rows = found.of(loop_callbacks.CATEGORY)
+    rows = found.of(task_runs.CALLBACKS)
     assert sorted(row.name.rpartition("<locals>.")[2].partition(" (")[0] for row in rows) == [
         "Device.data_received",
         "fail",
         "tick",
     ]
     for row in rows:
-        assert row.track == track and row.dur >= loop_callbacks.LONG_NS
+        assert row.track == track and row.dur >= task_runs.LONG_NS
         assert f" ({__file__}:" in row.name
     assert [type(error) for error in said] == [LookupError]
 

@@ -136,25 +136,6 @@ with span("open", text="x" * 300):
     assert not files.notes
 
 
-def test_the_interpreter_ends_while_threads_record() -> None:
-    """Daemon threads that record until the last moment do no harm, in a loop's task or not."""
-    run_program("""
-        import asyncio
-        async def task():
-            while True:
-                with span("task", text="text"):
-                    await asyncio.sleep(0)
-        def work():
-            while True:
-                with span("work", number=1):
-                    instant("inside", text="text")
-        for target in (work, work, lambda: asyncio.run(task())):
-            threading.Thread(target=target, daemon=True).start()
-        while recorder.statistics().produced < 10_000:
-            recorder.drain()
-    """)
-
-
 def test_threads_may_outlive_the_recorder() -> None:
     """After it was closed nothing is recorded, and nothing is raised."""
     run_program("""

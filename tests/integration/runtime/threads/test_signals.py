@@ -90,23 +90,6 @@ os._exit(0)
     assert names(tmp_path / "again" / "journal")["later"] == 1
 
 
-def test_a_trace_that_another_thread_closed_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM is the system's again, though Python sets handlers on the main thread only; the next trace has it again."""
-    close = "thread = threading.Thread(target=profiler.close); thread.start(); thread.join()\n"
-    run(WORK + close + DEAF + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
-    (tmp_path / "again").mkdir()
-    again = "profiler = sc.trace(output_dir='run')\n" + WORK + "term(); time.sleep(60)"
-    run(
-        "profiler.output_dir\n".replace("profiler.output_dir", "profiler = sc.trace(output_dir='first')")
-        + WORK
-        + close
-        + again,
-        tmp_path / "again",
-        code=-signal.SIGTERM,
-    )
-    assert delivered(tmp_path / "again")
-
-
 def test_sigterm_that_the_main_thread_has_blocked(tmp_path: Path) -> None:
     """Another thread takes it; the process does not go on with its profilers closed."""
     run(

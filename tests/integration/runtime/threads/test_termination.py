@@ -191,20 +191,6 @@ term()
     )
 
 
-def test_a_thread_that_starts_a_profiler_sets_no_handler(tmp_path: Path) -> None:
-    """Python sets them on the main thread only; elsewhere starting works all the same."""
-    run(
-        """
-thread = threading.Thread(target=profiler.start)
-thread.start(), thread.join()
-assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-profiler.close()
-""",
-        tmp_path,
-        code=0,
-    )
-
-
 def test_a_forked_child_dies_at_once(tmp_path: Path) -> None:
     """Who terminates a worker does not wait for its parent's trace, and the parent's trace goes on."""
     run(

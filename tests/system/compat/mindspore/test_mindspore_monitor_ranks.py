@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.runtime.control.file_requests import PENDING
+from stepscope.runtime.control.request_router import PENDING
 from tests.support import mindspore_output as output
 from tests.support.control_jobs import Job, job, wait
 from tests.support.monitor_rank import MonitorSettings

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from stepscope.compat.mindspore.monitor.dynamic_monitor import Late, MonitorFile
 from stepscope.mindspore import DynamicProfilerArgs
-from stepscope.runtime.control.file_requests import FileRequests
 from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.steps.window_follower import WindowFollower
@@ -38,14 +37,15 @@ class Loop:
         self.refusals: list[str] = []
         self.windows = WindowFollower("dynamic profiler", rank=0)
         history = RequestHistory(Path("file"), shared=False)
-        router = RequestRouter(self.windows.arming, 0, None, history, self.refusals.append)
-        self._requests = FileRequests(self.windows.arming, router, history, withdraws_planned=True)
+        self._router = RequestRouter(
+            self.windows.arming, 0, None, history, self.refusals.append, withdraws_planned=True
+        )
         self._late: Late = late
         self.group = granularity
 
     def follow(self, config: DynamicProfilerArgs) -> None:
         """The file says this now."""
-        self._requests.follow(MonitorFile(config, self._late, self.group))
+        self._router.follow(MonitorFile(config, self._late, self.group))
 
 
 def run(

@@ -15,9 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.control import WindowRequest
-from stepscope.runtime.control.agreement import plans
-from stepscope.runtime.control.agreement.job_directory import Current, JobDirectory
-from stepscope.runtime.control.agreement.plans import MAX_RECORD_BYTES, Plan, Plans, Request
+from stepscope.runtime.control.agreement import job_directory
+from stepscope.runtime.control.agreement.job_directory import (
+    MAX_RECORD_BYTES,
+    Current,
+    JobDirectory,
+    Plan,
+    Plans,
+    Request,
+)
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from tests.support.agreeing import Rank, finish, job
 
@@ -299,7 +305,7 @@ def test_a_directory_that_cannot_be_written(code: int, monkeypatch: pytest.Monke
         go_on(ranks, lambda: ranks[1].agreement.directory, 1)
         for rank in ranks:
             with monkeypatch.context() as patch:
-                patch.setattr(plans, "create_once", fails)
+                patch.setattr(job_directory, "create_once", fails)
                 rank.agreement.ask(WindowRequest(start_step=3000, steps=1, run_id="no"), "socket")
                 go_on(ranks, lambda: rank.outcomes)  # noqa: B023
             assert os.strerror(code) in rank.outcomes[0].reason

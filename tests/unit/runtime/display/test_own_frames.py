@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.runtime.display.code_places import is_own, of_the_program
-from stepscope.runtime.display.warning import warn
+from stepscope.runtime.display.code_places import is_own, of_the_program, warn
 
 
 class Looking:

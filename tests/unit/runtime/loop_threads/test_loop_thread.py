@@ -10,8 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from stepscope.runtime.loop_threads.loop_thread import MAX_WORKERS, DaemonExecutor, LoopThread
-from stepscope.runtime.loop_threads.own_threads import is_own
+from stepscope.runtime.loop_threads.loop_thread import MAX_WORKERS, DaemonExecutor, LoopThread, is_own
 from stepscope.runtime.threads.native_threads import Thread
 from tests.support.basics import ROOT, poll
 from tests.support.launch import run_to_end
