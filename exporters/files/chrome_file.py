@@ -18,7 +18,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.events.intervals import FOREVER
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 
 Dialect: TypeAlias = Literal["kineto", "tensorboard", "mxnet"]
 """`kineto`: categories as torch names them today, for Perfetto and HTA. `tensorboard`: as torch-tb-profiler knows them. `mxnet`: as

@@ -14,7 +14,7 @@ from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import Block, Flag
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 from stepscope.runtime.windows.window import Window
 
 SLICE = 8192

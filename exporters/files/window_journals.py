@@ -15,8 +15,7 @@ from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.files.private_files import refuse_link
 from stepscope.runtime.flight.saved import window_name
-from stepscope.runtime.session.note import WINDOWS
-from stepscope.runtime.session.trace_note import note_nothing
+from stepscope.runtime.session.note import WINDOWS, note_nothing
 from stepscope.runtime.windows.window import FLIGHT
 
 

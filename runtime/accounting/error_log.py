@@ -153,11 +153,8 @@ class InternalErrors:
         self._logged: set[type[Exception]] = set()
 
     def record(self, where: str, error: Exception) -> None:
-        """Counts an error, retains it if it is among the first, and logs the first of each type.
-
-        Args:
-            where: the function in which it was raised.
-            error: the exception. Its frames are cleared, as they may retain many events.
+        """Counts an error, retains it if it is among the first, and logs the first of each type. Clears its frames, as they may retain many
+        events.
         """
         self.log(where, error)
         self.note(where, error)

@@ -55,20 +55,12 @@ def first_names(names: Iterable[str]) -> list[str]:
 
 
 def segment_paths(first: Path) -> list[Path]:
-    """Existing files with the name of a segment of this journal, in their order.
-
-    Raises:
-        OSError: if the directory cannot be read.
-    """
+    """Existing files with the name of a segment of this journal, in their order."""
     return [segment_path(first, number) for number in segment_numbers(first)]
 
 
 def segment_numbers(first: Path) -> list[int]:
-    """The numbers of these files, in their order.
-
-    Raises:
-        OSError: if the directory cannot be read.
-    """
+    """The numbers of these files, in their order."""
     name, begin = first.name, len(first.name) + 1
     names = os.listdir(first.parent)
     later = (other[begin:] for other in names if other[: begin - 1] == name and other[begin - 1 : begin] == ".")
@@ -86,11 +78,6 @@ def first_file(path: Path) -> Path:
 def exists(path: Path) -> bool:
     """Whether there is a file or directory of this name, or a journal whose first segment had this name."""
     return first_file(path).exists()
-
-
-def has_later(first: Path) -> bool:
-    """Whether any file has the name of a later segment of this journal."""
-    return first.parent.is_dir() and any(segment_numbers(first)[-1:])
 
 
 def journal_of(path: Path) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -10,8 +12,8 @@ from contextlib import ExitStack
 import msgspec
 
 from stepscope.runtime.events import clock
-from stepscope.runtime.export.metadata import Metadata
-from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.run import Metadata, Run
+from stepscope.runtime.files.paths import readable
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Message
 from stepscope.runtime.journal.writer import JournalWriter
@@ -20,6 +22,7 @@ from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import Pipeline, PipelineSteps, RunSetup
 from stepscope.runtime.recording.recorder import Recorder, RecorderAccounts, recorder
 from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.session.job import job_from_environment, this_host
 
 log = logging.getLogger("stepscope")
 
@@ -73,14 +76,19 @@ def open_run(
         anchor = clock.ClockAnchor.read()
         clock.wall_clock.look(anchor)
         writers = (getattr(exporter, "writer", None) for exporter in setup.exporters)
-        run = Run.here(
-            name=facts.name,
+        run = Run(
+            name=readable(facts.name),
             output_dir=output.path,
+            pid=os.getpid(),
+            host=this_host(),
             rank=facts.rank,
             world_size=facts.world_size,
             anchor=anchor,
             metadata=facts.metadata.snapshot,
             note_output=output.note_output,
+            job=job_from_environment(),
+            clock=clock.identity(),
+            id=secrets.token_hex(16),
             control=control,
             journal=next((writer for writer in writers if isinstance(writer, JournalWriter)), None),
         )

@@ -58,11 +58,9 @@ class _Header(NamedTuple):
 
 
 def read_ring(file: int, number: int, counted: int, *, released: bool = True) -> RingContent:
-    """Reads a ring. Every count is checked against the file.
+    """Reads a ring from a descriptor. Every count is checked against the file.
 
     Args:
-        file: descriptor of the file.
-        number: number of the ring.
         counted: serial number below which lost events are counted elsewhere, such as in the journal.
         released: whether to read all released slots that were not overwritten, not only the latest.
 

@@ -21,7 +21,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import STEPS, directory_from_environment
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.export.run import Metadata
 from stepscope.runtime.report.run_report import RunReport
 from stepscope.runtime.schedule.schedule import ScheduleFunction
 from stepscope.runtime.settings.arguments import got

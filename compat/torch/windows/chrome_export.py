@@ -16,7 +16,7 @@ from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 
 
 class _TorchTrace(ChromeTraceExporter):

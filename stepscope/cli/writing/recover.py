@@ -16,8 +16,8 @@ from stepscope.cli.common.progress import Progress
 from stepscope.cli.writing.traces import is_trace, refuse_trace, rewrite_traces
 from stepscope.runtime.errors import INCOMPLETE, FormatError, OutputError, ProfilerStateError, RecoveredError
 from stepscope.runtime.journal import segments
+from stepscope.runtime.recovery.journals import being_written, unfinished
 from stepscope.runtime.recovery.recover import Recovery, recover
-from stepscope.runtime.recovery.target import being_written, unfinished
 from stepscope.runtime.session.note import is_note
 
 DESCRIPTION = """\

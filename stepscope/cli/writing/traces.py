@@ -13,8 +13,7 @@ from stepscope.exporters.files.rewriting import rewrite_trace
 from stepscope.exporters.files.rotation import PART
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.recovery.recover import Recovery
-from stepscope.runtime.session.note import notes_in
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote, notes_in
 
 _ENDINGS = (".json", ".pftrace")
 

@@ -11,9 +11,8 @@ import pytest
 from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
-from stepscope.runtime.export.exporter import DeliveryResult, SupportsDeferredAck, SupportsUnsentFiles
-from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS
+from stepscope.runtime.export.exporter import DeliveryResult, SupportsDeferredAck, SupportsUnsentFiles, UnsentFiles
+from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS, counted, remedy
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from tests.support.basics import poll
 from tests.support.exporter_workers import batch, closed, ledger_of, run_facts, running
