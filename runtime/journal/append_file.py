@@ -24,17 +24,11 @@ _MAX_NAMES = 1000
 class AppendFile:
     """A file, readable by this user only, to which pieces are appended. One thread at a time may use it.
 
-    A new file is locked while it is open, so that other processes know that it is being written (`file_lock.lock`).
+    A new file is locked while it is open, so that other processes know that it is being written (`file_lock.lock`). If a file of this
+    name exists, a new one gets `-2`, `-3`, ... before the suffix. With a segment, that one is continued, and cut at `size`, the
+    size of the journal in bytes.
 
     A write that returns has reached the kernel. A write that fails raises `OutputError` and does not change the file.
-
-    Args:
-        path: its path, in an existing directory. If a file of this name exists, a new one gets `-2`, `-3`, ... before the suffix.
-        segment: continue this existing segment of the journal, which is cut at `size`.
-        size: size of the journal, in bytes.
-
-    Raises:
-        OutputError: if it cannot be created or opened.
     """
 
     def __init__(self, path: Path, segment: Segment | None = None, size: int = 0) -> None:

@@ -100,11 +100,6 @@ class FrameReader:
         self.resume(self._first_number, self.files.begin)
 
     @property
-    def at_beginning(self) -> bool:
-        """Whether the next frame is the first."""
-        return self._at == self.files.begin
-
-    @property
     def sync_word(self) -> bytes | None:
         """The sync word of the file's frames, if known."""
         return self._sync

@@ -204,7 +204,8 @@ class JournalReader:
             header = found[0]
             return (window is not None and header.window != window) or (wanted is not None and not wanted(header))
 
-        stop = None if window is None or not self.frames.at_beginning else self._go_to_window(window)
+        begun = self.frames.position[1] > self.frames.files.begin
+        stop = None if window is None or begun else self._go_to_window(window)
         passed = None if window is None and wanted is None else skipped
         while stop is None or self.frames.position[1] < stop:
             frame = self.frames.next(passed)

@@ -97,13 +97,8 @@ class SegmentFiles:
     """The segments of a journal as one file, which may grow.
 
     A position counts the bytes of the first segment, and those of the frames of later ones. A file that was deleted, or is too
-    short, has no bytes there.
-
-    Args:
-        path: the first segment, which may have been deleted; or a later one, which is read alone.
-        follow: whether to follow a link.
-        alone: read the first segment alone, too.
-        since: number of the first segment to read; 0: the first that exists.
+    short, has no bytes there. The path is that of the first segment, which may have been deleted; a later one is read alone. With
+    `alone`, so is the first one; `since` is the number of the first segment to read, 0 = the first that exists.
 
     Raises:
         OSError: if there is no such file, or it cannot be opened.

@@ -197,7 +197,7 @@ class JournalWriter:
         self._pending.append(header)
         self._pending_bytes = len(header)
         self._run = records.encode_record(records.run_record(run, time.time_ns()))
-        self._frame(fmt.FrameType.RUN, [self._run])
+        self._frame(fmt.FrameType.RUN, self._run)
         self._commit(self._fsync != "never")
         self._segment_end = self._segment_bytes
         self._index = IndexBuilder()
@@ -218,8 +218,7 @@ class JournalWriter:
             segment: its last file.
             sync: sync word of its frames.
             end: number and position of the next frame.
-            events: number of events in these frames.
-            windows: number of closed windows in these frames.
+            events, windows: numbers of events and closed windows before it.
             index: continues the index of these frames.
         """
         with self._lock:
@@ -440,7 +439,7 @@ class JournalWriter:
         payload = records.encode_record(record)
         if len(payload) > fmt.MAX_PAYLOAD:
             return False
-        self._frame(kind, [payload])
+        self._frame(kind, payload)
         if not self._fits(_END_BYTES):
             self._discard()
             return False
@@ -471,7 +470,7 @@ class JournalWriter:
         position = self._end
         payload = records.encode_record(index.record(outlines))
         if len(payload) <= fmt.MAX_PAYLOAD:
-            self._frame(fmt.FrameType.INDEX, [payload])
+            self._frame(fmt.FrameType.INDEX, payload)
         if len(payload) > fmt.MAX_PAYLOAD or not self._fits(reserve):
             self._discard()
             self._index = None
@@ -542,10 +541,10 @@ class JournalWriter:
             self._marked = self.dropped
 
     def _control(self, kind: fmt.FrameType, record: object) -> None:
-        self._frame(kind, [records.encode_record(record)])
+        self._frame(kind, records.encode_record(record))
 
-    def _frame(self, kind: fmt.FrameType, parts: list[fmt.Bytes], flags: int = 0) -> None:
-        frame = fmt.encode_frame(self._sync, kind, self._number + self._pending_frames, parts, flags)
+    def _frame(self, kind: fmt.FrameType, payload: bytes) -> None:
+        frame = fmt.encode_frame(self._sync, kind, self._number + self._pending_frames, [payload])
         self._pending += frame
         self._pending_bytes += sum(map(len, frame))
         self._pending_frames += 1

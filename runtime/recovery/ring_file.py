@@ -90,11 +90,6 @@ def read_ring(file: int, number: int, counted: int, *, released: bool = True) ->
     return _content(raw, first, number, ring, counted)
 
 
-def is_begun(file: int) -> bool:
-    """Whether the file was made a ring: its magic, which is written last, is there, or what was written over it."""
-    return any(os.pread(file, len(_MAGIC), 0))
-
-
 def waiting_in(file: int) -> int:
     """Number of events that were not drained, including lost ones; 0 if the header is invalid."""
     head = os.pread(file, _HEADER, 0)

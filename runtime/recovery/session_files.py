@@ -26,7 +26,7 @@ from stepscope.runtime.events.record import Block, Flag, Kind, empty_block, join
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
-from stepscope.runtime.recovery.ring_file import RingContent, is_begun, read_ring, waiting_in, written
+from stepscope.runtime.recovery.ring_file import RingContent, read_ring, waiting_in, written
 from stepscope.runtime.session.directory import PART, is_session_of, remove_files
 
 MAX_PARTS = 1 << 16
@@ -170,8 +170,8 @@ class SessionFiles:
             try:
                 file = self._open(name)
                 try:
-                    if name == names[-1] and not is_begun(file):
-                        continue  # the process was killed while it made the ring
+                    if name == names[-1] and not any(os.pread(file, 8, 0)):
+                        continue  # the process was killed while it made the ring: the magic is written last
                     content = read_ring(file, number, (counted or {}).get(number, 0), released=released)
                 finally:
                     os.close(file)

@@ -70,9 +70,7 @@ def make_session(
     last: Path | None = None,
     again: Path | None = None,
 ) -> Path:
-    """Makes a private directory in the first usable place, in memory if possible.
-
-    It is in use (`in_use`) as long as this process lives.
+    """Makes a private directory in the first usable place, in memory if possible. It is in use (`in_use`) as long as this process lives.
 
     Args:
         options: the place, and settings for processes that join.

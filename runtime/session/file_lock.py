@@ -14,15 +14,11 @@ from pathlib import Path
 
 
 def lock(path: Path, *, alone: bool = False, write: bool = False) -> int:
-    """Locks a file or directory. Links are not followed.
-
-    Args:
-        path: an existing file or directory.
-        alone: acquire an exclusive lock, or raise.
-        write: open the file for writing, which network file systems need for an exclusive lock.
+    """Locks an existing file or directory. Links are not followed. With `alone` the lock is exclusive; network file systems need `write`
+    for that, which opens the file for writing.
 
     Returns:
-        A descriptor; closing it releases the lock. -1 if it cannot be locked and `alone` is false.
+        A descriptor; closing it releases the lock. -1 if it cannot be locked; with `alone` that raises `OSError`.
     """
     way = os.O_RDWR if write else os.O_RDONLY
     descriptor = os.open(path, way | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

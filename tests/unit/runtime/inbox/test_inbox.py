@@ -62,15 +62,6 @@ def test_close_gives_back_what_was_put_and_refuses_more() -> None:
         inbox.put(2)
 
 
-def test_each_put_wakes_the_consumer() -> None:
-    """The consumer never sleeps on a full inbox."""
-    wakes: list[None] = []
-    inbox: Inbox[int] = Inbox(10, lambda: wakes.append(None))
-    inbox.put(1)
-    inbox.put(2)
-    assert len(wakes) == 2
-
-
 def test_what_may_wait_wakes_the_consumer_later() -> None:
     """Begins and ends of windows are looked at together."""
     wakes: list[str] = []
