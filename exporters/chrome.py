@@ -9,7 +9,7 @@ from typing import get_args
 from stepscope.exporters.files.chrome_file import ChromeFile, Dialect, Form, Layout
 from stepscope.exporters.files.trace_series import OnFull, TraceExporter
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 from stepscope.runtime.settings.validation import suggesting
 
 

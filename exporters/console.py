@@ -13,7 +13,7 @@ from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime.accounting.ledger import Ledger, losses
 from stepscope.runtime.display.text_table import human_count, human_time, printable
 from stepscope.runtime.events.record import Kind
-from stepscope.runtime.export.delivery_outcome import counted
+from stepscope.runtime.export.exporter_accounts import counted
 from stepscope.runtime.loop_threads.loop_thread import call_in_thread
 from stepscope.runtime.settings.arguments import got, number_argument
 from stepscope.runtime.windows.summary import SORT_KEYS

@@ -20,8 +20,7 @@ from stepscope.runtime.flight.saved import window_name
 from stepscope.runtime.journal.segments import SEGMENT_BYTES
 from stepscope.runtime.journal.writer import Fsync, JournalWriter, WhenFull
 from stepscope.runtime.options import Options
-from stepscope.runtime.session.note import WINDOWS
-from stepscope.runtime.session.trace_note import note_nothing
+from stepscope.runtime.session.note import WINDOWS, note_nothing
 from stepscope.runtime.settings.arguments import file_argument, number_argument
 from stepscope.runtime.windows.window import FLIGHT
 

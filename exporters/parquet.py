@@ -22,7 +22,7 @@ from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.files.private_files import make_directories
 from stepscope.runtime.lifecycle.shutdown_hooks import after_exit
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 from stepscope.runtime.settings.arguments import file_argument
 from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.window import Window

@@ -8,7 +8,7 @@ from pathlib import Path
 from stepscope.exporters.files.perfetto_file import PerfettoFile
 from stepscope.exporters.files.trace_series import OnFull, TraceExporter
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 from stepscope.runtime.settings.validation import suggesting
 
 

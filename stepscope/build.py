@@ -18,7 +18,7 @@ from stepscope.runtime import analysed
 from stepscope.runtime.control.entry_points.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.display.text_table import Column, human_time
-from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.export.run import Metadata
 from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.lifecycle import interpreter_exit as closing_at_exit

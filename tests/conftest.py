@@ -20,7 +20,6 @@ from hypothesis import settings
 from stepscope.runtime import _core
 from stepscope.runtime.annotations import tasks
 from stepscope.runtime.recording import recorder
-from stepscope.runtime.recovery.sweep import end_sweep
 from stepscope.runtime.session.directory import session_of
 from tests.support import disks, forked
 from tests.support.basics import heed_interrupts, missing
@@ -147,7 +146,6 @@ def no_thread_left() -> Iterator[None]:
     """Fails a test that leaves one of stepscope's threads running."""
     before = _our_threads()
     yield
-    end_sweep()  # of a session without a profiler, which nothing else ends while it has sessions of killed programs to look at
     ending = time.monotonic() + 30  # one that was cancelled may have its last lines to run, on a busy machine
     while (left := sorted(thread.name for thread in _our_threads() - before)) and time.monotonic() < ending:
         time.sleep(0.01)

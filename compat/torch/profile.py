@@ -31,7 +31,7 @@ from stepscope.runtime.display.code_places import warn
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.errors import ExporterError, ProfilerStateError
 from stepscope.runtime.events import clock
-from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.export.run import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action

@@ -24,7 +24,7 @@ from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults,
 from stepscope.exporters.files.output import whole_file
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.events import clock
-from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.export.run import Metadata
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.settings.validation import suggesting
 from stepscope.runtime.windows.window import Window

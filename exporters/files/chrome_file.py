@@ -18,7 +18,7 @@ from stepscope.runtime.events.named_tracks import NamedTracks
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.events.tracks import Track, TrackKind
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 
 DEVICES = 5_000_000
 """Devices are shown below processes: Kineto's sort index for them."""

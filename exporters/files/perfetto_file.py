@@ -16,7 +16,7 @@ from stepscope.runtime.events.clock import WALL_STEP_NS
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 
 SAYING = 2
 """Packet sequence of notes about the run and its windows. The encoder uses others, with 1 for descriptors."""

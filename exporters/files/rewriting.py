@@ -20,8 +20,8 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
-from stepscope.runtime.recovery.target import is_own_file
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.recovery.journals import is_own_file
+from stepscope.runtime.session.note import TraceNote
 
 _EXPORTERS: dict[str, Callable[..., Exporter]] = {
     "chrome": ChromeTraceExporter,

@@ -17,7 +17,7 @@ from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import Block, Flag
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 from stepscope.runtime.windows.window import Window
 
 _encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=msgspec.structs.asdict)

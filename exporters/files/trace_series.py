@@ -19,7 +19,7 @@ from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 from stepscope.runtime.settings.arguments import file_argument, number_argument, switch_argument
 from stepscope.runtime.windows.window import Window
 

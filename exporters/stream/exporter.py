@@ -28,15 +28,13 @@ from stepscope.exporters.stream.transport import Feed, LinkSettings, LinkStatist
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.events.clock import ClockSync
-from stepscope.runtime.export.delivery_outcome import UnsentFiles
-from stepscope.runtime.export.exporter import DeliveryResult
+from stepscope.runtime.export.exporter import DeliveryResult, UnsentFiles
 from stepscope.runtime.export.run import LiveJournal, refuse_another_run
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.requests.command import VERSION as CONTROL
 from stepscope.runtime.requests.command import Answer, Command
-from stepscope.runtime.session.note import BUFFER_DIRECTORY
-from stepscope.runtime.session.trace_note import note_nothing
+from stepscope.runtime.session.note import BUFFER_DIRECTORY, note_nothing
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import suggesting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
 from collections.abc import Callable, Iterator
@@ -68,22 +69,18 @@ class ErrorLog(Generic[E]):
         return any(retained.error is error for retained in list(self.retained))
 
     def record(self, where: str, error: E, by: str = "", text: str = "") -> bool:
-        """Counts an exception, and retains it if it is among the first.
+        """Counts an exception of the method `where`, and retains it if it is among the first, with a note on who raised it. Returns whether it is
+        the first.
 
-        Args:
-            where: the method that raised it.
-            error: the exception.
-            by: name of the part that raised it, for a note on the exception; empty for no note.
-            text: text of the exception if it is known already; else `__str__` is called if the exception is retained.
-
-        Returns:
-            Whether it is the first.
+        Its text is made only if it is retained and not known already: `__str__` may be the program's code.
         """
         linked = list(_linked(error, contexts=self._contexts))
         new = not self.retains(error) and len(self.retained) < self._limit
         if new:  # without the lock: `__str__` and `add_note` may be the program's code
             text = text or error_text(error)
-            text = _noted(error, f"raised by {by} in {where}()", text) if by else text
+            if by:
+                with contextlib.suppress(Exception):  # a class may accept no notes
+                    error.add_note(f"raised by {by} in {where}()")
         with self._lock:
             if new and not self.retains(error) and len(self.retained) < self._limit:
                 for one in linked:
@@ -101,15 +98,6 @@ class ErrorLog(Generic[E]):
         """Like `record`, and writes the first exception to the log."""
         if self.record(where, error, by, text):
             log.error("%s failed in %s", by, self.first)
-
-
-def _noted(error: BaseException, note: str, text: str) -> str:
-    """Adds a note to an exception. Returns its text, with the note in it if the exception accepts none."""
-    try:
-        error.add_note(note)
-    except Exception:
-        return f"{text} ({note})"
-    return text
 
 
 def _linked(error: BaseException, *, contexts: bool) -> Iterator[BaseException]:
@@ -153,11 +141,8 @@ class InternalErrors:
         self._logged: set[type[Exception]] = set()
 
     def record(self, where: str, error: Exception) -> None:
-        """Counts an error, retains it if it is among the first, and logs the first of each type.
-
-        Args:
-            where: the function in which it was raised.
-            error: the exception. Its frames are cleared, as they may retain many events.
+        """Counts an error, retains it if it is among the first, and logs the first of each type. Clears its frames, as they may retain many
+        events.
         """
         self.log(where, error)
         self.note(where, error)

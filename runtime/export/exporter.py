@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.delivery_outcome import UnsentFiles
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 
@@ -159,6 +158,17 @@ class SupportsCounts(Protocol):
     """
 
     needs_events: bool
+
+
+class UnsentFiles(msgspec.Struct, frozen=True):
+    """Files of an exporter with events that the other end has not confirmed."""
+
+    place: str
+    """The directory."""
+    why: str
+    """Why they were not confirmed."""
+    command: str
+    """Command that sends them."""
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import islice, zip_longest
 from typing import Any
 
 import anyio
@@ -17,7 +18,6 @@ from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch, cut_block, empty_block
-from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
 from stepscope.runtime.export.exporter import (
     Counting,
     Exporter,
@@ -28,9 +28,9 @@ from stepscope.runtime.export.exporter import (
     SupportsEarlyClose,
     SupportsGroupedWrites,
     SupportsUnsentFiles,
+    UnsentFiles,
 )
-from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS, Accounts
-from stepscope.runtime.export.exporter_statistics import ExporterStatistics
+from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS, Accounts, ExporterStatistics, counted, remedy
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop_threads.condition import LoopCondition
@@ -64,13 +64,6 @@ class WindowDiscarded(msgspec.Struct, frozen=True):
     """Delete a closed window."""
 
     index: int
-
-
-class _Exported(msgspec.Struct, frozen=True):
-    """The window and number of events of an exported batch, without the events."""
-
-    window: int
-    events: int
 
 
 Item = EventBatch | WindowClosed | WindowDiscarded
@@ -115,7 +108,9 @@ class ExporterWorker:
         self._outputs = outputs
         self._queue: deque[Item] = deque()
         self._batch: deque[Item] = deque()
-        """Items that have left the queue and that the exporter has not handled. The first one is the current one."""
+        """Items that have left the queue, and that the exporter may not have written."""
+        self._exported: list[int] = []
+        """How many events of each item of the batch were exported, for those that the exporter has handled."""
         self._work = LoopCondition()
         self._progress = LoopCondition()
         self._lock = locks.reentrant()
@@ -128,12 +123,14 @@ class ExporterWorker:
         """Time in calls so far, and when the call in progress began; `None` between two calls."""
         self._unreadable = bool(getattr(exporter, "whole_or_nothing", False))
         """Whether the output can be read only after the exporter is closed."""
-        self._closing = self._refused = self._idle = self._stuck = False
+        self._closing = self._refused = self._idle = False
         self._late = ""
         """The method that was running at the deadline for closing."""
         self._abandoned = ""
         """Why all further events are dropped; empty while the exporter gets events."""
-        self._bytes = self._peak = self._batches = self._handled = 0
+        self._bytes = self._peak = self._handled = 0
+        self._active_ns = 0
+        """When a call began or ended, or an empty queue got an item."""
         self._accounts = Accounts()
         self._unsent_files: UnsentFiles | None = None
         self._cap_seen = 0
@@ -141,8 +138,6 @@ class ExporterWorker:
         """Events in the exporter's files before the current batch."""
         self._grouped = exporter if isinstance(exporter, SupportsGroupedWrites) else None
         self._in_group = False
-        self._group: list[_Exported | WindowClosed] = []
-        """Handled items that the exporter may not have written yet."""
         self._is_programs = is_programs(exporter)
         self._counts = exporter if isinstance(exporter, SupportsCounts) else None
         self._counting = exporter if isinstance(exporter, Counting) else None
@@ -150,7 +145,6 @@ class ExporterWorker:
         self._unsent = exporter if isinstance(exporter, SupportsUnsentFiles) else None
         self._reports = any(each is not None for each in (self._counting, self._deferred, self._unsent))
         """Whether the exporter reports results after its calls."""
-        self._batches_seen = (0, 0)
         self._windows_queued = self._windows_closed = 0
         self._latest = -1
         """Index of the latest window, skipped or not."""
@@ -159,11 +153,7 @@ class ExporterWorker:
         self._skipped_windows = self._skipped_reported = 0
 
     def start(self, enter: Callable[[], object] = lambda: None) -> None:
-        """Starts the exporter's thread. If that fails, it counts as a failed `open`.
-
-        Args:
-            enter: called there first, to set the context variables of the exporter.
-        """
+        """Starts the exporter's thread, where `enter` is called first. If that fails, it counts as a failed `open`."""
 
         async def run() -> None:
             enter()
@@ -197,6 +187,8 @@ class ExporterWorker:
         self._work.notify_all()
 
     def _append(self, item: Item, size: int = 0) -> None:
+        if not self._queue:
+            self._active_ns = clock.now()
         self._bytes += size
         self._peak = max(self._peak, self._bytes)
         self._queue.append(item)
@@ -272,29 +264,16 @@ class ExporterWorker:
         """Number of ended windows that the exporter has not closed yet."""
         return self._windows_queued - self._windows_closed
 
-    def behind(self) -> bool:
-        """Whether more than half of its queue is full while it makes progress, so that events without urgency should wait."""
-        now = clock.now()
-        full = self._bytes > self._max // 2
-        if not full or self._batches != self._batches_seen[0]:
-            self._batches_seen = (self._batches, now)
-        return full and now - self._batches_seen[1] < SLOW_EXPORTER_TIMEOUT_S * 1e9
-
     def half_full(self) -> bool:
         """Whether more than half of its queue is full, and it makes progress."""
-        return self._bytes > self._max // 2 and not self._stuck
+        return self._bytes > self._max // 2 and clock.now() - self._active_ns < SLOW_EXPORTER_TIMEOUT_S * 1e9
 
     async def wait_below_half(self) -> None:
-        """Waits while more than half of the queue is full and the exporter makes progress, so that a burst loses no events.
-
-        After `SLOW_EXPORTER_TIMEOUT_S` seconds without progress, it does not wait again until there is progress, so that other exporters are not
-        delayed.
-        """
+        """Waits while more than half of the queue is full and the exporter makes progress, so that a burst loses no events."""
         while self.half_full():
             handled = self._handled
-            with anyio.move_on_after(SLOW_EXPORTER_TIMEOUT_S) as waited:
+            with anyio.move_on_after(SLOW_EXPORTER_TIMEOUT_S):
                 await self._progress.wait_for(lambda: self._handled != handled)  # noqa: B023
-            self._stuck = waited.cancelled_caught and self._handled == handled
 
     def finish(self) -> None:
         """No further batches will be offered."""
@@ -322,7 +301,7 @@ class ExporterWorker:
     def handled(self) -> int:
         """Number of queued items that the exporter has handled, or that were dropped and counted."""
         with self._lock:
-            return self.items_queued - len(self._queue) - len(self._batch) - len(self._group)
+            return self.items_queued - len(self._queue) - len(self._batch)
 
     @property
     def unreported_drops(self) -> int:
@@ -364,14 +343,14 @@ class ExporterWorker:
     def _drop_all(self, reason: str) -> None:
         with self._lock:
             self._abandoned = self._abandoned or reason
-            for item in (*self._batch, *self._queue, *self._group):
-                if isinstance(item, EventBatch):
-                    self._accounts.drop(item.window, reason, len(item))
-                elif isinstance(item, _Exported):
-                    self._accounts.lose(Lost(item.events, reason, item.window))
-                elif isinstance(item, WindowClosed):
+            for item, exported in zip_longest((*self._batch, *self._queue), self._exported):
+                if isinstance(item, WindowClosed):
                     self._count_closed(item)
-            self._group.clear()
+                elif isinstance(item, EventBatch) and exported is None:
+                    self._accounts.drop(item.window, reason, len(item))
+                elif isinstance(item, EventBatch):
+                    self._accounts.lose(Lost(exported, reason, item.window))
+            self._exported.clear()
             self._accounts.drop_in_flight(reason)
             if self._unreadable:
                 self._accounts.lose_all(reason)
@@ -393,7 +372,6 @@ class ExporterWorker:
                 closing = self._closing  # before the queue is read: no batch is offered after it is set
                 if self._fill_batch():
                     await self._export_batches()
-                    self._stuck = False
                     self._progress.notify_all()
                     self.progressed()
                 elif closing:
@@ -419,8 +397,8 @@ class ExporterWorker:
                     if not done and self._unreadable:
                         self._accounts.lose_all("error")
                     self._unreadable = False
-                if done:
-                    self._finish_group()
+                    if done:
+                        self._finish_batch()
             finally:
                 self._collect_results()
 
@@ -454,19 +432,27 @@ class ExporterWorker:
         if group is not None:
             await self._guard("export", group.end_group)
             self._collect_results()
-            self._finish_group()
+            with self._lock:
+                self._finish_batch()
 
     def _current(self) -> Item | None:
-        """The first item of the batch; `None` once all are handled, or dropped at the deadline for closing."""
+        """The next item of the batch; `None` once all are handled, or dropped at the deadline for closing."""
         with self._lock:
-            return self._batch[0] if self._batch else None
+            return self._batch[len(self._exported)] if len(self._batch) > len(self._exported) else None
 
-    def _finish_group(self) -> None:
-        with self._lock:
-            for each in self._group:
-                if isinstance(each, WindowClosed):
-                    self._count_closed(each)
-            self._group.clear()
+    def _finish_item(self, exported: int = 0) -> None:
+        """Notes how many events of the current item were exported. The lock is held."""
+        self._exported.append(exported)
+        if not self._in_group:
+            self._finish_batch()
+
+    def _finish_batch(self) -> None:
+        """The exporter has written the items that it has handled. The lock is held."""
+        for _ in self._exported:
+            item = self._batch.popleft()
+            if isinstance(item, WindowClosed):
+                self._count_closed(item)
+        self._exported.clear()
 
     def _count_closed(self, item: WindowClosed) -> None:
         self._accounts.close(item.window.index)
@@ -481,15 +467,8 @@ class ExporterWorker:
             if isinstance(self.exporter, SupportsDiscard):
                 await self._guard("discard_window", self.exporter.discard_window, item.index)
             with self._lock:
-                self._remove()
-
-    def _remove(self, handled: _Exported | WindowClosed | None = None) -> None:
-        """Removes the current item, whose outcome is counted. If the exporter may not have written it, it joins the group. The lock is
-        held."""
-        if self._batch:
-            self._batch.popleft()
-            if handled is not None and self._in_group:
-                self._group.append(handled)
+                if self._batch:
+                    self._finish_item()
 
     async def _close_window(self, item: WindowClosed) -> None:
         window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
@@ -497,12 +476,10 @@ class ExporterWorker:
         if not (done and self._in_group and self._cap() == self._cap_seen):
             self._collect_results()
         with self._lock:
-            if not self._in_group:
-                self._count_closed(item)
-            self._remove(item)
+            if self._batch:  # else abandoned meanwhile, and counted
+                self._finish_item()
 
     async def _export(self, batch: EventBatch) -> None:
-        self._batches += 1
         try:
             done = await self._guard("export", self.exporter.export, batch)
         except BaseException:
@@ -528,18 +505,18 @@ class ExporterWorker:
                 self._accounts.drop(batch.window, "cap", refused)
             if self._deferred is not None:
                 self._accounts.add_in_flight(batch.window, rest)
-                self._remove()
+                self._finish_item()
             elif not lost:
                 self._accounts.export(batch.window, rest)
                 self._written_before += rest
-                self._remove(_Exported(batch.window, rest))
+                self._finish_item(rest)
             else:
                 written = self._written()
                 done = min(written - self._written_before, rest)
                 self._written_before = written
                 self._accounts.export(batch.window, done)
                 self._accounts.drop(batch.window, lost, rest - done)
-                self._remove()
+                self._finish_item(done)
         if lost or not self._in_group or cap > self._cap_seen:
             self._collect_results()
 
@@ -571,6 +548,7 @@ class ExporterWorker:
         """Awaits a call of the exporter, and stores its exception. Only a cancellation of this task propagates."""
         self._inside = what
         busy, began = self._calls[0], clock.now()
+        self._active_ns = began
         self._calls = busy, began
         try:
             await (run_async(partial(method, *args)) if self._is_programs else method(*args))
@@ -580,13 +558,9 @@ class ExporterWorker:
             self._record_error(what, error)
             return False
         finally:
-            self._calls = busy + clock.now() - began, None
+            self._active_ns = clock.now()
+            self._calls = busy + self._active_ns - began, None
         return True
-
-    def _busy_ns(self) -> int:
-        """Time in calls so far, the one in progress included, as one that hangs never ends."""
-        busy, began = self._calls
-        return busy if began is None else busy + clock.now() - began
 
     def _record_error(self, what: str, error: BaseException) -> None:
         if what == self._late:
@@ -598,7 +572,7 @@ class ExporterWorker:
     def ledger(self, window: int) -> OutputLedger | None:
         """Accounts of one window; `None` for one that is part of the sum of old windows."""
         with self._lock:
-            return self._accounts.ledger(window) if self._accounts.has_window(window) else None
+            return self._accounts.ledger(window)
 
     def _with_own(self, window: Window) -> Ledger:
         outputs = self._outputs(window.index)
@@ -610,8 +584,9 @@ class ExporterWorker:
     def statistics(self) -> ExporterStatistics:
         """Accounts so far."""
         count, first = self.raised.count, self.raised.retained[:1]
+        busy, began = self._calls
         with self._lock:
-            waiting = (*self._batch, *self._queue)
+            waiting = (*islice(self._batch, len(self._exported), None), *self._queue)
             return ExporterStatistics(
                 name=self.name,
                 ledger=self._accounts.total(),
@@ -622,6 +597,6 @@ class ExporterWorker:
                 windows_left_out=self._skipped_windows,
                 errors=count,
                 first_error=first[0].text if first else "",
-                busy_ns=self._busy_ns(),
+                busy_ns=busy if began is None else busy + clock.now() - began,  # one that hangs never ends
                 unsent_files=self._unsent_files,
             )

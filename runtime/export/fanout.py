@@ -53,10 +53,6 @@ class Fanout:
         for worker in self.workers:
             worker.discard_window(index)
 
-    def behind(self) -> bool:
-        """Whether an exporter has a half-full queue and makes progress, so that events without urgency should wait."""
-        return any(worker.behind() for worker in self.workers)
-
     def unwritten(self) -> int:
         """Number of closed windows that not even the fastest exporter has written."""
         return min((worker.windows_waiting for worker in self.workers), default=0)
@@ -82,10 +78,8 @@ class Fanout:
             await worker.wait()
 
     async def finish(self, seconds: Callable[[], float]) -> None:
-        """Lets the exporters finish their queues and close. If that is slow, logs which ones it waits for.
-
-        Args:
-            seconds: returns the remaining time, after which the caller cancels this.
+        """Lets the exporters finish their queues and close. If that is slow, logs which ones it waits for, and the remaining seconds, after
+        which the caller cancels this.
         """
         for worker in self.workers:
             worker.finish()

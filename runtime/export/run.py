@@ -1,24 +1,77 @@
-"""The facts of a run, for exporters."""
+"""The facts of a run, for exporters, and its metadata."""
 
 from __future__ import annotations
 
+import logging
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events.clock import ClockAnchor, ClockSync, identity, wall_clock
+from stepscope.runtime.events.clock import ClockAnchor, ClockSync, wall_clock
+from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.requests.command import Answer, Command
-from stepscope.runtime.session.job import job_from_environment, this_host
-from stepscope.runtime.session.trace_note import NoteOutput, note_nothing
+from stepscope.runtime.session.note import NoteOutput, note_nothing
+from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.documented import Documented
+from stepscope.runtime.threads import locks
 from stepscope.runtime.windows.step_facts import Facts
+
+log = logging.getLogger("stepscope")
+
+
+class Metadata:
+    """A thread-safe mapping of JSON-like values."""
+
+    def __init__(self, initial: Mapping[str, Any] | None = None) -> None:
+        self._values: dict[str, Any] = {}
+        self._lock = locks.reentrant()
+        for key, value in (initial or {}).items():
+            self.add(key, value)
+
+    def add(self, key: str, value: Any) -> None:
+        """Adds or replaces a value. Values that JSON does not support become the name of their type (`plain`).
+
+        Raises:
+            TypeError: if the key is no str.
+        """
+        _check_str("key", key)
+        reduced = plain(value)
+        with self._lock:
+            self._values[readable(key)] = reduced
+
+    def add_json(self, key: str, text: str) -> None:
+        """Adds a value from JSON text. Text that is no JSON, or nested too deeply, is logged and stored as a string.
+
+        Raises:
+            TypeError: if key or text is no str.
+        """
+        _check_str("key", key)
+        _check_str("value", text)
+        value: Any = text
+        try:
+            value = plain(msgspec.json.decode(text))
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            log.warning("metadata %r is not JSON (%s); it is kept as text", key, error)
+        with self._lock:
+            self._values[readable(key)] = value
+
+    def snapshot(self) -> dict[str, Any]:
+        """The current values."""
+        with self._lock:
+            return dict(self._values)
+
+
+def _check_str(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} of metadata must be a str, {got(value)}")
 
 
 class LiveJournal(Protocol):
@@ -120,48 +173,12 @@ class Run(Documented, frozen=True, kw_only=True):
         at = self.anchor.wall(monotonic_ns)
         return at + wall_clock.change(self.anchor.monotonic_ns, monotonic_ns) if self.pid == os.getpid() else at
 
-    @classmethod
-    def here(
-        cls,
-        *,
-        name: str,
-        output_dir: Path,
-        rank: int | None,
-        world_size: int | None,
-        anchor: ClockAnchor,
-        metadata: Callable[[], Mapping[str, Any]],
-        note_output: NoteOutput,
-        control: Callable[[Command], Future[Answer]] | None = None,
-        journal: LiveJournal | None = None,
-    ) -> Run:
-        """A run of this process, with the facts of the process."""
-        return cls(
-            name=readable(name),
-            output_dir=output_dir,
-            pid=os.getpid(),
-            host=this_host(),
-            rank=rank,
-            world_size=world_size,
-            anchor=anchor,
-            metadata=metadata,
-            note_output=note_output,
-            job=job_from_environment(),
-            clock=identity(),
-            id=secrets.token_hex(16),
-            control=control,
-            journal=journal,
-        )
-
 
 def refuse_another_run(exporter: object, before: Run | None) -> None:
-    """Sees that an exporter has had no run; to be called first in `open`.
-
-    Args:
-        exporter: which one.
-        before: the run that it was opened for; `None` if it was not.
+    """To be called first in `open`, with the run for which an exporter was opened before, if any.
 
     Raises:
-        ClosedError: if it was.
+        ClosedError: if there is one.
     """
     if before is not None:
         raise ClosedError(

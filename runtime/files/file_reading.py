@@ -22,6 +22,8 @@ class Reading(msgspec.Struct, frozen=True):
     """Why it cannot be read."""
     missing: bool = False
     """Whether it does not exist."""
+    owner: int = -1
+    """User id of its owner."""
 
     @property
     def digest(self) -> str:
@@ -30,12 +32,8 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def read_bounded(path: Path, limit: int, *, follow: bool = True) -> Reading:
-    """Reads a regular file of `limit` bytes at most. Never waits for a pipe or a device.
-
-    Args:
-        path: of the file.
-        limit: bytes.
-        follow: whether to follow a link: configurations are often mounted by one.
+    """Reads a regular file of `limit` bytes at most. Never waits for a pipe or a device. Configurations are often mounted by a link, which is
+    followed by default.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
@@ -48,6 +46,8 @@ def read_bounded(path: Path, limit: int, *, follow: bool = True) -> Reading:
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
             return Reading(None, "it is no regular file")
+        if error.errno == errno.ELOOP and not follow:
+            return Reading(None, "it is a symbolic link, and was not followed")
         return Reading(None, f"it cannot be read: {error.strerror}")
     try:
         about = os.fstat(file)
@@ -58,7 +58,7 @@ def read_bounded(path: Path, limit: int, *, follow: bool = True) -> Reading:
         if about.st_size > limit or len(content) > limit:
             size = max(about.st_size, len(content))
             return Reading(None, f"it is too large: {size:,} bytes, the limit is {limit:,}")
-        return Reading(content)
+        return Reading(content, owner=about.st_uid)
     except OSError as error:
         return Reading(None, f"it cannot be read: {error.strerror}")
     finally:
@@ -73,18 +73,15 @@ def _read(file: int, most: int) -> bytes:
     return b"".join(parts)
 
 
-def create_once(path: Path, content: bytes) -> bool:
+def create_once(path: Path, content: bytes, mode: int = 0o644) -> bool:
     """Creates a file with all its content in one step, if it does not exist.
 
     Returns:
         Whether it was created; false if it exists already.
-
-    Raises:
-        OSError: if it cannot be created.
     """
     made = temporary_name(path)
     try:
-        file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         with os.fdopen(file, "wb") as stream:
             stream.write(content)
         try:
@@ -92,15 +89,17 @@ def create_once(path: Path, content: bytes) -> bool:
             return True
         except FileExistsError:
             return False
-        except OSError:  # a file system without links: not in one step, but no file is replaced
-            return _create_in_place(path, content)
+        except OSError as error:  # a file system without links: not in one step, but no file is replaced
+            if error.errno == errno.ENOSPC:
+                raise
+            return _create_in_place(path, content, mode)
     finally:
         made.unlink(missing_ok=True)
 
 
-def _create_in_place(path: Path, content: bytes) -> bool:
+def _create_in_place(path: Path, content: bytes, mode: int) -> bool:
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     except FileExistsError:
         return False
     with os.fdopen(file, "wb") as stream:

@@ -33,11 +33,8 @@ def temporary_directory() -> Path | None:
 
 
 def user_directory(place: Path, name: str) -> Path | None:
-    """Makes a private directory of this user in a shared place; `None` if it cannot be made, or is not private.
-
-    Args:
-        place: such as /tmp.
-        name: of the directory; the user id is appended.
+    """Makes a private directory of this user, `<name>-<user id>`, in a shared place such as /tmp; `None` if it cannot be made, or is not
+    private.
     """
     path = place / f"{name}-{os.geteuid()}"
     try:

@@ -25,13 +25,7 @@ class DeletionCheck:
         self._checked = time.monotonic()
 
     def deleted(self, file: int, path: Path, within_s: float = CHECK_INTERVAL_S) -> bool:
-        """Whether no name leads to the file any more.
-
-        Args:
-            file: its descriptor.
-            path: its name.
-            within_s: the check is skipped, and returns false, for so many seconds after the last one.
-        """
+        """Whether no name leads to an open file any more. For `within_s` seconds after a check, it is skipped, and returns false."""
         at = time.monotonic()
         if at - self._checked < within_s:
             return False
@@ -52,12 +46,7 @@ def is_missing(path: Path) -> bool:
 
 
 def deleted_error(path: Path, events: int) -> OutputError:
-    """Returns the error for a file that was deleted while it was written.
-
-    Args:
-        path: its name.
-        events: number of events in it, which are lost.
-    """
+    """Returns the error for a file that was deleted while it was written, with so many events."""
     noun = "event" if events == 1 else "events"
     return OutputError(errno.ENOENT, f"deleted while it was written: {events:,} {noun} are lost", str(path))
 
@@ -85,9 +74,6 @@ def replace_private(path: Path, data: bytes) -> None:
     """Writes or replaces a small file, readable for this user only, in one step.
 
     Several threads and processes may write the same file: it gets the content of one of them. No temporary file remains.
-
-    Raises:
-        OSError: if that is not possible.
     """
     temporary = temporary_name(path)
     try:
@@ -105,11 +91,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def make_directories(directory: Path) -> None:
-    """Makes a directory and those above it that are missing, for this user only.
-
-    Raises:
-        OSError: if that cannot be done.
-    """
+    """Makes a directory and those above it that are missing, for this user only."""
     missing: list[Path] = []
     while not directory.exists():
         missing.append(directory)

@@ -1,4 +1,4 @@
-"""The inbox: the queue for messages of other threads to the loop.
+"""The inbox: the queue for messages of other threads to the loop; and deliveries that wait there for step marks.
 
 A successful put is always processed. A put after closing raises.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import clock
+from stepscope.runtime.inbox.messages import Delivery, Message
 from stepscope.runtime.threads import locks
 
 T = TypeVar("T")
@@ -55,13 +57,10 @@ class Inbox(Generic[T]):
         self._put = self._received = self._bytes = self._peak = self._refused = 0
 
     def put(self, item: T, nbytes: int = 0, *, later: bool = False) -> bool:
-        """Adds an item of `nbytes`. Items of 0 bytes (messages) always fit.
+        """Adds an item of `nbytes`, which count against the limit. Items of 0 bytes (messages) always fit.
 
-        Args:
-            item: the item.
-            nbytes: its bytes, which count against the limit.
-            later: wake the consumer later. Waking a thread costs the caller a system call, and may cost a switch of the
-                interpreter's lock.
+        With `later`, it wakes the consumer later: waking a thread costs the caller a system call, and may cost a switch of the
+        interpreter's lock.
 
         Returns:
             False if it did not fit. It was counted as refused.
@@ -128,3 +127,49 @@ class Inbox(Generic[T]):
             return InboxStatistics(
                 self._put, self._received, len(self._items), self.waiting_bytes, self._peak, self._refused
             )
+
+
+class PendingDeliveries:
+    """A queue of deliveries, on the loop. Their bytes still count against the inbox, so that both are bounded together."""
+
+    def __init__(self, inbox: Inbox[Any]) -> None:
+        """Args: the inbox of the deliveries."""
+        self._inbox = inbox
+        self._messages: deque[tuple[int, Message]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the waiting deliveries."""
+        return self._inbox.unhandled
+
+    @property
+    def events(self) -> int:
+        """Number of waiting events. Any thread may read it."""
+        return sum(len(message.events) for _, message in list(self._messages) if isinstance(message, Delivery))
+
+    def add(self, message: Message) -> None:
+        """Adds a message, with the current time."""
+        self._messages.append((clock.now(), message))
+        self._inbox.unhandled += _size(message)
+
+    def pop(self, until: int) -> Message | None:
+        """Removes and returns the first message, if it was added by this time, in ns."""
+        if not self._messages or self._messages[0][0] > until:
+            return None
+        _, message = self._messages.popleft()
+        self._inbox.unhandled -= _size(message)
+        return message
+
+    def pop_all(self) -> list[Message]:
+        """Removes and returns all messages."""
+        messages = [message for _, message in self._messages]
+        self._messages.clear()
+        self._inbox.unhandled = 0
+        return messages
+
+
+def _size(message: Message) -> int:
+    return message.nbytes if isinstance(message, Delivery) else 0

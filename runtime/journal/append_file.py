@@ -12,7 +12,7 @@ from stepscope.runtime.errors import OutputError
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.private_files import DeletionCheck
 from stepscope.runtime.journal.format import FILE_HEADER, encode_file_header
-from stepscope.runtime.journal.segments import MAX_SEGMENTS, Segment, has_later, segment_path
+from stepscope.runtime.journal.segments import MAX_SEGMENTS, Segment, segment_numbers, segment_path
 from stepscope.runtime.session.file_lock import acquire, release
 
 Piece = bytes | bytearray | memoryview
@@ -24,17 +24,11 @@ _MAX_NAMES = 1000
 class AppendFile:
     """A file, readable by this user only, to which pieces are appended. One thread at a time may use it.
 
-    A new file is locked while it is open, so that other processes know that it is being written (`file_lock.lock`).
+    A new file is locked while it is open, so that other processes know that it is being written (`file_lock.lock`). If a file of this
+    name exists, a new one gets `-2`, `-3`, ... before the suffix. With a segment, that one is continued, and cut at `size`, the
+    size of the journal in bytes.
 
-    A write that returns has reached the kernel. A write that fails does not change the file.
-
-    Args:
-        path: its path, in an existing directory. If a file of this name exists, a new one gets `-2`, `-3`, ... before the suffix.
-        segment: continue this existing segment of the journal, which is cut at `size`.
-        size: size of the journal, in bytes.
-
-    Raises:
-        OutputError: if it cannot be created or opened.
+    A write that returns has reached the kernel. A write that fails raises `OutputError` and does not change the file.
     """
 
     def __init__(self, path: Path, segment: Segment | None = None, size: int = 0) -> None:
@@ -65,12 +59,7 @@ class AppendFile:
         return self._segment
 
     def begin_segment(self, sync: bytes, pieces: list[Piece], fsync: bool) -> None:
-        """Continues in a new file with the next free number, which begins with these frames.
-
-        Args:
-            sync: sync word of the frames.
-            pieces: the frames.
-            fsync: whether to wait for the disk.
+        """Continues in a new file with the next free number, which begins with these frames of this sync word.
 
         Raises:
             OutputError: if it cannot be created or written: then this goes on in the last one.
@@ -114,11 +103,7 @@ class AppendFile:
         raise OSError(f"it has {MAX_SEGMENTS:,} files already")
 
     def write(self, pieces: list[Piece], sync: bool) -> None:
-        """Appends all pieces or none. With `sync`, it waits for the disk.
-
-        Raises:
-            OutputError: if the system refuses.
-        """
+        """Appends all pieces or none. With `sync`, it waits for the disk."""
         try:
             self._write_all(pieces)
             if sync:
@@ -132,21 +117,6 @@ class AppendFile:
                 self.size = os.fstat(self._fd).st_size - self._segment.offset(0)
             raise failure from error
         self.size += sum(map(len, pieces))
-
-    def write_header(self, sync: bytes) -> None:
-        """Overwrites the header of the last file, which may be damaged.
-
-        Raises:
-            OutputError: if the system refuses.
-        """
-        try:
-            descriptor = os.open(self._segment.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                os.pwrite(descriptor, encode_file_header(sync, self._segment.number, self._segment.begin), 0)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise self._error(error, "write") from error
 
     def deleted(self, within_s: float) -> bool:
         """Whether the last file was deleted. The system is asked at most once in so many seconds."""
@@ -173,7 +143,7 @@ def _create(path: Path) -> tuple[int, Path]:
     name = path
     for number in range(2, _MAX_NAMES):
         try:
-            if has_later(name):
+            if any(segment_numbers(name)):
                 raise FileExistsError
             return os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), name
         except FileExistsError:

@@ -6,8 +6,8 @@ Nothing here touches a file.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from typing import Annotated, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -17,6 +17,9 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, Block
+
+if TYPE_CHECKING:
+    from stepscope.runtime.journal.ids import IdMap
 
 MAX_CONTENT_BYTES = 64 << 20
 """Limit for columns, arguments and table together."""
@@ -47,31 +50,11 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
     """Id, kind, pid, tid, id of the parent or 0, place of the name. Ids are the writer's."""
 
 
-class TrackMap(Protocol):
-    """Maps the track ids of a recording to those of this process: an `IdMap`."""
-
-    def add_tracks(self, records: Iterable[TrackRecord], /) -> None:
-        """Adds tracks. Known tracks are ignored."""
-
-    def track(self, theirs: int, /) -> int:
-        """The id in this process; 0 if the track is unknown."""
-        ...
-
-
 _decode_table = msgspec.msgpack.Decoder(_Table)
 
 
-def decode(count: int, stored: memoryview, compressed: bool, tracks: TrackMap) -> tuple[Block, bytes]:
-    """Decodes events of a recording.
-
-    Args:
-        count: number of events.
-        stored: a header and its content, joined.
-        compressed: whether the content is compressed.
-        tracks: maps the tracks of the recording to those of this process.
-
-    Returns:
-        The events, and the heap of their arguments.
+def decode(count: int, stored: memoryview, compressed: bool, tracks: IdMap) -> tuple[Block, bytes]:
+    """Decodes events of a recording from a header and its content. Returns them, and the heap of their arguments.
 
     Raises:
         FormatError: if it is damaged.
@@ -89,19 +72,11 @@ def decode(count: int, stored: memoryview, compressed: bool, tracks: TrackMap) -
 
 
 def decode_unnamed(count: int, stored: memoryview, compressed: bool, max_bytes: int) -> tuple[Block, list[str]]:
-    """Decodes events of others without giving their names ids of this process.
-
-    Args:
-        count: number of events.
-        stored: a header and its content, joined.
-        compressed: whether the content is compressed.
-        max_bytes: limit of the content.
-
-    Returns:
-        The events, whose names and categories are places in the list of texts, and which have no tracks; the texts.
+    """Decodes events of others without giving their names ids of this process: names and categories are places in the list of texts that
+    is returned, too, and there are no tracks.
 
     Raises:
-        FormatError: if it is damaged, or larger.
+        FormatError: if the content is damaged, or larger than `max_bytes`.
     """
     columns, args, table = _parts(count, stored, compressed, max_bytes)
     names = np.arange(len(table.names), dtype=np.uint32)

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,6 +21,9 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag
 from stepscope.runtime.journal import columns
+
+if TYPE_CHECKING:
+    from stepscope.runtime.journal.ids import IdMap
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
 """First bytes of a journal. They reveal a transfer that changed line ends or the eighth bit."""
@@ -218,12 +222,9 @@ def source_bytes(source: str) -> bytes:
 def encode_rows(source: str, window: int, events: Block, args: bytes) -> list[Bytes]:
     """Encodes events as they are in memory, with the ids of this process: an events payload without the flag `COLUMNS`."""
     raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1).data
-    return [_events_header(source_bytes(source), window, events, args), raw, args]
-
-
-def _events_header(source: bytes, window: int, events: Block, args: bytes) -> bytes:
-    first, last = time_range(events)
-    return EVENTS_HEADER.pack(first, last, window, len(events), len(args), len(source)) + source
+    name = source_bytes(source)
+    header = EVENTS_HEADER.pack(*time_range(events), window, len(events), len(args), len(name))
+    return [header + name, raw, args]
 
 
 def decode_events_header(payload: bytes) -> tuple[EventsHeader, int] | None:
@@ -256,7 +257,7 @@ def decode_rows(payload: bytes, flags: int) -> tuple[EventsHeader, Block, bytear
     return header, events, bytearray(body[split:])
 
 
-def decode_columns(payload: bytes, flags: int, tracks: columns.TrackMap) -> tuple[EventsHeader, Block, bytes] | None:
+def decode_columns(payload: bytes, flags: int, tracks: IdMap) -> tuple[EventsHeader, Block, bytes] | None:
     """Header, events and arguments of an events payload in a journal, with ids of this process; `None` if it is damaged."""
     decoded = decode_events_header(payload) if flags & COLUMNS else None
     if decoded is None:

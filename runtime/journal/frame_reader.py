@@ -100,11 +100,6 @@ class FrameReader:
         self.resume(self._first_number, self.files.begin)
 
     @property
-    def at_beginning(self) -> bool:
-        """Whether the next frame is the first."""
-        return self._at == self.files.begin
-
-    @property
     def sync_word(self) -> bytes | None:
         """The sync word of the file's frames, if known."""
         return self._sync
@@ -168,10 +163,6 @@ class FrameReader:
         """The next complete frames of so many bytes, which are read at once: this is fast for many small frames.
 
         The list ends, and may be empty, before a larger frame, damage, or the end. Call `next` there.
-
-        Args:
-            nbytes: number of bytes to read.
-            skipped: see `next`.
         """
         frames: list[Frame] = []
         if self._sync is None:
@@ -198,11 +189,7 @@ class FrameReader:
         return frames
 
     def copy_to(self, path: Path, end: int) -> Segment:
-        """Writes a new file with all frames before a position. Of missing bytes it has none.
-
-        Raises:
-            OSError: if that fails.
-        """
+        """Writes a new file with all frames before a position. Of missing bytes it has none."""
         assert self._sync is not None
         first = self.files.at(self.files.begin)
         with open(

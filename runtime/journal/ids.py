@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Flag
+from stepscope.runtime.journal.columns import TrackRecord
 from stepscope.runtime.journal.format import heap_arguments
-from stepscope.runtime.journal.records import TrackRecord
 from stepscope.runtime.threads.native_threads import Lock
 
 LOST_NAME = "(name lost)"

@@ -16,7 +16,6 @@ from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.index import JournalIndex, Rows, index_records, read_index, record_at, scan
-from stepscope.runtime.journal.segments import Segment
 from stepscope.runtime.windows.window import Window
 
 OF_WINDOWS = (fmt.FrameType.EVENTS, fmt.FrameType.WINDOW_OPENED, fmt.FrameType.WINDOW_CLOSED)
@@ -69,9 +68,10 @@ class JournalReader:
         self.path = Path(path)
         self.metadata = {}
         self._ids = ids or IdMap()
-        self._frames = FrameReader(self.path)
+        self.frames = FrameReader(self.path)
+        """The frames of the file, from which this reads."""
         self._end_position = (0, 0)
-        first = self._frames.peek()
+        first = self.frames.peek()
         if first is not None and first[0] == fmt.FrameType.RUN:
             self.run = records.decode_record(fmt.FrameType.RUN, first[2])
 
@@ -85,57 +85,30 @@ class JournalReader:
 
     def close(self) -> None:
         """Closes the file. Idempotent."""
-        self._frames.close()
+        self.frames.close()
 
     @property
     def damage(self) -> Damage:
         """Damage so far."""
-        return self._frames.damage
+        return self.frames.damage
 
     def __iter__(self) -> Iterator[JournalItem]:
         return self.items()
 
     @property
-    def sync_word(self) -> bytes | None:
-        """The sync word of the file's frames, if known."""
-        return self._frames.sync_word
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """(number, position) of the next frame."""
-        return self._frames.position
-
-    @property
     def end_position(self) -> tuple[int, int]:
         """(number, position) of the end record of the run itself, or where it would be."""
-        return self.position if self.end is None and self.recovered is None else self._end_position
-
-    @property
-    def size(self) -> int:
-        """Size of the journal in bytes."""
-        return self._frames.files.end
-
-    def own_end(self) -> Segment:
-        """The segment in which the frames of the run itself end."""
-        return self._frames.files.at(self.end_position[1])
-
-    def copy_to(self, path: Path) -> Segment:
-        """Writes all frames of the run itself into one new file, readable by this user only, in which they have the same positions.
-
-        Raises:
-            OSError: if that fails.
-        """
-        return self._frames.copy_to(path, self.end_position[1])
+        return self.frames.position if self.end is None and self.recovered is None else self._end_position
 
     def index(self) -> JournalIndex | None:
         """The index of the journal; `None` if it has none."""
-        return read_index(self._frames)
+        return read_index(self.frames)
 
     def own_index(self) -> JournalIndex:
         """The index of the frames of the run itself, before those that recovery appended. Without index frames, all of the journal is
         scanned."""
-        own = [(position, record) for position, record in index_records(self._frames) if not record.recovered]
-        return scan(self._frames, own, own=True)
+        own = [(position, record) for position, record in index_records(self.frames) if not record.recovered]
+        return scan(self.frames, own, own=True)
 
     def continue_at(self, position: int, index: JournalIndex) -> bool:
         """Moves to a frame, which an index names, and reads the run's metadata and accounts up to that index.
@@ -143,21 +116,21 @@ class JournalReader:
         Returns:
             False, without moving, if no frame begins there.
         """
-        found = self._frames.frame_at(position)
+        found = self.frames.frame_at(position)
         number = index.end[0] if position == index.end[1] else None if found is None else found[1]
         if number is None:
             return False
-        metadata = record_at(self._frames, index.builder.metadata, fmt.FrameType.METADATA)
+        metadata = record_at(self.frames, index.builder.metadata, fmt.FrameType.METADATA)
         self.metadata = metadata.values if isinstance(metadata, records.MetadataRecord) else self.metadata
-        ledger = record_at(self._frames, index.builder.ledger, fmt.FrameType.LEDGER)
+        ledger = record_at(self.frames, index.builder.ledger, fmt.FrameType.LEDGER)
         self.ledger = ledger if isinstance(ledger, Ledger) else self.ledger
-        self._frames.resume(number, position)
+        self.frames.resume(number, position)
         return True
 
     def outlines(self, record: records.IndexRecord, position: int) -> Iterator[EventBatch]:
         """The outlines of an index with this position: step marks, gaps and spans of steps of windows that were open."""
         at = record.outlines
-        while 0 < at < position and (found := self._frames.frame_at(at)) is not None:
+        while 0 < at < position and (found := self.frames.frame_at(at)) is not None:
             (kind, flags, payload), _, at = found
             batch = self._batch(flags, payload) if kind == fmt.FrameType.OUTLINE else None
             if batch is not None:
@@ -165,7 +138,7 @@ class JournalReader:
 
     def window_at(self, position: int) -> Window | None:
         """The window whose end is the frame at a position, as an index names it; `None` if no such frame begins there."""
-        record = record_at(self._frames, position, fmt.FrameType.WINDOW_CLOSED)
+        record = record_at(self.frames, position, fmt.FrameType.WINDOW_CLOSED)
         return record.window() if isinstance(record, records.WindowRecord) else None
 
     def batches(self, rows: Rows, without: Sequence[tuple[int, int]] = ()) -> Iterator[EventBatch]:
@@ -184,26 +157,26 @@ class JournalReader:
                 begin, end = spans[-1][0], max(spans.pop()[1], end)
             spans.append((begin, end))
         spans = _outside(spans, sorted(without))
-        found = [self._frames.frame_at(begin) for begin, _ in spans]
+        found = [self.frames.frame_at(begin) for begin, _ in spans]
         numbers = [frame[1] for frame in found if frame is not None]
         if len(numbers) < len(spans):
-            self._frames.restart()
-            spans, numbers = [(self._frames.position[1], self._frames.files.end)], [self._frames.position[0]]
+            self.frames.restart()
+            spans, numbers = [(self.frames.position[1], self.frames.files.end)], [self.frames.position[0]]
 
         def skipped(beginning: bytes) -> bool:
             header = fmt.decode_events_header(beginning)
             return header is not None and header[0].window not in windows
 
         for (begin, end), number in zip(spans, numbers, strict=True):
-            self._frames.resume(number, begin)
-            while self._frames.position[1] < end and (frame := self._frames.next(skipped)) is not None:
+            self.frames.resume(number, begin)
+            while self.frames.position[1] < end and (frame := self.frames.next(skipped)) is not None:
                 batch = self._batch(frame[1], frame[2]) if frame[0] == fmt.FrameType.EVENTS else None
                 if batch is not None:
                     yield batch
 
     def _present(self, position: int) -> int:
         """The first position from this one on that is not in a missing segment."""
-        files = self._frames.files
+        files = self.frames.files
         return position if files.end_before(position) is None else files.next_begin(position) or files.end
 
     def _go_to_window(self, window: int) -> int | None:
@@ -235,10 +208,11 @@ class JournalReader:
             header = found[0]
             return (window is not None and header.window != window) or (wanted is not None and not wanted(header))
 
-        stop = None if window is None or not self._frames.at_beginning else self._go_to_window(window)
+        begun = self.frames.position[1] > self.frames.files.begin
+        stop = None if window is None or begun else self._go_to_window(window)
         passed = None if window is None and wanted is None else skipped
-        while stop is None or self._frames.position[1] < stop:
-            frame = self._frames.next(passed)
+        while stop is None or self.frames.position[1] < stop:
+            frame = self.frames.next(passed)
             if frame is None:
                 break
             if stop is not None and frame[0] not in OF_WINDOWS:
@@ -256,7 +230,7 @@ class JournalReader:
             return None
         record = records.decode_record(kind, payload)
         if record is None:
-            self._frames.count_undecodable()
+            self.frames.count_undecodable()
         else:
             return self._note(record)
         return None
@@ -273,7 +247,7 @@ class JournalReader:
         elif isinstance(record, records.IndexRecord):
             return None
         elif isinstance(record, records.EndRecord | records.RecoveredRecord):
-            at, number, _ = self._frames.head
+            at, number, _ = self.frames.head
             if self.recovered is None:
                 self._end_position = number, at
             if isinstance(record, records.EndRecord):
@@ -286,7 +260,7 @@ class JournalReader:
     def _batch(self, flags: int, payload: bytes) -> EventBatch | None:
         found = fmt.decode_columns(payload, flags, self._ids)
         if found is None:
-            self._frames.count_undecodable()
+            self.frames.count_undecodable()
             return None
         header, events, args = found
         events.flags.writeable = False

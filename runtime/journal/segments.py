@@ -55,20 +55,12 @@ def first_names(names: Iterable[str]) -> list[str]:
 
 
 def segment_paths(first: Path) -> list[Path]:
-    """Existing files with the name of a segment of this journal, in their order.
-
-    Raises:
-        OSError: if the directory cannot be read.
-    """
+    """Existing files with the name of a segment of this journal, in their order."""
     return [segment_path(first, number) for number in segment_numbers(first)]
 
 
 def segment_numbers(first: Path) -> list[int]:
-    """The numbers of these files, in their order.
-
-    Raises:
-        OSError: if the directory cannot be read.
-    """
+    """The numbers of these files, in their order."""
     name, begin = first.name, len(first.name) + 1
     names = os.listdir(first.parent)
     later = (other[begin:] for other in names if other[: begin - 1] == name and other[begin - 1 : begin] == ".")
@@ -88,11 +80,6 @@ def exists(path: Path) -> bool:
     return first_file(path).exists()
 
 
-def has_later(first: Path) -> bool:
-    """Whether any file has the name of a later segment of this journal."""
-    return first.parent.is_dir() and any(segment_numbers(first)[-1:])
-
-
 def journal_of(path: Path) -> Path:
     """The journal to which a file belongs: the path of its first segment, if the file is a later one."""
     later = _LATER.fullmatch(path.name)
@@ -110,13 +97,8 @@ class SegmentFiles:
     """The segments of a journal as one file, which may grow.
 
     A position counts the bytes of the first segment, and those of the frames of later ones. A file that was deleted, or is too
-    short, has no bytes there.
-
-    Args:
-        path: the first segment, which may have been deleted; or a later one, which is read alone.
-        follow: whether to follow a link.
-        alone: read the first segment alone, too.
-        since: number of the first segment to read; 0: the first that exists.
+    short, has no bytes there. The path is that of the first segment, which may have been deleted; a later one is read alone. With
+    `alone`, so is the first one; `since` is the number of the first segment to read, 0 = the first that exists.
 
     Raises:
         OSError: if there is no such file, or it cannot be opened.

@@ -64,8 +64,8 @@ class ClosedSegment(msgspec.Struct, frozen=True):
 class JournalWriter:
     """One journal. Any thread may call; calls are serialized.
 
-    A write that fails does not change the file. Near `max_bytes`, events are dropped, and counted in a marker; the remaining
-    space is reserved for ends of windows and of the file.
+    A write that fails raises `OutputError` and does not change the file; after `close`, writing raises `ClosedError`. Near
+    `max_bytes`, events are dropped, and counted in a marker; the remaining space is reserved for ends of windows and of the file.
 
     Args:
         path: path of the file. If it exists, such as the journal of another run, the new file gets `-2`, `-3`, ... before the
@@ -173,11 +173,7 @@ class JournalWriter:
         return self._file is not None
 
     def open(self, run: Run) -> None:
-        """Creates the file and missing directories, readable by this user only.
-
-        Raises:
-            OutputError: if that fails.
-        """
+        """Creates the file and missing directories, readable by this user only."""
         with self._lock:
             try:
                 self._open(run)
@@ -201,7 +197,7 @@ class JournalWriter:
         self._pending.append(header)
         self._pending_bytes = len(header)
         self._run = records.encode_record(records.run_record(run, time.time_ns()))
-        self._frame(fmt.FrameType.RUN, [self._run])
+        self._frame(fmt.FrameType.RUN, self._run)
         self._commit(self._fsync != "never")
         self._segment_end = self._segment_bytes
         self._index = IndexBuilder()
@@ -221,42 +217,27 @@ class JournalWriter:
         Args:
             segment: its last file.
             sync: sync word of its frames.
-            end: number and position of the next frame. The header of the file is rewritten.
-            events: number of events in these frames.
-            windows: number of closed windows in these frames.
+            end: number and position of the next frame.
+            events, windows: numbers of events and closed windows before it.
             index: continues the index of these frames.
-
-        Raises:
-            OutputError: if that fails.
         """
         with self._lock:
             self._index = index
             self._number, size = end
-            file = AppendFile(self.path, segment, size)
-            self._file = file
-            file.write_header(sync)
+            self._file = AppendFile(self.path, segment, size)
             self._sync = sync
             self.written, self._windows = events, windows
         self.mark_recovered()
 
     def mark_recovered(self) -> None:
-        """Appends a mark: recovery wrote the following frames.
-
-        Raises:
-            OutputError: if the file cannot be written.
-        """
+        """Appends a mark: recovery wrote the following frames."""
         with self._lock:
             if self._index is not None:
                 self._index.recovered = self._end
             self._record(fmt.FrameType.RECOVERED, records.RecoveredRecord(time.time_ns()))
 
     def write_batch(self, batch: EventBatch) -> None:
-        """Appends a batch.
-
-        Raises:
-            OutputError: if the file cannot be written. Frames of the batch that were written remain.
-            ClosedError: after `close`.
-        """
+        """Appends a batch. After an error, frames of the batch that were written remain."""
         if not len(batch):
             return
         pieces = [batch]
@@ -318,12 +299,7 @@ class JournalWriter:
         return cut
 
     def write_window(self, window: Window, anchor: ClockAnchor | None = None) -> None:
-        """Appends the end of a window, and a reading of the clocks, if any, in the same write.
-
-        Raises:
-            OutputError: if the file cannot be written.
-            ClosedError: after `close`.
-        """
+        """Appends the end of a window, and a reading of the clocks, if any, in the same write."""
         with self._lock:
             self._check_deleted(WINDOW_CHECK_INTERVAL_S)
             self._mark_cap(exactly=True)
@@ -347,12 +323,7 @@ class JournalWriter:
             self._begin_index_or_segment()
 
     def write_metadata(self, values: Mapping[str, Any]) -> None:
-        """Appends the metadata of the run if they have changed.
-
-        Raises:
-            OutputError: if the file cannot be written.
-            ClosedError: after `close`.
-        """
+        """Appends the metadata of the run if they have changed."""
         with self._lock:
             self._open_file()
             record = records.MetadataRecord(plain(dict(values)))
@@ -364,35 +335,20 @@ class JournalWriter:
                 self._metadata = encoded
 
     def write_anchor(self, anchor: ClockAnchor) -> None:
-        """Appends a reading of the clocks.
-
-        Raises:
-            OutputError: if the file cannot be written.
-            ClosedError: after `close`.
-        """
+        """Appends a reading of the clocks."""
         with self._lock:
             self._open_file()
             self._skipped_records += not self._record(fmt.FrameType.CLOCK, anchor)
 
     def write_ledger(self, ledger: Ledger) -> None:
-        """Appends the accounts of the whole run.
-
-        Raises:
-            OutputError: if the file cannot be written.
-            ClosedError: after `close`.
-        """
+        """Appends the accounts of the whole run."""
         with self._lock:
             if self._index is not None:
                 self._index.ledger = self._end
             self._skipped_records += not self._record(fmt.FrameType.LEDGER, ledger)
 
     def write_sync(self, sync: records.ClockSync) -> None:
-        """Appends a comparison with a collector's clock.
-
-        Raises:
-            OutputError: if the file cannot be written.
-            ClosedError: after `close`.
-        """
+        """Appends a comparison with a collector's clock."""
         with self._lock:
             self._open_file()
             # The reserve of a full journal is for the ends of windows.
@@ -404,11 +360,7 @@ class JournalWriter:
                 self._index.add_sync(sync)
 
     def close(self) -> None:
-        """Appends the end record and closes the file. Idempotent.
-
-        Raises:
-            OutputError: if the end record cannot be written. The file is closed anyway.
-        """
+        """Appends the end record and closes the file, even if that cannot be written. Idempotent."""
         with self._lock:
             if self._file is None:
                 return
@@ -462,11 +414,7 @@ class JournalWriter:
             self._grouping = True
 
     def end_group(self) -> None:
-        """Writes the frames in memory.
-
-        Raises:
-            OutputError: if the file cannot be written. `lost` counts their events then.
-        """
+        """Writes the frames in memory. If that fails, `lost` counts their events."""
         with self._lock:
             self._grouping = False
             if self._pending:
@@ -491,7 +439,7 @@ class JournalWriter:
         payload = records.encode_record(record)
         if len(payload) > fmt.MAX_PAYLOAD:
             return False
-        self._frame(kind, [payload])
+        self._frame(kind, payload)
         if not self._fits(_END_BYTES):
             self._discard()
             return False
@@ -522,7 +470,7 @@ class JournalWriter:
         position = self._end
         payload = records.encode_record(index.record(outlines))
         if len(payload) <= fmt.MAX_PAYLOAD:
-            self._frame(fmt.FrameType.INDEX, [payload])
+            self._frame(fmt.FrameType.INDEX, payload)
         if len(payload) > fmt.MAX_PAYLOAD or not self._fits(reserve):
             self._discard()
             self._index = None
@@ -593,10 +541,10 @@ class JournalWriter:
             self._marked = self.dropped
 
     def _control(self, kind: fmt.FrameType, record: object) -> None:
-        self._frame(kind, [records.encode_record(record)])
+        self._frame(kind, records.encode_record(record))
 
-    def _frame(self, kind: fmt.FrameType, parts: list[fmt.Bytes], flags: int = 0) -> None:
-        frame = fmt.encode_frame(self._sync, kind, self._number + self._pending_frames, parts, flags)
+    def _frame(self, kind: fmt.FrameType, payload: bytes) -> None:
+        frame = fmt.encode_frame(self._sync, kind, self._number + self._pending_frames, [payload])
         self._pending += frame
         self._pending_bytes += sum(map(len, frame))
         self._pending_frames += 1

@@ -25,7 +25,6 @@ from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.observers import observing
 from stepscope.runtime.recording.recorder import close_recorder, closed_for_good
-from stepscope.runtime.recovery.sweep import end_sweep
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.steps.call_serializer import TURN_TIMEOUT_S, CallSerializer
 from stepscope.runtime.steps.saving import Saving
@@ -373,7 +372,6 @@ class Lifecycle:
             _alive.discard(self)
             if not _alive:
                 tasks.release()
-                end_sweep()
 
 
 _every: WeakSet[Lifecycle] = WeakSet()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +14,8 @@ from contextlib import ExitStack
 import msgspec
 
 from stepscope.runtime.events import clock
-from stepscope.runtime.export.metadata import Metadata
-from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.run import Metadata, Run
+from stepscope.runtime.files.paths import readable
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Message
 from stepscope.runtime.journal.writer import JournalWriter
@@ -23,6 +24,7 @@ from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import Pipeline, PipelineSteps, RunSetup
 from stepscope.runtime.recording.recorder import Recorder, RecorderAccounts, recorder
 from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.session.job import job_from_environment, this_host
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.one_shot import OneShot
@@ -85,14 +87,19 @@ def open_run(
         anchor = clock.ClockAnchor.read()
         clock.wall_clock.look(anchor)
         writers = (getattr(exporter, "writer", None) for exporter in setup.exporters)
-        run = Run.here(
-            name=facts.name,
+        run = Run(
+            name=readable(facts.name),
             output_dir=output.path,
+            pid=os.getpid(),
+            host=this_host(),
             rank=facts.rank,
             world_size=facts.world_size,
             anchor=anchor,
             metadata=facts.metadata.snapshot,
             note_output=output.note_output,
+            job=job_from_environment(),
+            clock=clock.identity(),
+            id=secrets.token_hex(16),
             control=control,
             journal=next((writer for writer in writers if isinstance(writer, JournalWriter)), None),
         )

@@ -25,9 +25,8 @@ from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
 from stepscope.runtime.session.directory import add_run, remove_run
 from stepscope.runtime.session.launch import launch_directory, launch_name, own_directory
-from stepscope.runtime.session.note import MAX_OUTPUTS, SessionNote, new_note, replace_note
+from stepscope.runtime.session.note import MAX_OUTPUTS, SessionNote, TraceNote, new_note, replace_note
 from stepscope.runtime.session.system import process_identity
-from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.summary import Summary
 from stepscope.runtime.windows.window import Window

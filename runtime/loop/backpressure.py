@@ -15,9 +15,9 @@ from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, heap_bytes, own_heap
 from stepscope.runtime.events.survey import Survey, survey
+from stepscope.runtime.inbox.inbox import PendingDeliveries
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.memory_limits import MemoryLimits
-from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.windows.router import RECORDER
 
 AFTER_FAULT = 0.1

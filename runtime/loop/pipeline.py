@@ -26,7 +26,7 @@ from stepscope.runtime.export.fanout import Fanout
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.recorder import Flight
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.inbox import Inbox, PendingDeliveries
 from stepscope.runtime.inbox.messages import (
     ActionChanged,
     Advancing,
@@ -50,7 +50,6 @@ from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.overhead.controller import OVERHEAD, OverheadController
 from stepscope.runtime.requests.armed_window import add_recorded
 from stepscope.runtime.schedule.detail import FULL, Detail
-from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.source import Producer, Source
 from stepscope.runtime.sources.thread_bound import source_of
 from stepscope.runtime.sources.thread_coverage import ThreadCoverage
@@ -274,7 +273,7 @@ class Pipeline:
         if flight is not None:
             flight.look(until)
         self.routed_to = until
-        while flight is not None and not self.fanout.behind():
+        while flight is not None and not any(worker.half_full() for worker in self.workers):
             batches = flight.windows.deliver()
             if batches is None:
                 break

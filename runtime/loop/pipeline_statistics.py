@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.runtime.export.exporter_statistics import ExporterStatistics
+from stepscope.runtime.export.exporter_accounts import ExporterStatistics
 from stepscope.runtime.flight.recorder import FlightStatistics
 from stepscope.runtime.inbox.inbox import InboxStatistics
 from stepscope.runtime.overhead.budget import OverheadStatistics

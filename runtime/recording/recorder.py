@@ -25,7 +25,7 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.recording.joined_processes import Workers, drain_rings
 from stepscope.runtime.recording.late_release import LateRelease
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
-from stepscope.runtime.recovery.sweep import sweep_in_background
+from stepscope.runtime.recovery.sweep import sweep
 from stepscope.runtime.schedule.detail import EVERYTHING
 from stepscope.runtime.session.directory import (
     ENVIRONMENT,
@@ -87,7 +87,7 @@ class Recorder:
         options = self._options
         reserve_standard_descriptors()
 
-        self.directory = make_session(options, sweep_in_background, open_there, self._last, again)
+        self.directory = make_session(options, sweep, open_there, self._last, again)
         self._was_removed = False
         self.workers = Workers(self.directory, self._limits.worker_ring_bytes)
         self.late_release = LateRelease(self.workers, self._crowded)

@@ -29,14 +29,12 @@ from stepscope.runtime.journal.replay import run_of
 from stepscope.runtime.journal.segments import journal_of, segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.flight_files import name_unfinished_windows
-from stepscope.runtime.recovery.journals import suggest_journals
-from stepscope.runtime.recovery.killed_session import is_recovered, notes_of
+from stepscope.runtime.recovery.journals import being_written, choose, suggest_journals
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.recovery.target import being_written, choose
 from stepscope.runtime.recovery.unsaved_events import UnfinishedWindow, UnsavedEvents
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.job import this_host
-from stepscope.runtime.session.note import JOURNAL, SessionNote, replace_note
+from stepscope.runtime.session.note import JOURNAL, SessionNote, is_recovered, notes_of, replace_note
 from stepscope.runtime.session.system import is_running
 from stepscope.runtime.windows.router import divide
 
@@ -161,9 +159,10 @@ def recover(
             living: set[str] = set() if note.running else being_written(place)
             next_index, renamed = name_unfinished_windows(place, note, living)
             notes += renamed
-            work.continue_saved_windows(note.keep_last, next_index)
+            work.keep_last = note.keep_last
+            work.last_index = next_index - 1
         at_risk = session.at_risk() if session else 0
-        if reader is None or reader.sync_word is None:
+        if reader is None or reader.frames.sync_word is None:
             unsaved = UnsavedEvents(parts, profiler)
         else:
             work.find_unfinished(reader)
@@ -241,9 +240,9 @@ def _writer(
 
     The new file replaces a journal that the process had created and not begun to write.
     """
-    usable = reader is not None and reader.sync_word is not None
+    usable = reader is not None and reader.frames.sync_word is not None
     target = copy
-    if reader is not None and target is None and not usable and reader.size <= FILE_HEADER.size:
+    if reader is not None and target is None and not usable and reader.frames.files.end <= FILE_HEADER.size:
         target = reader.path
     path = reader.path if reader is not None and usable else new
     if target is not None:
@@ -251,12 +250,13 @@ def _writer(
         path = temporary_name(target)
     writer = JournalWriter(path, max_bytes=1 << 62)
     try:
-        if reader is not None and reader.sync_word is not None:
-            segment = reader.own_end() if copy is None else reader.copy_to(path)
+        if reader is not None and reader.frames.sync_word is not None:
+            frames, end = reader.frames, reader.end_position
+            segment = frames.files.at(end[1]) if copy is None else frames.copy_to(path, end[1])
             writer.append_to(
                 segment,
-                reader.sync_word,
-                reader.end_position,
+                reader.frames.sync_word,
+                end,
                 events=work.events,
                 windows=work.windows,
                 index=work.index_builder,
@@ -297,7 +297,6 @@ def _remove(session: SessionFiles, path: Path, note: SessionNote, *, unread: boo
 
     Raises:
         FormatError: if another of its runs was not recovered, if it belongs to another process, or if it has unreadable files.
-        OSError: if it cannot be removed.
     """
     notes = notes_of(session.directory, note.pid, note.start_time, note.owner)
     others = [(other_path, other) for other_path, other in notes if other_path != path]
@@ -353,16 +352,11 @@ class _Recovering:
         self._ids = ids
         self._profiler = profiler
         self._open: dict[int, UnfinishedWindow] = {}
-        self._last_index = -1
+        self.last_index = -1
         self._last_end = 0
         self._index: JournalIndex | None = None
         self.keep_last = 0
         """Steps that the run retained, as a flight recorder; 0 = it was none."""
-
-    def continue_saved_windows(self, keep_last: int, next_index: int) -> None:
-        """The run was a flight recorder with so many steps. Its next window has this index."""
-        self.keep_last = keep_last
-        self._last_index = next_index - 1
 
     @property
     def index_builder(self) -> IndexBuilder | None:
@@ -382,7 +376,7 @@ class _Recovering:
         self.events = sum(row.events for row in rows) + sum(of.events.total() for of in index.builder.open.values())
         self.journal_dropped = index.builder.dropped
         self._open = {number: UnfinishedWindow(number) for number in index.builder.open}
-        self._last_index = max([self._last_index, *(row.window for row in rows), *self._open])
+        self.last_index = max([self.last_index, *(row.window for row in rows), *self._open])
         self._last_end = max([self._last_end, *(row.end_ns for row in rows)])
         # Its end, and damage after the index.
         reader.continue_at(index.begin, index)
@@ -448,7 +442,7 @@ class _Recovering:
         """Begins a window, if events were recorded after the end of the last one."""
         first = unsaved.begin_after(self._last_end)
         if first is not None:
-            window = UnfinishedWindow(self._last_index + 1)
+            window = UnfinishedWindow(self.last_index + 1)
             at = marks["ts"][(marks["ts"] >= self._last_end) & (marks["ts"] <= first)]
             window.start = int(at.max()) if len(at) else first
             begins = np.unique(marks["ts"])

@@ -58,11 +58,9 @@ class _Header(NamedTuple):
 
 
 def read_ring(file: int, number: int, counted: int, *, released: bool = True) -> RingContent:
-    """Reads a ring. Every count is checked against the file.
+    """Reads a ring from a descriptor. Every count is checked against the file.
 
     Args:
-        file: descriptor of the file.
-        number: number of the ring.
         counted: serial number below which lost events are counted elsewhere, such as in the journal.
         released: whether to read all released slots that were not overwritten, not only the latest.
 
@@ -90,11 +88,6 @@ def read_ring(file: int, number: int, counted: int, *, released: bool = True) ->
     if len(raw) != (end - first) * EVENT_DTYPE.itemsize:
         raise FormatError("it ends early")
     return _content(raw, first, number, ring, counted)
-
-
-def is_begun(file: int) -> bool:
-    """Whether the file was made a ring: its magic, which is written last, is there, or what was written over it."""
-    return any(os.pread(file, len(_MAGIC), 0))
 
 
 def waiting_in(file: int) -> int:

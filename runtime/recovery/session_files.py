@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from stepscope.runtime.events.record import Block, Flag, Kind, empty_block, join
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
-from stepscope.runtime.recovery.private_directory import PrivateDirectory
-from stepscope.runtime.recovery.ring_file import RingContent, is_begun, read_ring, waiting_in, written
+from stepscope.runtime.recovery.ring_file import RingContent, read_ring, waiting_in, written
 from stepscope.runtime.session.directory import PART, is_session_of, remove_files
 
 MAX_PARTS = 1 << 16
@@ -89,13 +88,59 @@ class SessionFiles:
         self.process_track = 0
         """The number of that track there."""
         self._read_to = {"strings": 0, "tracks": 0}
-        owner = os.getuid() if owner is None else owner
-        above = None if within is None else within._directory
-        self._directory: PrivateDirectory = PrivateDirectory(directory, owner, above)
+        self._owner = os.getuid() if owner is None else owner
+        self._within = within
+        self._fd = -1
+        if not directory.is_absolute():
+            raise FormatError(f"{directory} is not an absolute name")
+        if within is not None:
+            with self._opened():
+                return
+        self._fd = self._open_directory(directory, None)
+        with contextlib.suppress(OSError):  # against a sweep meanwhile; some file systems have no locks
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def close(self) -> None:
         """Closes it. Idempotent."""
-        self._directory.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _opened(self) -> Generator[int]:
+        """Provides a descriptor of the directory for the duration of a `with` block: that of a joined process is opened each time, so
+        that thousands of them need none.
+
+        Raises:
+            FormatError: if it is no private directory of the owner.
+            OSError: if it cannot be opened, or was closed.
+        """
+        if self._within is None:
+            yield self._fd
+            return
+        with self._within._opened() as above:
+            fd = self._open_directory(self.directory.name, above)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open_directory(self, name: str | Path, above: int | None) -> int:
+        refusal = f"{self.directory} is not a session directory of this user"
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=above)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise FormatError(refusal) from error
+            raise
+        found = os.fstat(fd)
+        if found.st_uid != self._owner or os.getuid() not in (self._owner, 0) or found.st_mode & 0o022:
+            os.close(fd)
+            raise FormatError(refusal)
+        return fd
 
     def load_ids(self, ids: IdMap) -> None:
         """Reads the names and tracks of the process that were added since the last call."""
@@ -125,8 +170,8 @@ class SessionFiles:
             try:
                 file = self._open(name)
                 try:
-                    if name == names[-1] and not is_begun(file):
-                        continue  # the process was killed while it made the ring
+                    if name == names[-1] and not any(os.pread(file, 8, 0)):
+                        continue  # the process was killed while it made the ring: the magic is written last
                     content = read_ring(file, number, (counted or {}).get(number, 0), released=released)
                 finally:
                     os.close(file)
@@ -169,7 +214,7 @@ class SessionFiles:
         for name in sorted(self._names()):
             if PART.fullmatch(name) and len(found) < MAX_PARTS:
                 try:
-                    found.append(SessionFiles(self.directory / name, self._directory.owner, within=self))
+                    found.append(SessionFiles(self.directory / name, self._owner, within=self))
                 except (FormatError, OSError) as error:
                     self.unread = True
                     self.notes.append(f"{self.directory}/{name}: {error}")
@@ -200,18 +245,8 @@ class SessionFiles:
             rows.append(row)
         return join_blocks(rows)
 
-    def last_begin(self) -> int:
-        """Begin of the latest open span, in ns; 0 = none."""
-        spans = self.open_spans(np.iinfo(np.int64).max >> 1)
-        return int(spans["ts"].max()) if len(spans) else 0
-
     def remove(self, pid: int, start_time: int, *, unread: bool) -> None:
-        """Deletes the files of a session and closes it; also the directory, if nothing else is in it.
-
-        Args:
-            pid: the process that must own the session.
-            start_time: start time of that process.
-            unread: whether files could not be read; then nothing is deleted.
+        """Deletes the files of a session of this process and closes it; also the directory, if nothing else is in it.
 
         Raises:
             FormatError: if it is the session of another process, or none, or if files could not be read.
@@ -223,7 +258,7 @@ class SessionFiles:
                 raise FormatError(f"{self.directory} is not the session of process {pid}, and is left alone")
             if unread:
                 raise FormatError(f"files in {self.directory} could not be read; delete it when nobody wants them")
-            with self._directory.opened() as directory:
+            with self._opened() as directory:
                 try:
                     fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
@@ -241,18 +276,14 @@ class SessionFiles:
     def _names(self) -> list[str]:
         """Its file names; none, with a note, if another directory has its path now."""
         try:
-            with self._directory.opened() as directory:
+            with self._opened() as directory:
                 return os.listdir(directory)
         except FileNotFoundError:
             return []  # a joined process removes its directory when it ends
         except FormatError as error:
-            self._note_unread(str(error))
+            self.unread = True
+            self.notes += [] if str(error) in self.notes else [str(error)]
             return []
-
-    def _note_unread(self, note: str) -> None:
-        self.unread = True
-        if note not in self.notes:
-            self.notes.append(note)
 
     def _strings(self) -> Iterator[tuple[int, str]]:
         data = self._read_new("strings", MAX_STRINGS_BYTES)
@@ -273,7 +304,7 @@ class SessionFiles:
     def _open(self, name: str) -> int:
         """Opens a regular file. Raises `FormatError` if it is no regular file, or cannot be opened."""
         try:
-            with self._directory.opened() as directory:
+            with self._opened() as directory:
                 file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         except FormatError:
             self.unread = True

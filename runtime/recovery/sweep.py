@@ -17,13 +17,10 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError, SessionError
-from stepscope.runtime.recovery.killed_session import KilledSession
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session.directory import PREFIX, remove_session
+from stepscope.runtime.session.directory import PREFIX, Identity, in_use, parts, read_identity, remove_session
 from stepscope.runtime.session.file_lock import lock
-from stepscope.runtime.session.note import Swept, replace_note
-from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.native_threads import Event
+from stepscope.runtime.session.note import SessionNote, Swept, is_recovered, last_use, notes_of, replace_note
 
 log = logging.getLogger("stepscope")
 
@@ -34,65 +31,46 @@ WEEK = 7 * DAY
 FREE_SHARE = 1 / 8
 FREE_BYTES = 4 << 30
 """Free space for a new run, for which younger sessions are removed, too: this share, and at most so many bytes."""
-PAUSE_S = 0.2
-"""Between two sessions while the process trains: to look at one takes up to two milliseconds with the interpreter's lock, and
-hundreds of sessions may be left."""
+TIME_LIMIT_S = 0.02
+"""Time that a process spends on old sessions when it starts, while there is room. It looks at them in random order, so that
+processes that start later look at the others."""
 
 MEMORY = Path("/dev/shm")
 _MEMINFO = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
 
-_running: BackgroundCall[None] | None = None
-_stop = Event()
+
+class KilledSession(msgspec.Struct, frozen=True):
+    """A session whose process was killed."""
+
+    path: Path
+    identity: Identity
+    last_used: float
+    """Time of the last visible write, in seconds since 1970."""
+    unrecovered: tuple[tuple[Path, SessionNote], ...]
+    """Notes of the runs whose events it contains, and that were not recovered."""
+
+    @classmethod
+    def of(cls, path: Path) -> KilledSession | None:
+        """Reads a directory. Returns `None` if its process, or a joined one, still runs.
+
+        Raises:
+            SessionError: if it is not a private directory of this user with a readable `process.json`.
+            OSError: if it cannot be read.
+        """
+        identity = read_identity(path)
+        if identity.running or in_use(path):
+            return None
+        for part in parts(path):
+            with contextlib.suppress(SessionError):
+                if read_identity(part).running:
+                    return None
+        notes = notes_of(path, identity.pid, identity.start_time, os.geteuid())
+        # Not from a generator: if another thread lists all objects meanwhile, Python cannot complete the tuple.
+        unrecovered = tuple([(run, note) for run, note in notes if not is_recovered(note)])
+        return cls(path, identity, last_use(path), unrecovered)
 
 
-def sweep_in_background(place: Path) -> None:
-    """Sweeps a directory on a thread, as there may be many sessions. Only if space is short, it sweeps before it returns.
-
-    Results and errors are logged. `end_sweep()` stops the thread; the next sweep does the rest.
-    """
-    global _running
-    try:
-        scarce = is_scarce(place)
-    except OSError as error:  # creating the session there reports the same error
-        log.debug("%s is not swept: %s", place, error)
-        return
-    if scarce:
-        sweep(place)
-    else:
-        _stop.clear()
-        try:
-            _running = BackgroundCall(_sweep_slowly, place, name="stepscope sweep", elsewhere=True).start()
-        except RuntimeError as error:  # no further thread: the program does not wait for it either
-            log.debug("%s is not swept: %s", place, error)
-
-
-def end_sweep() -> None:
-    """Stops the sweep in the background, and waits a moment for its thread: the last profiler has closed."""
-    global _running
-    _stop.set()
-    work, _running = _running, None
-    if work is not None:
-        with contextlib.suppress(TimeoutError):  # a session is being removed
-            work.result(1)
-
-
-def _forked() -> None:
-    """The thread belongs to the parent."""
-    global _running
-    _running = None
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def _sweep_slowly(place: Path) -> None:
-    try:
-        sweep(place, pause=PAUSE_S)
-    except OSError as error:
-        log.warning("sessions of killed processes in %s are not removed: %s", place, error)
-
-
-def sweep(place: Path, pause: float = 0.0) -> None:
+def sweep(place: Path, seconds: float = TIME_LIMIT_S) -> None:
     """Removes sessions of killed processes from a directory, first those that no run needs, and of these the oldest first.
 
     A session that no run needs is removed after a day; others after a week.
@@ -102,17 +80,22 @@ def sweep(place: Path, pause: float = 0.0) -> None:
 
     Args:
         place: the directory.
-        pause: seconds to wait before each session, for other threads.
+        seconds: time after which it looks at no further session, unless room is short.
     """
+    try:
+        _sweep(place, seconds)
+    except OSError as error:  # creating the session there reports the same error
+        log.debug("%s is not swept: %s", place, error)
+
+
+def _sweep(place: Path, seconds: float) -> None:
+    end = time.monotonic() + (float("inf") if is_scarce(place) else seconds)
     sessions: list[KilledSession] = []
     directories = list(place.glob(f"{PREFIX}*"))
-    if (
-        pause
-    ):  # short runs, which end before they have seen all, look at different ones; the program's generator is left alone
-        random.Random().shuffle(directories)
+    random.Random().shuffle(directories)  # the program's own generator is left alone
     for directory in directories:
-        if pause and _stop.wait(pause):
-            return
+        if time.monotonic() > end:
+            break
         try:
             found = KilledSession.of(directory)
         except (OSError, ValueError, SessionError) as error:
@@ -171,12 +154,12 @@ def _events(session: KilledSession) -> int:
         files = SessionFiles(session.path)
     except (OSError, FormatError):
         return -1
-    parts = [files, *files.parts()]
+    all_files = [files, *files.parts()]
     try:
-        return sum(part.waiting() for part in parts)
+        return sum(each.waiting() for each in all_files)
     finally:
-        for part in parts:
-            part.close()
+        for each in all_files:
+            each.close()
 
 
 def is_scarce(place: Path) -> bool:

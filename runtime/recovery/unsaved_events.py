@@ -49,7 +49,9 @@ class UnsavedEvents:
         self.released = released
         self._counted: list[dict[int, int]] = [{} for _ in parts]
         """By part and ring, the serial number below which gaps of the journal, or of a flight recorder, count lost events."""
-        self._part_of = {_pid_of(files): number for number, (files, _) in enumerate(parts) if number}
+        self._part_of = {
+            int(files.directory.name.split("-")[0]): number for number, (files, _) in enumerate(parts) if number
+        }
         self.last_ns = 0
         """Latest time in the rings and stacks."""
         self.first_ns = int(FOREVER)
@@ -72,7 +74,8 @@ class UnsavedEvents:
             ended.append(events["id"][kinds == int(Kind.SPAN)])
             marks.append(events[kinds == int(Kind.STEP)])
             begins.append(events["ts"][(kinds != int(Kind.STEP)) & (kinds != int(Kind.GAP)) & ~_early(events)])
-        self.last_ns = max([self.last_ns, *(files.last_begin() for files, _ in parts)])
+        for files, _ in parts:
+            self.last_ns = max(self.last_ns, int(files.open_spans(MAX_TIME_NS)["ts"].max(initial=0)))
         for files, _ in parts:
             spans = files.open_spans(self.last_ns)
             begins.append(spans["ts"][~_early(spans)])
@@ -271,11 +274,6 @@ class UnfinishedWindow:
 
 def _possible(ns: int) -> int:
     return min(max(ns, 0), MAX_TIME_NS)
-
-
-def _pid_of(part: SessionFiles) -> int:
-    """Process id of a joined process."""
-    return int(part.directory.name.split("-")[0])
 
 
 def _among(keys: Keys, sorted_keys: Keys) -> Mask:

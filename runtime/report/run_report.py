@@ -10,7 +10,7 @@ from operator import add
 from stepscope.runtime.analysed import as_html
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.events.clock import ClockAnchor
-from stepscope.runtime.export.delivery_outcome import counted, remedy
+from stepscope.runtime.export.exporter_accounts import counted, remedy
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics

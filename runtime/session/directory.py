@@ -70,9 +70,7 @@ def make_session(
     last: Path | None = None,
     again: Path | None = None,
 ) -> Path:
-    """Makes a private directory in the first usable place, in memory if possible.
-
-    It is in use (`in_use`) as long as this process lives.
+    """Makes a private directory in the first usable place, in memory if possible. It is in use (`in_use`) as long as this process lives.
 
     Args:
         options: the place, and settings for processes that join.
@@ -129,11 +127,7 @@ def release_session(session: Path) -> None:
 
 
 def make_part(session: Path) -> Path:
-    """Makes the directory of this process in the session of another; `write_identity` completes it.
-
-    Raises:
-        OSError: if that is not possible.
-    """
+    """Makes the directory of this process in the session of another; `write_identity` completes it."""
     me = Identity(**process_identity())
     for attempt in range(1 << 10):
         # A process that joined and then called exec() has one already.
@@ -172,11 +166,7 @@ def remove_run(session: Path, profiler: int) -> None:
 
 
 def runs_of(session: Path) -> list[Path]:
-    """Returns the paths of the notes of the session's runs. Entries that cannot be read are skipped.
-
-    Raises:
-        OSError: if the directory cannot be read.
-    """
+    """Returns the paths of the notes of the session's runs. Entries that cannot be read are skipped."""
     found: list[Path] = []
     for name in sorted(os.listdir(session)):
         if name.startswith("run-") and _NUMBERED.fullmatch(name):
@@ -222,11 +212,7 @@ def read_options(session: Path) -> Options:
 
 
 def parts(session: Path) -> list[Path]:
-    """Returns the complete directories of processes that joined, by name. A deleted session has none.
-
-    Raises:
-        OSError: if the session cannot be read, such as for lack of descriptors.
-    """
+    """Returns the complete directories of processes that joined, by name. A deleted session has none."""
     try:
         names = sorted(name for name in os.listdir(session) if PART.fullmatch(name))
     except FileNotFoundError:
@@ -257,11 +243,6 @@ def places(wanted: str | None) -> Iterator[str]:
         yield str(temporary)
 
 
-def is_session_file(name: str) -> bool:
-    """Whether a session may make a file of this name."""
-    return name in _FILES or name.startswith(KEPT_PREFIX) or _NUMBERED.fullmatch(name) is not None
-
-
 def is_session_of(identity: bytes, pid: int, start_time: int) -> bool:
     """Whether the file `process.json` of a session names this process."""
     try:
@@ -276,13 +257,10 @@ def remove_files(directory: int) -> None:
 
     First it ends the recording of processes that still take part, although the owner was killed. It deletes `process.json`
     last, so that a kill in between leaves a session whose owner is known.
-
-    Raises:
-        OSError: if a file cannot be deleted.
     """
     _end(directory)
     for name in sorted(os.listdir(directory), key="process.json".__eq__):
-        if is_session_file(name):
+        if name in _FILES or name.startswith(KEPT_PREFIX) or _NUMBERED.fullmatch(name):
             os.unlink(name, dir_fd=directory)
         elif PART.fullmatch(name):
             part = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
@@ -294,11 +272,7 @@ def remove_files(directory: int) -> None:
 
 
 def remove_session(directory: Path) -> None:
-    """Deletes a session.
-
-    Raises:
-        OSError: if that is not possible, such as when it contains other files.
-    """
+    """Deletes a session."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         remove_files(descriptor)

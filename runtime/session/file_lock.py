@@ -14,18 +14,11 @@ from pathlib import Path
 
 
 def lock(path: Path, *, alone: bool = False, write: bool = False) -> int:
-    """Locks a file or directory.
-
-    Args:
-        path: an existing file or directory. Links are not followed.
-        alone: acquire an exclusive lock.
-        write: open the file for writing, which network file systems need for an exclusive lock.
+    """Locks an existing file or directory. Links are not followed. With `alone` the lock is exclusive; network file systems need `write`
+    for that, which opens the file for writing.
 
     Returns:
-        A descriptor; closing it releases the lock. -1 if it cannot be locked and `alone` is false.
-
-    Raises:
-        OSError: if it cannot be opened, or with `alone` cannot be locked.
+        A descriptor; closing it releases the lock. -1 if it cannot be locked; with `alone` that raises `OSError`.
     """
     way = os.O_RDWR if write else os.O_RDONLY
     descriptor = os.open(path, way | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -55,9 +48,6 @@ def acquire(path: Path) -> int:
 
     Returns:
         A descriptor for `release`; -1 if the file cannot be locked, which is no error.
-
-    Raises:
-        OSError: if it cannot be opened.
     """
     descriptor = lock(path)
     if descriptor >= 0:

@@ -52,13 +52,7 @@ def launch_name() -> str:
 
 
 def launch_directory(base: Path, name: str, launch: str) -> Path:
-    """Returns a directory that the ranks of a launch share: a new one for each run of this process.
-
-    Args:
-        base: directory that contains it.
-        name: of the run, usable as a file name.
-        launch: result of `launch_name`, usable as a file name.
-    """
+    """Returns a directory that the ranks of a launch (`launch_name`) share: a new one for each run of this process."""
     rank = rank_from_environment()[0]
     # Output of this rank in it is of an earlier launch with the same name.
     return _first_free(base / f"{name}-{launch}", lambda path: _has_output(path, f"rank{rank}"))

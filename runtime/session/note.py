@@ -10,17 +10,17 @@ import contextlib
 import errno
 import os
 import re
-import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
 from stepscope.runtime.files.encoding import exact_json, from_exact_json
+from stepscope.runtime.files.file_reading import create_once, read_bounded
 from stepscope.runtime.files.private_files import replace_private
-from stepscope.runtime.session.directory import in_use
+from stepscope.runtime.session.directory import in_use, runs_of
 from stepscope.runtime.session.system import is_running
-from stepscope.runtime.session.trace_note import TraceNote
 
 SESSION_FILE = "session"
 BUFFER_DIRECTORY = "unsent"
@@ -45,6 +45,40 @@ class Swept(msgspec.Struct, frozen=True):
     events: int
     """Upper bound of its events that are in no journal."""
     why: str
+
+
+class TraceNote(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One file that was not complete, of one exporter. Names below the run's directory are relative to it."""
+
+    first: str
+    """Where the complete file goes; of several that follow each other, the first."""
+    format: str
+    """The exporter: `chrome`, `perfetto` or `parquet`."""
+    arguments: dict[str, str | int | bool | None] = {}
+    """Its arguments, but for the path."""
+    number: int = 0
+    """How many files of this series are complete."""
+    window: int | None = None
+    """The one window that it has; `None`: all of the run."""
+    file: str = ""
+    """The file that is being written."""
+
+
+class NoteOutput(Protocol):
+    """Notes that a file is begun, or complete."""
+
+    def __call__(self, file: Path, being_written: bool, trace: TraceNote | None = None) -> None:
+        """
+        Args:
+            file: its name.
+            being_written: `True` before it is begun, `False` when it is complete.
+            trace: how it can be written anew from the run's journal, if it can.
+        """
+        ...
+
+
+def note_nothing(file: Path, being_written: bool, trace: TraceNote | None = None) -> None:
+    """A `NoteOutput` for files that recovery need not know of, or that are noted otherwise."""
 
 
 class SessionNote(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,35 +115,18 @@ class SessionNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def new_note(place: Path, note: SessionNote) -> Path:
-    """Writes a note under a name that no other run has.
-
-    Raises:
-        OSError: if that is not possible.
-    """
+    """Writes a note under a name that no other run has."""
     for number in range(1, _MAX_NAMES):
         path = place / (SESSION_FILE if number == 1 else f"{SESSION_FILE}-{number}")
         if path.is_symlink():  # no note: `read_note` does not follow links
             path.unlink()
-        with contextlib.suppress(FileExistsError):
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            break
-    else:
-        raise FileExistsError(errno.EEXIST, f"{_MAX_NAMES - 1} runs were killed here, recover them")
-    try:
-        with os.fdopen(file, "wb") as stream:
-            stream.write(exact_json(note))
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    return path
+        if create_once(path, exact_json(note), 0o600):
+            return path
+    raise FileExistsError(errno.EEXIST, f"{_MAX_NAMES - 1} runs were killed here, recover them")
 
 
 def replace_note(path: Path, note: SessionNote) -> None:
-    """Replaces a note in one step.
-
-    Raises:
-        OSError: if that is not possible. The old note stays.
-    """
+    """Replaces a note in one step."""
     replace_private(path, exact_json(msgspec.structs.replace(note, owner=-1)))
 
 
@@ -119,40 +136,21 @@ def is_note(path: Path) -> bool:
 
 
 def read_note(path: Path, problems: list[str]) -> SessionNote | None:
-    """Reads a note; `None` if there is none. If it cannot be read, adds the reason to `problems`.
-
-    Raises:
-        OSError: if it cannot be opened.
-    """
+    """Reads a note; `None` if there is none. If it cannot be read, adds the reason to `problems`."""
+    reading = read_bounded(path, _MAX_NOTE, follow=False)
+    if reading.content is None:
+        problems += [] if reading.missing else [f"{path}: {reading.problem}"]
+        return None
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
+        return msgspec.structs.replace(from_exact_json(reading.content, SessionNote), owner=reading.owner)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        problems.append(f"{path} cannot be read: {error}")
         return None
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        problems.append(f"{path} is a symbolic link, and was not followed")
-        return None
-    about = os.fstat(file)
-    if not stat.S_ISREG(about.st_mode):
-        os.close(file)
-        problems.append(f"{path} is not a regular file")
-        return None
-    with os.fdopen(file, "rb") as stream:
-        try:
-            note = from_exact_json(stream.read(_MAX_NOTE), SessionNote)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            problems.append(f"{path} cannot be read: {error}")
-            return None
-    return msgspec.structs.replace(note, owner=about.st_uid)
 
 
 def can_recover(place: Path, run: str = "") -> bool:
-    """Whether a process that wrote to a directory was killed, and its events in memory were not recovered.
-
-    Args:
-        place: the directory of runs.
-        run: id of a run whose session must still exist; default: any run.
+    """Whether a process that wrote to a directory was killed, and its events in memory were not recovered: those of any run, or of the
+    run with this id if its session still exists.
     """
     try:
         notes = notes_in(place, [])
@@ -165,11 +163,7 @@ def can_recover(place: Path, run: str = "") -> bool:
 
 
 def notes_in(place: Path, problems: list[str]) -> list[tuple[Path, SessionNote]]:
-    """Returns the notes of a directory, the newest first. If one cannot be read, adds the reason to `problems`.
-
-    Raises:
-        OSError: if the directory cannot be read.
-    """
+    """Returns the notes of a directory, the newest first. If one cannot be read, adds the reason to `problems`."""
     found = [
         (path.lstat().st_mtime_ns, path, note)
         for path in sorted(place.iterdir())
@@ -177,3 +171,29 @@ def notes_in(place: Path, problems: list[str]) -> list[tuple[Path, SessionNote]]
     ]
     found.sort(key=lambda entry: entry[:2], reverse=True)
     return [(path, note) for _, path, note in found]
+
+
+def last_use(session: Path) -> float:
+    """Time of the last visible write to a session, in seconds since 1970."""
+    files = [entry.stat(follow_symlinks=False) for entry in os.scandir(session)]
+    return max([session.lstat().st_mtime, *(file.st_mtime for file in files)])
+
+
+def notes_of(session: Path, pid: int, start_time: int, owner: int) -> Iterator[tuple[Path, SessionNote]]:
+    """The notes of the runs of a session. The paths in the session are not trusted: a note must belong to the owner, and name the
+    session and the process."""
+    for path in runs_of(session):
+        if path.is_absolute() and is_note(path):
+            with contextlib.suppress(OSError):
+                note = read_note(path, [])
+                if note is not None and (note.owner, note.directory) == (owner, str(session)):
+                    if (note.pid, note.start_time) == (pid, start_time):
+                        yield path, note
+
+
+def is_recovered(note: SessionNote) -> bool:
+    """Whether the journal of a note's run was completed after the last write to its session."""
+    try:
+        return note.recovered_ns / 1e9 >= last_use(Path(note.directory))
+    except OSError:
+        return False

@@ -76,12 +76,7 @@ def ranks_text(ranks: Sequence[int] | None) -> str:
 
 
 def valid_rank(rank: int | None, source: str) -> int | None:
-    """Returns the rank; `None`, and logs a warning, if it is not from 0 to below `MAX_RANKS`.
-
-    Args:
-        rank: from any input.
-        source: its origin, for the warning.
-    """
+    """Returns the rank; `None`, and logs a warning with its source, if it is not from 0 to below `MAX_RANKS`."""
     if rank is None or 0 <= rank < MAX_RANKS:
         return rank
     _warn_once(
@@ -91,12 +86,7 @@ def valid_rank(rank: int | None, source: str) -> int | None:
 
 
 def valid_world_size(size: int | None, source: str) -> int | None:
-    """Returns the number of ranks; `None`, and logs a warning, if it is not from 1 to `MAX_RANKS`.
-
-    Args:
-        size: from any input.
-        source: its origin, for the warning.
-    """
+    """Returns the number of ranks; `None`, and logs a warning with its source, if it is not from 1 to `MAX_RANKS`."""
     if size is None or 1 <= size <= MAX_RANKS:
         return size
     _warn_once(

@@ -72,11 +72,7 @@ def _stat(pid: int) -> list[str]:
 def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
     """Yields the directories of the control groups of this process, the innermost first, and whether they are of cgroup v1.
 
-    A container sees its own group as the root of the file system. Limits of outer groups apply, too.
-
-    Args:
-        controller: `memory`, `cpu` and so on.
-        root: where `/proc` and `/sys` are.
+    A container sees its own group as the root of the file system. Limits of outer groups apply, too. `/proc` and `/sys` are in `root`.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -18,13 +18,9 @@ from stepscope.runtime.threads.user_code import CANCEL_TIMEOUT_S
 class BackendWorker:
     """Calls one backend on its own thread and event loop, one call after the other.
 
-    A backend that blocks loses its own events only. The thread starts with the first call. All methods but `join` are called on
-    the drain loop. Only the coroutine functions wait.
-
-    Args:
-        name: name of the backend.
-        enter: called before each call, to set the context variables of the backend.
-        failed: called with the reason if the thread or its loop cannot start.
+    A backend that blocks loses its own events only. The thread starts with the first call; before each, `enter` sets the context
+    variables of the backend. `failed` is called with the reason if the thread or its loop cannot start. All methods but `join` are
+    called on the drain loop. Only the coroutine functions wait.
     """
 
     def __init__(self, name: str, enter: Callable[[], object], failed: Callable[[BaseException], object]) -> None:

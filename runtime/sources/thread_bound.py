@@ -126,12 +126,8 @@ class BoundSource(Source):
             self._report_detail()
 
     def carry_out(self, action: ProfilerAction, at: int, *, stepping: bool) -> None:
-        """Makes the waiting changes if this is the bound thread. Opens the backend if it waits for a thread.
-
-        Args:
-            action: current action of the profiler.
-            at: current time, in ns.
-            stepping: whether this thread has called `step()`.
+        """Makes the waiting changes if this is the bound thread. If the backend waits for a thread, opens it if this one is stepping, and
+        reports the current action.
         """
         if self.wanted and stepping:
             self.start()

@@ -55,13 +55,9 @@ class ThreadCoverage:
         self._present.pop(window.index, None)
 
     def notes(self, window: OpenWindow, ledger: Mapping[str, SourceLedger]) -> Iterator[str]:
-        """Notes on backends that saw no operators on their thread, while others recorded or called `step()`.
+        """Notes on backends that saw no operators on their thread, while others recorded or called `step()`, for a window that closes.
 
         There is no note if a backend had another reason to see nothing: it did not record, or no thread did.
-
-        Args:
-            window: a window that closes.
-            ledger: its accounts.
         """
         present = self._present.get(window.index, _Present())
         for source in self._without_operators(window, ledger, present):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.export.run import Metadata
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.end_change import EndChange, EndRequest, choose_end

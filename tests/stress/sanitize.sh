@@ -11,8 +11,8 @@ kind=address
 case "${1:-}" in address | thread) kind=$1 && shift ;; esac
 nouns=(span span_order strings arguments argument_bounds journal_columns instant ring attach session stack tasks contexts suspended task_factory
   task_tracks parents held_spans interleaved many_threads programs decorate
-  decorate_generators step_counter signal aggregates step_facts step_statistics chrome_encoder perfetto_encoder perfetto_nesting overflow full_queues survey
-  events events_payload arrow_columns named_tracks overhead crowded reentrance serial python_tasks itt signals signal_handlers signal_threads
+  decorate_generators step_counter signal aggregates step_facts step_statistics chrome_encoder perfetto_encoder perfetto_nesting overflow inbox survey
+  events arrow_columns named_tracks overhead crowded reentrance serial python_tasks itt signals signal_handlers signal_threads
   termination locks known_values)
 library() { "$cc" -print-file-name="lib$1.so"; }
 # The interpreter is not instrumented, so the sanitizer's library must be loaded before it.

@@ -13,16 +13,13 @@ import pytest
 
 from benchmarks.harness.document import markers
 from tests.stress.torture import table
-from tests.stress.torture.catalog import description, label, load
 from tests.stress.torture.command import main
 from tests.stress.torture.diary import Diary
-from tests.stress.torture.fault import Fault
+from tests.stress.torture.fault import Fault, description, label, load
 from tests.stress.torture.faults.killed import started
-from tests.stress.torture.found import Found
+from tests.stress.torture.found import Found, settle
 from tests.stress.torture.processes import command
-from tests.stress.torture.run import torture
-from tests.stress.torture.settle import settle
-from tests.stress.torture.tally import Tally
+from tests.stress.torture.run import Tally, torture
 from tests.stress.torture.victim import MAIN
 from tests.stress.torture.worker import Worker
 from tests.support.messages import refused

@@ -45,8 +45,8 @@ from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredE
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.journals import choose
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.recovery.target import choose
 from stepscope.runtime.session.job import this_host
 from stepscope.runtime.session.note import SESSION_FILE, is_note
 from stepscope.runtime.windows.window import Window

@@ -40,7 +40,7 @@ from stepscope.runtime.control.entry_points.environment import STEPS, directory_
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import ControlError, FormatError
-from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.export.run import Metadata
 from stepscope.runtime.journal import segments
 from stepscope.runtime.options import Options, Signal
 from stepscope.runtime.overhead.budget import MIN_RECORDED_NS

@@ -18,7 +18,7 @@ from stepscope.compat.mindspore.sources.device import detect_target
 from stepscope.runtime import _core
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.export.run import Metadata
 from stepscope.runtime.report.run_report import RunReport
 from stepscope.runtime.settings.arguments import got
 

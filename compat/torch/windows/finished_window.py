@@ -19,7 +19,7 @@ from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
-from stepscope.runtime.session.trace_note import TraceNote
+from stepscope.runtime.session.note import TraceNote
 from stepscope.runtime.windows.window import Window
 
 

@@ -32,7 +32,7 @@ from stepscope.runtime.errors import ControlError, SessionError
 from stepscope.runtime.files.paths import absolute, can_create_in
 from stepscope.runtime.lifecycle.output_directory import RUNS
 from stepscope.runtime.options import Options
-from stepscope.runtime.recovery.killed_session import KilledSession
+from stepscope.runtime.recovery.sweep import KilledSession
 from stepscope.runtime.session.directory import PREFIX, places
 from stepscope.runtime.version import VERSION
 

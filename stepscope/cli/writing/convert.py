@@ -24,8 +24,7 @@ from stepscope.runtime.flight.saved import window_name
 from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
-from stepscope.runtime.recovery.journals import Journals, suggest_journals
-from stepscope.runtime.recovery.target import choose
+from stepscope.runtime.recovery.journals import Journals, choose, suggest_journals
 from stepscope.runtime.session.note import JOURNAL, WINDOWS, can_recover
 from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.windows.window import Window, which_windows

@@ -17,8 +17,8 @@ from stepscope.exporters.files.output import PART
 from stepscope.exporters.files.rewriting import rewrite_trace
 from stepscope.runtime.errors import INCOMPLETE, FormatError, OutputError, ProfilerStateError, RecoveredError
 from stepscope.runtime.journal import segments
+from stepscope.runtime.recovery.journals import being_written, unfinished
 from stepscope.runtime.recovery.recover import Recovery, recover
-from stepscope.runtime.recovery.target import being_written, unfinished
 from stepscope.runtime.session.note import is_note, notes_in
 
 HELP = "bring back what a run had recorded when it died"

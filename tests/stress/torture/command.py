@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.harness.machine import Machine
-from tests.stress.torture import document, table
-from tests.stress.torture.catalog import PACKAGE, Catalog, load
+from tests.stress.torture import table
+from tests.stress.torture.fault import PACKAGE, Catalog, load
 from tests.stress.torture.faults.chance import FAMILY
-from tests.stress.torture.run import torture
-from tests.stress.torture.tally import Tally
+from tests.stress.torture.run import Tally, torture
 from tests.stress.torture.worker import LIMIT
 from tests.support.basics import heed_interrupts
 
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdict = f"{bad} NOT AS PROMISED" if bad else "nothing lost, nothing blocked"
     print(f"\n{len(tallies)} faults in {seconds:.0f} s: {verdict}; the same again: --seed {seed}")
     if options.markdown:
-        document.write(options.markdown, document.section(machine, tallies, catalog, seconds, seed))
+        table.write(options.markdown, table.section(machine, tallies, catalog, seconds, seed))
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(_report(machine, tallies, seconds, seed))))
     return int(bad > 0)

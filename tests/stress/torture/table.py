@@ -1,10 +1,15 @@
-"""The table of a run: for the terminal, and in Markdown."""
+"""The table of a run: for the terminal, and in the section of `docs/reliability.md` that a run of all faults writes."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
-from tests.stress.torture.tally import Tally
+from benchmarks.harness.document import put
+from benchmarks.harness.machine import Machine, file_system
+from tests.stress.torture.fault import Catalog, description
+from tests.stress.torture.run import Tally
 
 HEAD = ("fault", "tried", "produced", "exported", "dropped", "lost", "thread held", "shutdown")
 
@@ -71,3 +76,34 @@ def _time(ns: int) -> str:
     if not ns:
         return ""
     return f"{ns / 1e9:.2f} s" if ns >= 1e9 else f"{ns / 1e6:.3g} ms" if ns >= 1e6 else f"{ns / 1e3:.3g} us"
+
+
+def section(machine: Machine, tallies: Sequence[Tally], catalog: Catalog, seconds: float, seed: int) -> str:
+    """Machine, table, remarks, and what each fault does."""
+    shared, here = file_system(Path("/dev/shm")), file_system(Path(tempfile.gettempdir()))
+    parts = [
+        f"{machine.processor}, {machine.cores} cores, {machine.memory / (1 << 30):.0f} GiB, {machine.kernel}, "
+        f"{machine.python}; rings on {shared}, files on {here}. {seconds:.0f} s, first trial {seed}.",
+        markdown(tallies),
+    ]
+    if notes := remarks(tallies):
+        parts.append("\n".join(f"- {note}" for note in notes))
+    parts.append("### What each fault does")
+    for family in catalog.families:
+        about = catalog.about[family]
+        named: dict[str, list[str]] = {}
+        for fault in catalog.faults:
+            if fault.family == family:
+                named.setdefault(description(fault), []).append(f"*{fault.name}*")
+        items = [f"- {', '.join(names)}: {what}" for what, names in named.items()]
+        parts.append("\n".join([f"**{family}**. {about}", "", *items]))
+    return "\n\n".join(parts)
+
+
+def write(path: Path, text: str) -> None:
+    """Puts the section in its place.
+
+    Raises:
+        ValueError: if the page exists and has no place for it.
+    """
+    put(path, "torture", text, title="Reliability")

@@ -12,8 +12,7 @@ from typing import BinaryIO
 import msgspec
 import pytest
 
-from tests.stress.torture.catalog import label, load
-from tests.stress.torture.fault import Fault, Outcome
+from tests.stress.torture.fault import Fault, Outcome, label, load
 from tests.stress.torture.processes import children, command, end_tree
 
 PR_SET_CHILD_SUBREAPER = 36

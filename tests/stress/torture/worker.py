@@ -13,8 +13,7 @@ from typing import IO
 
 import msgspec
 
-from tests.stress.torture.catalog import PACKAGE, label
-from tests.stress.torture.fault import Fault, Outcome
+from tests.stress.torture.fault import PACKAGE, Fault, Outcome, label
 from tests.stress.torture.processes import end_tree
 from tests.stress.torture.trials import Answer, Request
 from tests.support.basics import ROOT, is_readable

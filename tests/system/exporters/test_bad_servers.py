@@ -14,7 +14,7 @@ from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.session.note import BUFFER_DIRECTORY
-from tests.stress.torture.passage import Passage
+from tests.stress.torture.servers import Passage
 from tests.support.basics import BUSY
 from tests.support.collecting import collecting, until
 from tests.support.collectors import journals

@@ -11,7 +11,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.exporter_statistics import ExporterStatistics
+from stepscope.runtime.export.exporter_accounts import ExporterStatistics
 from tests.support.crashes import names
 from tests.support.flights import Profile
 from tests.support.launch import run_to_end

@@ -19,12 +19,11 @@ from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, own_heap
 from stepscope.runtime.events.survey import Survey
-from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.inbox import Inbox, PendingDeliveries
 from stepscope.runtime.loop import backpressure
 from stepscope.runtime.loop.backpressure import MIN_JUDGED_S, BackpressureQueue, DrainedBlock, DrainedTurn
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.memory_limits import memory_limits
-from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import poll
 

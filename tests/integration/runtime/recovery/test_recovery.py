@@ -28,12 +28,6 @@ from tests.support.messages import refused
 from tests.support.nesting import chrome_problems
 
 
-@pytest.fixture
-def crash(tmp_path: Path) -> Crash:
-    """A program to be killed."""
-    return Crash(tmp_path)
-
-
 @pytest.mark.parametrize("between", ["pass", "number % 10 == 5 and profiler.flush()"])
 @pytest.mark.parametrize("drain_interval", [0.001, 1000.0])
 @pytest.mark.parametrize("interval_ns", [-1, 60_000_000_000])

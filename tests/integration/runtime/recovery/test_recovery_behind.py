@@ -38,12 +38,6 @@ die()
 """
 
 
-@pytest.fixture
-def crash(tmp_path: Path) -> Crash:
-    """A program to be killed."""
-    return Crash(tmp_path)
-
-
 def program(loop: str, *, seconds: float, queue: int) -> str:
     """A run whose journal takes so many seconds for a batch, with queues of so many bytes."""
     return "import time\n" + SLOW.replace("SECONDS", str(seconds)).replace("QUEUE", str(queue)) + loop + DIE

@@ -32,12 +32,6 @@ for ring in Path(sys.argv[2]).glob("*/ring-*"):
 DRAINED = {"nowhere else": "drain(1 << 18, 1 << 62), die()", "journal": "_core.drain = drain; profiler.flush(), die()"}
 
 
-@pytest.fixture
-def crash(tmp_path: Path) -> Crash:
-    """A program to be killed."""
-    return Crash(tmp_path)
-
-
 @pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
 @pytest.mark.parametrize("where", DRAINED)
 def test_a_drain_that_was_not_given_free(where: str, policy: str, crash: Crash) -> None:

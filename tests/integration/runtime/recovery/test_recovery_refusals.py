@@ -8,28 +8,25 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+import stepscope as sc
 from stepscope.cli.main import main
+from stepscope.compat.mindspore.output_layout import RAW
 from stepscope.runtime.errors import FormatError, ProfilerStateError
+from stepscope.runtime.recovery.flight_files import name_unfinished_windows
+from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session.job import rank_from_environment
+from stepscope.runtime.session.note import SessionNote, read_note
 from stepscope.runtime.session.system import is_running, process_identity
 from tests.support.basics import ROOT
 from tests.support.commands import python
-from tests.support.crashes import BODY, MIDWAY, Crash, batches, names
+from tests.support.crashes import BODY, MIDWAY, Crash, names
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
-
-
-@pytest.fixture
-def crash(tmp_path: Path) -> Crash:
-    """A program to be killed."""
-    return Crash(tmp_path)
 
 
 def test_a_living_process_is_left_alone(tmp_path: Path) -> None:
@@ -133,42 +130,95 @@ def test_more_processes_than_there_are_descriptors(crash: Crash) -> None:
     assert names(crash.run / "journal")["forward"] == 40
 
 
-@pytest.fixture(scope="module")
-def left_behind() -> Iterator[Path]:
-    """A crashed run with its session directory, to be damaged; in memory, as a busy disk would make each time a long one."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        place = Path(name)
-        Crash(place).of(BODY.format(between="number == 7 and profiler.flush()"), drain_interval=1000.0)
-        yield place
+def test_digits_that_are_no_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`str.isdigit` takes a superscript for one, `int` does not."""
+    (tmp_path / "windows").mkdir()
+    (tmp_path / "windows" / "²²²²²²x.journal").touch()
+    (tmp_path / "windows" / "000007-x.journal").touch()
+    assert name_unfinished_windows(tmp_path, SessionNote(directory="/nowhere", pid=1, start_time=1), set())[0] == 8
+    monkeypatch.setenv("RANK", "²")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert rank_from_environment()[1] == 4
 
 
-@pytest.mark.timeout(600)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["ring-00000", "stacks", "strings", "tracks"]),
-            st.sampled_from([0, 8, 12, 16, 24, 64, 72, 80, 128, 136]) | st.integers(0, 12_000),
-            st.binary(min_size=1, max_size=16),
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-    st.none() | st.integers(0, 20_000),
-)
-def test_damaged_sessions_are_survived(left_behind: Path, acts: list[tuple[str, int, bytes]], cut: int | None) -> None:
-    """Whatever is in the files of a session, recovery ends, with a journal that can be read."""
-    (directory,) = (left_behind / "session").iterdir()
-    originals = {path: path.read_bytes() for path in directory.iterdir()}
-    try:
-        for name, at, junk in acts:
-            with open(directory / name, "r+b") as file:
-                file.seek(at)
-                file.write(junk)
-        if cut is not None:
-            os.truncate(directory / acts[0][0], cut)
-        recovery = recover(left_behind / "run", left_behind / "copy")
-        assert names(recovery.journal)["forward"] >= 8 or recovery.missing
-        assert all(batch.window == 0 for batch in batches(recovery.journal))
-    finally:
-        for path, data in originals.items():
-            path.write_bytes(data)
+@pytest.mark.parametrize("at", [-1, 1 << 62, 1 << 80])
+def test_a_time_that_no_calendar_has(tmp_path: Path, at: int) -> None:
+    """Such a note is not believed."""
+    swept = {"at_ns": at, "events": 1, "why": "x"}
+    note = {"directory": "/nowhere", "pid": 1, "start_time": 1, "swept": swept}
+    (tmp_path / "session").write_text(json.dumps(note))
+    problems: list[str] = []
+    assert read_note(tmp_path / "session", problems) is None and problems
+    with pytest.raises(FormatError):
+        recover(tmp_path)
+
+
+def test_a_file_of_somebody_else_whose_name_begins_like_a_journals(tmp_path: Path) -> None:
+    """It is no problem of the run."""
+    with sc.trace(output_dir=tmp_path), sc.span("x"):
+        pass
+    (tmp_path / "journal.notes").write_text("mine")
+    found = Journals.of(tmp_path)
+    assert [path.name for path, _ in found.found] == ["journal"] and not found.unusable
+    (tmp_path / "journal-2").write_text("mine")
+    assert len(Journals.of(tmp_path).unusable) == 1
+
+
+def test_a_journal_that_is_a_link(tmp_path: Path) -> None:
+    """It may lead out of the run's directory, so it is not followed unless it is named itself."""
+    with sc.trace(output_dir=tmp_path / "run"), sc.span("x"):
+        pass
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "journal").symlink_to(tmp_path / "run" / "journal")
+    found = Journals.of(place)
+    assert not found.found and "symbolic link" in found.unusable[0]
+    with refused(FormatError, tmp_path, "journal"):
+        recover(place)
+
+
+OFFLINE = """
+import sys
+from pathlib import Path
+from stepscope.mindspore import Profiler
+analysis = Profiler.offline_analyse(Path(sys.argv[1]).parent, data_simplification=False)
+print(*analysis.rejected, file=sys.stderr)
+sys.exit(not analysis.complete)
+"""
+COMMAND = """
+import sys
+from stepscope.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+WITHOUT_CAPABILITIES = """
+import ctypes
+version_3 = (ctypes.c_uint32 * 2)(0x20080522, 0)
+assert ctypes.CDLL(None).capset(version_3, (ctypes.c_uint32 * 6)()) == 0
+"""
+"""Then root, too, can read only what the rights of a file allow."""
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """A run's directory in the place of a window of MindSpore; nobody can read its journal."""
+    window = tmp_path / "host_1_2_cpu_ms" / RAW
+    with sc.trace(output_dir=window), sc.span("work"):
+        pass
+    (window / "journal").chmod(0)
+    return window
+
+
+@pytest.mark.parametrize("what", ["offline", "convert", "recover", "merge"])
+def test_an_unreadable_journal(what: str, raw: Path) -> None:
+    """The text has the file and the reason."""
+    program, arguments = {
+        "offline": (OFFLINE, [str(raw)]),
+        "convert": (COMMAND, ["convert", str(raw), str(raw / "trace.json")]),
+        "recover": (COMMAND, ["recover", str(raw)]),
+        "merge": (COMMAND, ["merge", str(raw), "--out", str(raw / "trace.json")]),
+    }[what]
+    done = run_to_end([sys.executable, "-c", WITHOUT_CAPABILITIES + program, *arguments], timeout=60, cwd=ROOT)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Permission denied" in done.stderr and str(raw / "journal") in done.stderr
+    for untrue in ("no journal:", "no journal,", "has no journal", "Errno"):
+        assert untrue not in done.stderr, done.stderr

@@ -10,7 +10,6 @@ import random
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.options import Options
 from stepscope.runtime.recovery import sweep as sweeping
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.recovery.sweep import DAY, WEEK, is_scarce, sweep, sweep_in_background
+from stepscope.runtime.recovery.sweep import DAY, WEEK, is_scarce, sweep
 from stepscope.runtime.session.directory import in_use, make_session
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.note import SessionNote, new_note, read_note
@@ -125,7 +124,7 @@ def test_what_no_run_needs_goes_after_a_day(left: Left, caplog: pytest.LogCaptur
         recover(run)
     shutil.rmtree(gone[0])
     with caplog.at_level(logging.INFO, "stepscope"):
-        sweep(left.sessions)
+        sweep(left.sessions, 60.0)
     assert [path.exists() for _, path in (needed, recovered, gone, young)] == [True, False, False, True]
     assert {record.levelno for record in caplog.records} == {logging.INFO}
 
@@ -148,7 +147,7 @@ def test_a_note_that_is_not_of_the_session_needs_it_not(left: Left, tmp_path: Pa
     os.utime(session, (0, 0))
     for path in session.iterdir():
         os.utime(path, (0, 0), follow_symlinks=False)
-    sweep(left.sessions)
+    sweep(left.sessions, 60.0)
     assert not session.exists()
     assert (other / "session").read_bytes() == before
 
@@ -156,7 +155,7 @@ def test_a_note_that_is_not_of_the_session_needs_it_not(left: Left, tmp_path: Pa
 def test_a_session_that_was_not_recovered_goes_after_a_week(left: Left, caplog: pytest.LogCaptureFixture) -> None:
     """The run's note and the log say so."""
     old, young = left.run("old", WEEK + DAY), left.run("young", WEEK - DAY)
-    sweep(left.sessions)
+    sweep(left.sessions, 60.0)
     assert [path.exists() for _, path in (old, young)] == [False, True]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     note = read_note(old[0] / "session", [])
@@ -170,7 +169,7 @@ def test_no_room(
     run, session = left.run("run", 60.0)
     monkeypatch.setattr(sweeping, "FREE_BYTES", 1 << 62)
     monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
-    sweep(left.sessions)
+    sweep(left.sessions, 0.0)
     assert not session.exists()
     said(caplog.records, run, snapshot=False)  # how many events it had is the machine's
     note = read_note(run / "session", [])
@@ -183,35 +182,16 @@ def test_no_room(
     assert names(run / "journal")["forward"] == 21
 
 
-def test_who_starts_does_not_wait_for_the_sweep(left: Left, tmp_path: Path) -> None:
-    """It goes on beside the program; a place that is not there is for who makes a directory in it to tell."""
-    recovered, session = left.run("recovered", 2 * DAY)
-    recover(recovered)
-    sweep_in_background(left.sessions)
-    for thread in threading.enumerate():
-        if thread.name == "stepscope sweep":
-            thread.join()
-    assert not session.exists()
-    sweep_in_background(tmp_path / "missing")
-
-
-def test_a_seeded_program_draws_the_same_numbers(left: Left) -> None:
-    """A sweep, which looks at sessions in random order, does not use the program's generator."""
-    for number in range(3):
-        left.run(f"run{number}", 60.0)
+def test_who_starts_sweeps_for_a_moment(left: Left, tmp_path: Path) -> None:
+    """Then training goes on, and whoever starts next sees to the rest; with the program's random numbers untouched."""
+    _, session = left.run("run", 2 * WEEK)
     before = random.getstate()
-    sweep(left.sessions, pause=0.001)
-    assert random.getstate() == before
-
-
-def test_who_starts_waits_for_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is too little, no other thread sweeps: there is room when it returns."""
-    _, session = left.run("run", 60.0)
-    monkeypatch.setattr(sweeping, "FREE_BYTES", 1 << 62)
-    monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
-    monkeypatch.setattr(sweeping, "PAUSE_S", 600.0)
-    sweep_in_background(left.sessions)
+    sweep(left.sessions, 0.0)
+    assert session.exists()
+    start(tmp_path / "next", left.sessions, "pass")
     assert not session.exists()
+    sweep(tmp_path / "missing")
+    assert random.getstate() == before
 
 
 def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,10 +210,10 @@ def test_one_that_is_in_use_stays(left: Left) -> None:
     _, session = left.run("run", 9 * DAY)
     for name in (".", "process.json"):
         held = lock(session / name)
-        sweep(left.sessions)
+        sweep(left.sessions, 60.0)
         assert session.exists()
         os.close(held)
-    sweep(left.sessions)
+    sweep(left.sessions, 60.0)
     assert not session.exists()
 
 

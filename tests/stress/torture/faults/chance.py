@@ -23,11 +23,10 @@ from tests.stress.torture import servers
 from tests.stress.torture.diary import LANES, Diary, lane_name
 from tests.stress.torture.fault import Fault, Outcome
 from tests.stress.torture.faults.killed import bare_ns, started
-from tests.stress.torture.found import Found
+from tests.stress.torture.found import Found, settle
 from tests.stress.torture.plan import Ending, Plan, draw
 from tests.stress.torture.planned import ProgramReport
 from tests.stress.torture.processes import command
-from tests.stress.torture.settle import settle
 from tests.support import pftrace
 from tests.support.basics import ROOT, Deferred
 

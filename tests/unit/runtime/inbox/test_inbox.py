@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.exporters.memory import MemoryExporter
+from stepscope.runtime import _core
 from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, cut_block, empty_block
+from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.messages import Delivery, Dropped, Message
+from stepscope.runtime.sources.source import InboxSink
+from tests.support.exporter_workers import closed, ledger_of, run_facts
 from tests.support.messages import refused
 
 
@@ -51,15 +62,6 @@ def test_close_gives_back_what_was_put_and_refuses_more() -> None:
         inbox.put(2)
 
 
-def test_each_put_wakes_the_consumer() -> None:
-    """The consumer never sleeps on a full inbox."""
-    wakes: list[None] = []
-    inbox: Inbox[int] = Inbox(10, lambda: wakes.append(None))
-    inbox.put(1)
-    inbox.put(2)
-    assert len(wakes) == 2
-
-
 def test_what_may_wait_wakes_the_consumer_later() -> None:
     """Begins and ends of windows are looked at together."""
     wakes: list[str] = []
@@ -93,3 +95,125 @@ def test_puts_from_many_threads_and_a_close_in_between() -> None:
     for thread in threads:
         thread.join()
     assert sorted(taken) == sorted(accepted)
+
+
+def block(count: int, arguments: int = 0) -> tuple[Block, bytes]:
+    """Spans, numbered from 1, each with that many arguments."""
+    events: Any = empty_block(count)
+    args = b""
+    for number, row in enumerate(events, 1):
+        row["name"], row["kind"], row["id"], row["ts"] = strings.intern("work"), int(Kind.SPAN), number, number
+        heap = _core.encode_arguments({f"key {index}": number * 100 + index for index in range(arguments)})
+        row["args_at"], row["args_len"] = len(args), len(heap)
+        args += heap
+    return events, args
+
+
+@given(
+    count=st.integers(0, 60),
+    arguments=st.integers(0, 3),
+    step=st.sampled_from([1, 2, -1]),
+    room=st.integers(-100, 9000),
+)
+def test_the_first_events_that_fit(count: int, arguments: int, step: int, room: int) -> None:
+    """They fit with their arguments, in any order of these, and one more would not; all are the block itself."""
+    whole, args = block(count, arguments)
+    events = whole[::step]
+    kept, heap = cut_block(events, args, room)
+    assert kept["id"].tolist() == events["id"][: len(kept)].tolist()
+    for row in kept:
+        decoded = _core.decode_arguments(heap, int(row["args_at"]), int(row["args_len"])) if row["args_len"] else {}
+        assert decoded == {f"key {index}": int(row["id"]) * 100 + index for index in range(arguments)}
+    if len(kept) == len(events):
+        assert kept is events or kept.nbytes + len(heap) <= max(room, 0)
+        return
+    assert kept.nbytes + len(heap) <= max(room, 0)
+    more = events[: len(kept) + 1]
+    reach = int((more["args_at"] + more["args_len"]).max())
+    assert more.nbytes + reach > room
+
+
+def test_arguments_that_point_nowhere_cost_nothing() -> None:
+    """A backend's mistake raises no error where its block is cut."""
+    events, _ = block(40)
+    events["args_at"], events["args_len"] = 7, 1 << 20
+    events["flags"][:20] = int(Flag.ARG_INLINE)
+    kept, heap = cut_block(events, b"", 1000)
+    assert len(kept) == 15 and heap == b""
+
+
+def test_the_inbox_takes_the_first_events_of_a_block() -> None:
+    """The others are dropped and counted; the watermark arrives all the same."""
+    inbox: Inbox[Message] = Inbox(64 * 50, lambda: None)
+    sink = InboxSink("device", inbox)
+    assert sink.deliver(*block(30), watermark=1) == 30
+    assert sink.deliver(*block(30), watermark=9) == 20
+    assert sink.deliver(*block(30)) == 0
+    messages = inbox.pop_all()
+    assert [len(message.events) for message in messages if isinstance(message, Delivery)] == [30, 20]
+    lost = [(message.reason, message.count) for message in messages if isinstance(message, Dropped)]
+    assert lost == [("inbox", 10), ("inbox", 30)]
+    assert len(messages) == 6
+
+
+def worker(path: Path, *, drop_oldest: bool) -> ExporterWorker:
+    """One that was not started, with room for 100 events without arguments."""
+    return ExporterWorker(MemoryExporter(), run_facts(path), 64 * 100, drop_oldest=drop_oldest)
+
+
+async def test_a_full_queue_drops_what_comes(tmp_path: Path) -> None:
+    """Of a batch the first events that fit are queued."""
+    queue = worker(tmp_path, drop_oldest=False)
+    for window in range(4):
+        queue.offer(EventBatch("recorder", window, *block(40)))
+    assert [ledger_of(queue, window).in_flight for window in range(4)] == [40, 40, 20, 0]
+    statistics = queue.statistics()
+    assert statistics.ledger.dropped == {"queue": 60} and statistics.waiting_bytes == 64 * 100
+
+
+async def test_a_full_queue_drops_the_oldest_batches_if_asked(tmp_path: Path) -> None:
+    """Whole batches, counted for their windows; ends of windows stay in their places."""
+    queue = worker(tmp_path, drop_oldest=True)
+    for window in range(4):
+        queue.offer(EventBatch("recorder", window, *block(40)))
+        queue.close_window(closed(window))
+    assert [ledger_of(queue, window).in_flight for window in range(4)] == [0, 0, 40, 40]
+    assert [ledger_of(queue, window).dropped for window in range(4)] == [{"queue": 40}] * 2 + [{}] * 2
+    assert queue.windows_waiting == 4 and queue.handled == 2
+    statistics = queue.statistics()
+    assert statistics.waiting_events == 80 and statistics.waiting_bytes == 64 * 80
+
+
+@pytest.mark.parametrize("drop_oldest", [False, True])
+async def test_a_batch_that_is_larger_than_the_queue(drop_oldest: bool, tmp_path: Path) -> None:
+    """It passes into an empty queue, as it would nowhere else; otherwise a part of it does."""
+    queue = worker(tmp_path, drop_oldest=drop_oldest)
+    queue.offer(EventBatch("recorder", 0, *block(150)))
+    assert ledger_of(queue).in_flight == 150
+    queue.offer(EventBatch("recorder", 1, *block(150)))
+    assert ledger_of(queue, 1).in_flight == (100 if drop_oldest else 0)
+    assert queue.statistics().ledger.dropped == {"queue": 200 if drop_oldest else 150}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (Kind.SPAN, "kind", 0),
+        (Kind.SPAN, "kind", 13),
+        (Kind.INSTANT, "ts", -1),
+        (Kind.INSTANT, "ts", 1 << 62),
+        (Kind.SPAN, "dur", -(1 << 62)),
+        (Kind.GAP, "dur", 1 << 62),
+        (Kind.GAP, "id", 1 << 48),
+    ],
+)
+def test_the_inbox_refuses_impossible_events(kind: Kind, field: str, value: int) -> None:
+    """Their block costs the backend its own events: in a journal they would spoil all accounts."""
+    inbox: Inbox[Message] = Inbox(1 << 20, lambda: None)
+    sink = InboxSink("device", inbox)
+    events, args = block(3)
+    events["kind"][1] = int(kind)
+    events[field][1] = value
+    with refused(ValueError, "event 1", "'device'", field, str(value), "EVENT_DTYPE"):
+        sink.deliver(events, args)
+    assert not inbox.pop_all()

@@ -112,20 +112,6 @@ def test_random_damage_never_invents_events(acts: list[tuple[str, float, bytes]]
     assert len(found) <= len(written)
 
 
-@given(st.binary(max_size=400), st.booleans())
-def test_arbitrary_bytes_are_no_journal(junk: bytes, with_header: bool) -> None:
-    """Any bytes at all, also behind a right header, are an error or an empty journal."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "journal"
-        path.write_bytes((fmt.encode_file_header(b"\xf5abc") if with_header else b"") + junk)
-        try:
-            items, damage = read_journal(path)
-        except FormatError:
-            return
-    assert items == []
-    assert damage.torn_bytes == len(junk)
-
-
 def test_damage_in_the_middle_costs_one_frame(tmp_path: Path) -> None:
     """After a damaged frame the reader finds the next one, and says what is missing."""
     data = bytearray(sample(tmp_path))

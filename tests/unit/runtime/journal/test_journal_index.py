@@ -326,11 +326,11 @@ def forged(path: Path, index: object, at: int = 0) -> None:
     """Replaces the index of a journal by another, of which the end says that it begins at a byte; default: where it does."""
     with JournalReader(path) as reader:
         found = [*reader]
-        assert found and reader.sync_word is not None
+        assert found and reader.frames.sync_word is not None
         number, begin = reader.end_position
-        sync = reader.sync_word
+        sync = reader.frames.sync_word
     with JournalReader(path) as reader:
-        end = reader._frames.last()  # pyright: ignore[reportPrivateUsage]
+        end = reader.frames.last()
     assert end is not None
     decoded = msgspec.msgpack.decode(end[2], type=EndRecord)
     data = path.read_bytes()[: decoded.index]
