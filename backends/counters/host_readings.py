@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from stepscope.backends.counters.counting import Reading
-from stepscope.runtime.flight.triggers.memory import ProcessMemory
+from stepscope.runtime.flight.triggers.memory_high import ProcessMemory
 from stepscope.runtime.session.system import field, groups, number
 
 _SECTOR = 512
