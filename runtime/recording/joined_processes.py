@@ -140,10 +140,10 @@ class Worker:
 
     def _without_ring(self) -> list[tuple[bytes, bytes]]:
         """A gap for events, since the last drain, of threads without a ring."""
-        count = _core.take_refused(self.identity.pid)
+        count, error = _core.take_refused(self.identity.pid)
         self._refused += count
         if count:
-            self._denied = _reason(_core.denied(self.identity.pid))
+            self._denied = _reason(error)
         gap = [(self._gap(count), b"")] if count else []
         self._drained_ns = _core.now()
         return gap

@@ -71,14 +71,6 @@ def rows(aggregates: _core.Aggregates) -> dict[tuple[int, int], Row]:
     return {(row[0], row[1]): Row(*row) for row in aggregates.rows()}
 
 
-def test_there_is_nothing_at_first() -> None:
-    """New statistics have no rows and nothing to remark."""
-    aggregates = Aggregates()
-    aggregates.update(empty_block())
-    assert (aggregates.rows(), aggregates.counter_rows(), aggregates.instant_rows()) == ([], [], [])
-    assert set(aggregates.counts().values()) == {0}
-
-
 @given(st.lists(spans, max_size=4))
 def test_spans_add_up_exactly_and_quantiles_keep_their_error(blocks: list[list[tuple[int, int, int, int]]]) -> None:
     """Against numpy: counts, sums and extremes are exact, quantiles are nearest-rank within 1/128."""
@@ -114,15 +106,6 @@ def test_the_standard_deviation_is_that_of_all_durations(blocks: list[list[int]]
     alike = Aggregates()
     alike.update(span_block([(FIRST, 0, 10**12 + value % 2 * 1000, 0) for value in range(1000)]))
     assert rows(alike)[FIRST, 0].std == pytest.approx(500, rel=1e-9)
-
-
-@given(durations)
-def test_one_value_is_every_quantile(duration: int) -> None:
-    """The extremes are exact, so a single value is not blurred at all."""
-    aggregates = Aggregates()
-    aggregates.update(span_block([(FIRST, 0, duration, 0)]))
-    row = rows(aggregates)[FIRST, 0]
-    assert row.p50 == row.p95 == row.p99 == float(duration)
 
 
 def test_the_error_of_quantiles_is_as_stated_over_the_whole_range() -> None:
@@ -321,15 +304,3 @@ def test_a_table_takes_memory_for_its_keys_only() -> None:
         table.update(few)
         table.copy()
     assert resident() - before < 300 * 64 << 10
-
-
-def test_a_table_grows_with_its_keys() -> None:
-    """Keys that come after many others are kept apart, and counted where they were first."""
-    aggregates = Aggregates()
-    for first in range(0, 3000, 500):
-        block = empty_block(1000)
-        block["kind"], block["dur"], block["name"] = int(Kind.SPAN), 7, np.arange(1000) + first + FIRST
-        aggregates.update(block)
-    counts = {row[0] - FIRST: row[2] for row in aggregates.rows()}
-    assert counts == {name: 1 if name < 500 or name >= 3000 else 2 for name in range(3500)}
-    assert aggregates.counts()["other"] == 0
