@@ -28,9 +28,20 @@ def thread_track() -> int:
 def tracks(first: int, most: int = ..., /) -> list[tuple[int, int, int, int, int, str]]: ...
 
 # recorder
-def open(directory: str, slots: int, rings: int, overflow: str, block_seconds: float = ..., /) -> int:
-    """Opens the session in `directory`. `slots` per ring is a power of two; a thread that fills its ring goes on in
-    another while there are fewer than `rings`. Returns the eventfd that rings signal."""
+def open(
+    directory: str, slots: int, rings: int, overflow: str, block_seconds: float = ..., session: str = ..., /
+) -> int:
+    """Opens a session in `directory`, or takes part in the `session` of another process: records into `directory` while that
+    process records. The process is told, so `directory` must say whose it is already.
+
+    `slots` per ring is a power of two; a thread that fills its ring goes on in another while there are fewer than `rings`.
+
+    Returns:
+        The eventfd that rings signal; -1 in the session of another process.
+
+    Raises:
+        OSError: if there is no such directory; ESTALE if the session is over, EINVAL if there is none that can be joined.
+    """
 
 def close() -> None: ...
 def detach_files(joins: int, /) -> bool:
@@ -50,23 +61,13 @@ def make_files(directory: str, /) -> None:
         OSError: if they cannot be made; another directory may be tried.
     """
 
-def join(session: str, directory: str, slots: int, rings: int, overflow: str, block_seconds: float, /) -> None:
-    """Takes part in the session of another process: records into `directory` while that process records. The
-    process is told, so `directory` must say whose it is already.
-
-    Raises:
-        OSError: ESTALE if the session is over, EINVAL if there is none that can be joined.
-    """
-
 def joins() -> int:
     """How many processes have joined the session so far."""
 
-def denied(pid: int, /) -> int:
-    """The errno with which the process that joined could have no file for a ring, the last time; 0: it could."""
-
-def take_refused(pid: int, /) -> int:
+def take_refused(pid: int, /) -> tuple[int, int]:
     """Events that threads of the joined process of this number could not record, as they could have no ring, since it was
-    asked for last. One consumer. Processes whose numbers are alike modulo 256 share a count."""
+    asked for last; and the errno with which it could have no file for one, the last time, 0: it could. One consumer. Processes whose
+    numbers are alike modulo 256 share a count."""
 
 def leave() -> bool:
     """Takes no part any more. False, and nothing changes, if a thread has recorded already."""
@@ -508,11 +509,8 @@ def survey(events: Any, /) -> tuple[int, ...]:
 def unnamed_tracks(events: Any, named: Any, /) -> set[int]:
     """The tracks of a block whose byte in `named` is 0, or that are beyond it. The GIL stays."""
 
-def of_kind(events: Any, kind: int, /) -> bytes:
-    """The events of one kind."""
-
-def touching(events: Any, start: int, end: int, /) -> bytes:
-    """The events that lie in `[start, end)`, ns, at least in part."""
+def part_of_block(events: Any, kind: int, start: int, end: int, /) -> bytes:
+    """The events of one kind, or of any if it is 0, that lie in `[start, end)`, ns, at least in part."""
 
 def count_touching(events: Any, intervals: Any, /) -> int:
     """How many events, gaps apart, lie in one of the intervals, at least in part.
@@ -628,9 +626,6 @@ def intervals_all_on(intervals: Any, track: int, other: int, /) -> bool:
 def heap_range(block: Any, /) -> tuple[int, int, int]:
     """Where the arguments of a block begin and end in their heap, and how many bytes they have; zeros if there are none."""
 
-def with_heap_from(block: Any, first: int, /) -> bytearray:
-    """A copy of a block for a heap that begins `first` bytes later."""
-
 def encode_chrome(
     events: Any,
     args: bytes,
@@ -659,7 +654,6 @@ class PerfettoEncoder:
 
         Raises:
             ValueError: if it is not a multiple of 64 bytes.
-            RuntimeError: another thread is inside.
         """
 
     def release(self) -> bytes:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from stepscope.backends.base import Sink
 from stepscope.backends.counters.counting import CountingBackend, Reading, chosen
-from stepscope.runtime.flight.triggers.memory import ProcessMemory
+from stepscope.runtime.flight.triggers.memory_high import ProcessMemory
 from stepscope.runtime.session.system import field, groups, number
 from stepscope.runtime.settings.arguments import path_argument
 

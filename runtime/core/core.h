@@ -96,6 +96,30 @@ typedef struct {
 } ArgItem;
 _Static_assert(sizeof(ArgItem) == 8, "argument header");
 
+/* How many of the sorted times, of which `stride` is the distance, are not later. */
+static inline size_t times_until(const int64_t *sorted, size_t stride, size_t count, int64_t time) {
+    size_t low = 0;
+    while (low < count) {
+        size_t middle = low + (count - low) / 2;
+        if (sorted[middle * stride] <= time) low = middle + 1;
+        else count = middle;
+    }
+    return low;
+}
+
+static inline uint64_t hash_text(const char *text, size_t len) {
+    uint64_t hash = len * 0x9e3779b97f4a7c15u, word;
+    for (; len >= 8; text += 8, len -= 8) {
+        memcpy(&word, text, 8);
+        hash = (hash ^ word) * 0xff51afd7ed558ccdu;
+        hash ^= hash >> 32;
+    }
+    word = 0;
+    memcpy(&word, text, len);
+    hash = (hash ^ word) * 0xff51afd7ed558ccdu;
+    return hash ^ hash >> 32;
+}
+
 static inline int64_t clock_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -128,9 +152,6 @@ void strings_fork(int phase);
 size_t utf8_cut(const char *utf8, size_t len, size_t most);    /* the length that keeps whole characters */
 const char *utf8_object(PyObject *text, Py_ssize_t *len, PyObject **encoded); /* lone surrogates as text, such as \udc80 */
 PyObject *strings_py_text(PyObject *self, PyObject *id);
-PyObject *strings_py_since(PyObject *self, PyObject *serial);
-PyObject *strings_py_intern(PyObject *self, PyObject *name);
-PyObject *strings_py_category(PyObject *self, PyObject *name);
 
 typedef struct {
     uint64_t span;   /* id, 0 = none */
@@ -164,12 +185,8 @@ void control_unmap(void); /* private memory again, nothing recorded */
 void control_close(void);
 bool control_joined(void); /* in the session of another process */
 void control_record(int what); /* in the session of another process nothing changes */
-PyObject *control_py_recording(PyObject *self, PyObject *unused);
-PyObject *control_py_joins(PyObject *self, PyObject *unused);
 void control_refuse(void); /* counts an event that its joined process could not keep */
 void control_deny(int error); /* says why its joined process gets no file for a ring */
-PyObject *control_py_read_refused(PyObject *self, PyObject *pid);
-PyObject *control_py_denied(PyObject *self, PyObject *pid);
 
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum {
@@ -236,8 +253,8 @@ bool stack_has_parent(const Stack *stack); /* among its own spans */
 Parent stack_parent(const Stack *stack); /* the innermost open span, on which hangs what is recorded now */
 static inline uint64_t stack_top(const Stack *stack) { return stack_parent(stack).span; }
 static inline void stack_hang(Stack *stack, Parent on) { stack->parent = on.span, stack->parent_track = on.track; }
-uint32_t stack_open_spans(const Stack *stack, int64_t now, Event *events); /* room for STACK_FRAMES; any process's */
-PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
+/* Adds the open spans of stacks, which may be another process's, to some bytes; NULL and an exception without memory. */
+PyObject *stacks_open_spans(PyObject *all, const Stack *stacks, size_t count, int64_t now);
 
 /* track.c: where events are drawn; append-only. */
 #define MAX_TRACKS (1 << 20) /* further ones share the last */
@@ -260,9 +277,6 @@ void track_name_process(void); /* as the program calls this process, unless a na
 int track_open(const char *directory);
 void track_close(void);
 void track_fork(int phase);
-PyObject *track_py_name_process(PyObject *self, PyObject *args);
-PyObject *track_py_new(PyObject *self, PyObject *args);
-PyObject *track_py_since(PyObject *self, PyObject *args);
 
 /* ring.c: one single-producer ring of slots per thread, in a mapped file. */
 typedef struct Ring Ring;
@@ -293,9 +307,6 @@ static inline uint64_t omitted(int what) {
 }
 void wants_now(uint64_t who, int now); /* needs the GIL; the profiler is known by Python's `want` */
 void wants_after_fork(void);
-PyObject *wants_py_want(PyObject *self, PyObject *args);
-PyObject *wants_py_omitted(PyObject *self, PyObject *unused);
-PyObject *cost_py_event_costs(PyObject *self, PyObject *unused);
 
 Thread *thread_current(void); /* makes ring and stack; NULL without a session */
 Thread *thread_current_object(void); /* the same, named as Python names the thread; needs the GIL */
@@ -303,23 +314,15 @@ Thread *thread_current_object(void); /* the same, named as Python names the thre
  * GIL then if it is held: so what other threads may change is read before. */
 bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t args_len);
 void ring_refuse(void); /* counts an event of a thread that has no ring */
+
+/* files.c */
+int session_file(const char *directory, const char *name, int flags); /* for this user alone; -1 and errno */
+void session_unlink(const char *directory, const char *name);
+/* Appends an entry or, counted, nothing: half of one would make the ones behind it unreadable. */
+void session_append(int *file, const void *entry, size_t size);
 bool file_reserve(int fd, uint64_t from, uint64_t bytes); /* false when the file system is full */
+
 int ring_init(void);
-PyObject *ring_py_open(PyObject *self, PyObject *args);
-PyObject *ring_py_join(PyObject *self, PyObject *args);
-PyObject *ring_py_detach(PyObject *self, PyObject *unused);
-PyObject *ring_py_detach_files(PyObject *self, PyObject *unused);
-PyObject *ring_py_make_files(PyObject *self, PyObject *path);
-PyObject *ring_py_close(PyObject *self, PyObject *unused);
-PyObject *ring_py_drain(PyObject *self, PyObject *args);
-PyObject *ring_py_clear_wake(PyObject *self, PyObject *unused);
-PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
-PyObject *ring_py_release_late(PyObject *self, PyObject *late);
-PyObject *ring_py_mark(PyObject *self, PyObject *unused);
-PyObject *ring_py_release(PyObject *self, PyObject *unused);
-PyObject *ring_py_unreleased(PyObject *self, PyObject *unused);
-PyObject *ring_py_private(PyObject *self, PyObject *unused);
-PyObject *control_py_set_at_risk(PyObject *self, PyObject *count);
 
 /* context.c: which stack a span goes to: that of the running task, or of the thread. */
 Stack *stack_of_object(Thread *thread); /* needs the GIL; NULL with what a signal handler raised meanwhile */
@@ -347,20 +350,10 @@ typedef struct {
 extern PyTypeObject CoroutineType;
 Coroutine *coroutine_running(void); /* whose step runs on this thread, NULL = none; borrowed */
 int coroutine_init(void);
-PyObject *coroutine_py_record_tasks(PyObject *self, PyObject *on);
-PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup);
-PyObject *context_py_current_span(PyObject *self, PyObject *unused);
-PyObject *context_py_call_under(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
 
 /* span.c, step.c */
 extern PyTypeObject SpanType, StepCounterType, AggregatesType, AttachedType; /* attach.c: rings of other processes */
-PyObject *span_py_copy(PyObject *self, PyObject *span);
-PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
-PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
-PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
-PyObject *step_py_changing(PyObject *self, PyObject *by);
 void step_after_fork(void);
-PyObject *span_py_set_decorator(PyObject *self, PyObject *decorate);
 
 /* What was cut, counted (module.c: counts()). */
 typedef struct {
@@ -379,62 +372,22 @@ void arg_put(ArgBuffer *buffer, uint32_t key, char type, const void *value, size
 void arg_put_text(ArgBuffer *buffer, uint32_t key, const char *utf8, size_t len);
 /* What cannot be kept is counted. It leaves an exception only if a signal handler of the program has raised meanwhile. */
 void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value);
-PyObject *arguments_py_set_known_values(PyObject *self, PyObject *function);
-PyObject *arguments_py_encode(PyObject *self, PyObject *mapping);
-PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
-/* span_intervals.c */
-PyObject *intervals_py_of_spans(PyObject *module, PyObject *args);
-PyObject *intervals_py_share_time(PyObject *module, PyObject *args);
-PyObject *intervals_py_ending_after(PyObject *module, PyObject *args);
-PyObject *intervals_py_all_on(PyObject *module, PyObject *args);
-PyObject *align_py_align(PyObject *self, PyObject *args);
-PyObject *arrow_py_columns(PyObject *self, PyObject *args);
-PyObject *survey_py_set_categories(PyObject *self, PyObject *args);
-PyObject *survey_py_survey(PyObject *self, PyObject *block);
-PyObject *survey_py_unnamed_tracks(PyObject *self, PyObject *args);
-PyObject *survey_py_of_kind(PyObject *self, PyObject *args);
-PyObject *survey_py_touching(PyObject *self, PyObject *args);
-PyObject *survey_py_count_touching(PyObject *self, PyObject *args);
-PyObject *survey_py_with_steps(PyObject *self, PyObject *args);
-PyObject *survey_py_step_spans(PyObject *self, PyObject *args);
-PyObject *survey_py_heap_range(PyObject *self, PyObject *block);
-PyObject *survey_py_with_heap_from(PyObject *self, PyObject *args);
-PyObject *search_py_readings_at(PyObject *module, PyObject *args);
-PyObject *search_py_count_until(PyObject *module, PyObject *args);
-
-/* native_thread.c */
-PyObject *native_thread_py_start(PyObject *self, PyObject *args);
-PyObject *native_thread_py_called_by(PyObject *self, PyObject *part);
-PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents);
-
-/* thread_times.c: for the sampler's thread */
-PyObject *thread_times_py_read(PyObject *self, PyObject *pid);
-PyObject *thread_times_py_read_file(PyObject *self, PyObject *path);
+ssize_t read_small(const char *path, char *text, size_t room); /* thread_times.c: a file's begin, zero terminated; -1: none */
 
 /* signal_mask.c: the signals that threads block. */
 void mask_asynchronous(sigset_t *set); /* what every thread of ours blocks */
 void mask_seen(void); /* notes the mask of the main thread, if that calls */
-PyObject *mask_py_without_signals(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
-PyObject *mask_py_with_programs(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
-PyObject *mask_py_runs_programs_code(PyObject *self, PyObject *unused);
 
 /* signals.c */
 void signals_before_fork(void);
 void signals_after_fork_parent(void);
 void signals_after_fork(void); /* in the child */
-PyObject *signals_py_allow(PyObject *self, PyObject *seconds);
-PyObject *signals_py_came(PyObject *self, PyObject *unused);
-PyObject *signals_py_die_of(PyObject *self, PyObject *number);
-PyObject *signals_py_forget(PyObject *self, PyObject *unused);
-PyObject *signals_py_unwatch(PyObject *self, PyObject *unused);
-PyObject *signals_py_watch(PyObject *self, PyObject *args);
 
-/* chrome.c, perfetto.c, aggregate.c, itt.c: see there. */
+/* event_columns.c, perfetto.c, itt.c: see there. */
+void columns_fork(int phase);
 extern PyTypeObject PerfettoEncoderType;
-PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs);
 #define ITT_UNRECORDED "\001stepscope" /* a task of this name shows that calls arrive, and is not recorded */
-PyObject *itt_py_statistics(PyObject *self, PyObject *unused);
 uint64_t itt_omitted(void);
 void itt_thread_end(Thread *thread);
 

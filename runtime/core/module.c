@@ -1,14 +1,13 @@
-/* The module `stepscope.runtime._core`. Documented in _core.pyi. */
+/* The module `stepscope.runtime._core`. Documented in _core.pyi, as are all functions with `_py_` in their names. */
 #include "system/readings.h"
-#include "encoders/event_columns.h"
 
 Counts g_counts;
 int span_init(void);
 int step_init(void);
 
-static PyObject *py_now(PyObject *self, PyObject *unused) { return PyLong_FromLongLong(clock_now()); }
+PyObject *py_now(PyObject *self, PyObject *unused) { return PyLong_FromLongLong(clock_now()); }
 
-static PyObject *py_counts(PyObject *self, PyObject *unused) {
+PyObject *py_counts(PyObject *self, PyObject *unused) {
 #define COUNT(name) #name, (unsigned long long)atomic_load(&g_counts.name)
     return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full),
                          COUNT(values_cut), COUNT(arguments_cut), COUNT(arguments_opaque),
@@ -17,106 +16,111 @@ static PyObject *py_counts(PyObject *self, PyObject *unused) {
 #undef COUNT
 }
 
-static PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLong(track_process()); }
+PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLong(track_process()); }
 
-#define FAST(function) (PyCFunction)(void (*)(void))function
-static PyMethodDef methods[] = {
-    {"make_files", ring_py_make_files, METH_O, NULL},
-    {"call_under", FAST(context_py_call_under), METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"category", strings_py_category, METH_O, NULL},
-    {"changing", step_py_changing, METH_O, NULL},
-    {"collection", FAST(readings_py_collection), METH_FASTCALL, NULL},
-    {"clear_wake", ring_py_clear_wake, METH_NOARGS, NULL},
-    {"close", ring_py_close, METH_NOARGS, NULL},
-    {"copy_span", span_py_copy, METH_O, "The same as its method `copy`: a function, which torch's compiler can be told of."},
-    {"counter", FAST(span_py_counter), METH_FASTCALL | METH_KEYWORDS,
-     "counter(name, value, /, *, category='user_annotation')\n--\n\nThe value of something at this moment; any number, also NaN."},
-    {"counts", py_counts, METH_NOARGS, NULL},
-    {"span_intervals", intervals_py_of_spans, METH_VARARGS, NULL},
-    {"current_span", context_py_current_span, METH_NOARGS, NULL},
-    {"decode_arguments", arguments_py_decode, METH_VARARGS, NULL},
-    {"detach_files", ring_py_detach_files, METH_O, NULL},
-    {"allow_seconds", signals_py_allow, METH_O, NULL},
-    {"signal_that_came", signals_py_came, METH_NOARGS, NULL},
-    {"forget_signal", signals_py_forget, METH_NOARGS, NULL},
-    {"die_of_signal", signals_py_die_of, METH_O, NULL},
-    {"drain", ring_py_drain, METH_VARARGS, NULL},
-    {"encode_arguments", arguments_py_encode, METH_O, NULL},
-    {"encode_chrome", FAST(chrome_py_encode), METH_VARARGS | METH_KEYWORDS, NULL},
-    {"event_costs", cost_py_event_costs, METH_NOARGS, NULL},
-    {"flow", FAST(span_py_flow), METH_FASTCALL | METH_KEYWORDS,
-     "flow(name, id, phase, /, *, category='user_annotation')\n--\n\nAn arrow between the spans that enclose its calls.\n\n"
-     "Args:\n    id: links the calls of one arrow.\n    phase: 'start', 'step' or 'end'."},
-    {"instant", FAST(span_py_instant), METH_FASTCALL | METH_KEYWORDS,
-     "instant(name, /, *, category='user_annotation', **arguments)\n--\n\nSomething that happened at this moment."},
-    {"intern", strings_py_intern, METH_O, NULL},
-    {"itt_statistics", itt_py_statistics, METH_NOARGS, NULL},
-    {"join", ring_py_join, METH_VARARGS, NULL},
-    {"joins", control_py_joins, METH_NOARGS, NULL},
-    {"leave", ring_py_detach, METH_NOARGS, NULL},
-    {"left_out", wants_py_omitted, METH_NOARGS, NULL},
-    {"name_process", track_py_name_process, METH_VARARGS, NULL},
-    {"now", py_now, METH_NOARGS, NULL},
-    {"open", ring_py_open, METH_VARARGS, NULL},
-    {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
-    {"past_span", readings_py_past_span, METH_VARARGS, NULL},
-    {"process_track", py_process_track, METH_NOARGS, NULL},
-    {"put", readings_py_put, METH_VARARGS, NULL},
-    {"share_time", intervals_py_share_time, METH_VARARGS, NULL},
-    {"intervals_ending_after", intervals_py_ending_after, METH_VARARGS, NULL},
-    {"intervals_all_on", intervals_py_all_on, METH_VARARGS, NULL},
-    {"heap_range", survey_py_heap_range, METH_O, NULL},
-    {"with_heap_from", survey_py_with_heap_from, METH_VARARGS, NULL},
-    {"count_until", search_py_count_until, METH_VARARGS, NULL},
-    {"record_tasks", coroutine_py_record_tasks, METH_O, NULL},
-    {"private_slots", ring_py_private, METH_NOARGS, NULL},
-    {"readings_at", search_py_readings_at, METH_VARARGS, NULL},
-    {"recording", control_py_recording, METH_NOARGS, NULL},
-    {"mark_rings", ring_py_mark, METH_NOARGS, NULL},
-    {"release_late", ring_py_release_late, METH_O, NULL},
-    {"release_rings", ring_py_release, METH_NOARGS, NULL},
-    {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
-    {"unreleased", ring_py_unreleased, METH_NOARGS, NULL},
-    {"runs_programs_code", mask_py_runs_programs_code, METH_NOARGS, NULL},
-    {"sample", sampling_py_sample, METH_VARARGS, NULL},
-    {"set_known_values", arguments_py_set_known_values, METH_O, NULL},
-    {"set_decorator", span_py_set_decorator, METH_O, NULL},
-    {"set_standard_modules", sampling_py_set_standard, METH_O, NULL},
-    {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
-    {"set_at_risk", control_py_set_at_risk, METH_O, NULL},
-    {"start_thread", native_thread_py_start, METH_VARARGS, NULL},
-    {"called_by", native_thread_py_called_by, METH_O, NULL},
-    {"strings_since", strings_py_since, METH_O, NULL},
-    {"take_refused", control_py_read_refused, METH_O, NULL},
-    {"decode_columns", columns_py_decode, METH_VARARGS, NULL},
-    {"decompress", zstd_py_decompress, METH_VARARGS, NULL},
-    {"denied", control_py_denied, METH_O, NULL},
-    {"encode_frames", columns_py_encode_frames, METH_VARARGS, NULL},
-    {"has_zstd", zstd_py_available, METH_NOARGS, NULL},
-    {"align", align_py_align, METH_VARARGS, NULL},
-    {"arrow_columns", arrow_py_columns, METH_VARARGS, NULL},
-    {"unnamed_tracks", survey_py_unnamed_tracks, METH_VARARGS, NULL},
-    {"of_kind", survey_py_of_kind, METH_VARARGS, NULL},
-    {"set_survey_categories", survey_py_set_categories, METH_VARARGS, NULL},
-    {"count_touching", survey_py_count_touching, METH_VARARGS, NULL},
-    {"touching", survey_py_touching, METH_VARARGS, NULL},
-    {"survey", survey_py_survey, METH_O, NULL},
-    {"with_steps", survey_py_with_steps, METH_VARARGS, NULL},
-    {"step_spans", survey_py_step_spans, METH_VARARGS, NULL},
-    {"text", strings_py_text, METH_O, NULL},
-    {"read_proc", thread_times_py_read_file, METH_O, NULL},
-    {"thread_times", thread_times_py_read, METH_O, NULL},
-    {"thread_track", readings_py_thread_track, METH_NOARGS, NULL},
-    {"track", track_py_new, METH_VARARGS, NULL},
-    {"tracks", track_py_since, METH_VARARGS, NULL},
-    {"unprofile_threads", native_thread_py_unprofile, METH_O, NULL},
-    {"unwatch_signals", signals_py_unwatch, METH_NOARGS, NULL},
-    {"want", wants_py_want, METH_VARARGS, NULL},
-    {"watch_signal", signals_py_watch, METH_VARARGS, NULL},
-    {"with_programs_mask", FAST(mask_py_with_programs), METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"without_signals", FAST(mask_py_without_signals), METH_FASTCALL | METH_KEYWORDS, NULL},
-    {NULL},
-};
+/* The functions of the module: Python's name, the function, how it is called, its documentation. */
+#define FUNCTIONS(PLAIN, FAST) \
+    PLAIN(align, align_py_align, VARARGS, NULL) \
+    PLAIN(allow_seconds, signals_py_allow, O, NULL) \
+    PLAIN(arrow_columns, arrow_py_columns, VARARGS, NULL) \
+    FAST(call_under, context_py_call_under, NULL) \
+    PLAIN(called_by, native_thread_py_called_by, O, NULL) \
+    PLAIN(category, strings_py_category, O, NULL) \
+    PLAIN(changing, step_py_changing, O, NULL) \
+    PLAIN(clear_wake, ring_py_clear_wake, NOARGS, NULL) \
+    PLAIN(close, ring_py_close, NOARGS, NULL) \
+    FAST(collection, readings_py_collection, NULL) \
+    PLAIN(copy_span, span_py_copy, O, "The same as its method `copy`: a function, which torch's compiler can be told of.") \
+    PLAIN(count_touching, survey_py_count_touching, VARARGS, NULL) \
+    PLAIN(count_until, search_py_count_until, VARARGS, NULL) \
+    FAST(counter, span_py_counter, \
+         "counter(name, value, /, *, category='user_annotation')\n--\n\n" \
+         "The value of something at this moment; any number, also NaN.") \
+    PLAIN(counts, py_counts, NOARGS, NULL) \
+    PLAIN(current_span, context_py_current_span, NOARGS, NULL) \
+    PLAIN(decode_arguments, arguments_py_decode, VARARGS, NULL) \
+    PLAIN(decode_columns, columns_py_decode, VARARGS, NULL) \
+    PLAIN(decompress, zstd_py_decompress, VARARGS, NULL) \
+    PLAIN(detach_files, ring_py_detach_files, O, NULL) \
+    PLAIN(die_of_signal, signals_py_die_of, O, NULL) \
+    PLAIN(drain, ring_py_drain, VARARGS, NULL) \
+    PLAIN(encode_arguments, arguments_py_encode, O, NULL) \
+    PLAIN(encode_chrome, chrome_py_encode, VARARGS, NULL) \
+    PLAIN(encode_frames, columns_py_encode_frames, VARARGS, NULL) \
+    PLAIN(event_costs, cost_py_event_costs, NOARGS, NULL) \
+    FAST(flow, span_py_flow, \
+         "flow(name, id, phase, /, *, category='user_annotation')\n--\n\n" \
+         "An arrow between the spans that enclose its calls.\n\n" \
+         "Args:\n    id: links the calls of one arrow.\n    phase: 'start', 'step' or 'end'.") \
+    PLAIN(forget_signal, signals_py_forget, NOARGS, NULL) \
+    PLAIN(has_zstd, zstd_py_available, NOARGS, NULL) \
+    PLAIN(heap_range, survey_py_heap_range, O, NULL) \
+    FAST(instant, span_py_instant, \
+         "instant(name, /, *, category='user_annotation', **arguments)\n--\n\n" \
+         "Something that happened at this moment.") \
+    PLAIN(intern, strings_py_intern, O, NULL) \
+    PLAIN(intervals_all_on, intervals_py_all_on, VARARGS, NULL) \
+    PLAIN(intervals_ending_after, intervals_py_ending_after, VARARGS, NULL) \
+    PLAIN(itt_statistics, itt_py_statistics, NOARGS, NULL) \
+    PLAIN(joins, control_py_joins, NOARGS, NULL) \
+    PLAIN(leave, ring_py_detach, NOARGS, NULL) \
+    PLAIN(left_out, wants_py_omitted, NOARGS, NULL) \
+    PLAIN(make_files, ring_py_make_files, O, NULL) \
+    PLAIN(mark_rings, ring_py_mark, NOARGS, NULL) \
+    PLAIN(name_process, track_py_name_process, VARARGS, NULL) \
+    PLAIN(now, py_now, NOARGS, NULL) \
+    PLAIN(open, ring_py_open, VARARGS, NULL) \
+    PLAIN(open_spans, stack_py_open_spans, NOARGS, NULL) \
+    PLAIN(part_of_block, survey_py_part, VARARGS, NULL) \
+    PLAIN(past_span, readings_py_past_span, VARARGS, NULL) \
+    PLAIN(private_slots, ring_py_private, NOARGS, NULL) \
+    PLAIN(process_track, py_process_track, NOARGS, NULL) \
+    PLAIN(put, readings_py_put, VARARGS, NULL) \
+    PLAIN(read_proc, thread_times_py_read_file, O, NULL) \
+    PLAIN(readings_at, search_py_readings_at, VARARGS, NULL) \
+    PLAIN(record_tasks, coroutine_py_record_tasks, O, NULL) \
+    PLAIN(recording, control_py_recording, NOARGS, NULL) \
+    PLAIN(release_late, ring_py_release_late, O, NULL) \
+    PLAIN(release_rings, ring_py_release, NOARGS, NULL) \
+    PLAIN(ring_statistics, ring_py_statistics, NOARGS, NULL) \
+    PLAIN(runs_programs_code, mask_py_runs_programs_code, NOARGS, NULL) \
+    PLAIN(sample, sampling_py_sample, VARARGS, NULL) \
+    PLAIN(set_at_risk, control_py_set_at_risk, O, NULL) \
+    PLAIN(set_decorator, span_py_set_decorator, O, NULL) \
+    PLAIN(set_known_values, arguments_py_set_known_values, O, NULL) \
+    PLAIN(set_standard_modules, sampling_py_set_standard, O, NULL) \
+    PLAIN(set_survey_categories, survey_py_set_categories, VARARGS, NULL) \
+    PLAIN(set_task_lookup, context_py_set_task_lookup, O, NULL) \
+    PLAIN(share_time, intervals_py_share_time, VARARGS, NULL) \
+    PLAIN(signal_that_came, signals_py_came, NOARGS, NULL) \
+    PLAIN(span_intervals, intervals_py_of_spans, VARARGS, NULL) \
+    PLAIN(start_thread, native_thread_py_start, VARARGS, NULL) \
+    PLAIN(step_spans, survey_py_step_spans, VARARGS, NULL) \
+    PLAIN(strings_since, strings_py_since, O, NULL) \
+    PLAIN(survey, survey_py_survey, O, NULL) \
+    PLAIN(take_refused, control_py_read_refused, O, NULL) \
+    PLAIN(text, strings_py_text, O, NULL) \
+    PLAIN(thread_times, thread_times_py_read, O, NULL) \
+    PLAIN(thread_track, readings_py_thread_track, NOARGS, NULL) \
+    PLAIN(track, track_py_new, VARARGS, NULL) \
+    PLAIN(tracks, track_py_since, VARARGS, NULL) \
+    PLAIN(unnamed_tracks, survey_py_unnamed_tracks, VARARGS, NULL) \
+    PLAIN(unprofile_threads, native_thread_py_unprofile, O, NULL) \
+    PLAIN(unreleased, ring_py_unreleased, NOARGS, NULL) \
+    PLAIN(unwatch_signals, signals_py_unwatch, NOARGS, NULL) \
+    PLAIN(want, wants_py_want, VARARGS, NULL) \
+    PLAIN(watch_signal, signals_py_watch, VARARGS, NULL) \
+    FAST(with_programs_mask, mask_py_with_programs, NULL) \
+    PLAIN(with_steps, survey_py_with_steps, VARARGS, NULL) \
+    FAST(without_signals, mask_py_without_signals, NULL)
+
+#define DECLARE(name, function, flags, doc) PyObject *function(PyObject *, PyObject *);
+#define DECLARE_FAST(name, function, doc) PyObject *function(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+FUNCTIONS(DECLARE, DECLARE_FAST)
+
+#define METHOD(name, function, flags, doc) {#name, function, METH_##flags, doc},
+#define METHOD_FAST(name, function, doc) {#name, (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS, doc},
+static PyMethodDef methods[] = {FUNCTIONS(METHOD, METHOD_FAST){NULL}};
 
 /* State is static, as the recorder is one per process: single-phase initialisation, no subinterpreters. */
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "stepscope.runtime._core", .m_size = -1, .m_methods = methods};

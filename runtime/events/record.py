@@ -230,7 +230,8 @@ def own_heap(part: Block, args: bytes) -> tuple[Block, bytes]:
     start, end, size = _core.heap_range(part)
     if not size:
         return part, b""
-    copied: Block = np.frombuffer(_core.with_heap_from(part, start), EVENT_DTYPE)
+    copied = part.copy()
+    copied["args_at"][(copied["args_len"] > 0) & (copied["flags"] & int(Flag.ARG_INLINE) == 0)] -= start
     return copied, args[start:end]
 
 

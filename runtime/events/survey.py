@@ -10,6 +10,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, QUIET, Block, Kind
 
+_ALWAYS = (-(1 << 63), (1 << 63) - 1)
 OPERATORS_CATEGORY = strings.category("cpu_op")
 _core.set_survey_categories(OPERATORS_CATEGORY, tuple(strings.category(name) for name in QUIET))
 
@@ -52,7 +53,7 @@ def survey(events: Block) -> Survey:
 
 def parts_in(events: Block, interval: tuple[int, int]) -> Block:
     """A copy of the events that lie in an interval (ns), at least in part."""
-    found: Block = np.frombuffer(_core.touching(np.ascontiguousarray(events), *interval), EVENT_DTYPE)
+    found: Block = np.frombuffer(_core.part_of_block(np.ascontiguousarray(events), 0, *interval), EVENT_DTYPE)
     return found
 
 
@@ -63,5 +64,5 @@ def count_in(events: Block, intervals: list[tuple[int, int]]) -> int:
 
 def of_kind(events: Block, kind: Kind) -> Block:
     """A copy of the events of one kind."""
-    found: Block = np.frombuffer(_core.of_kind(np.ascontiguousarray(events), int(kind)), EVENT_DTYPE)
+    found: Block = np.frombuffer(_core.part_of_block(np.ascontiguousarray(events), int(kind), *_ALWAYS), EVENT_DTYPE)
     return found

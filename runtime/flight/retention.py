@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import weakref
 from collections import deque
@@ -12,15 +13,89 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.record import Block, Kind, own_heap
-from stepscope.runtime.flight.chunk import Chunk
+from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.session.directory import KEPT_PREFIX
 
 OVERHEAD = 512
 """Assumed size of a `RetainedBlock`, in bytes."""
+
+
+class Chunk:
+    """Frames of events that are discarded together, in a file of the session directory, or in memory if that fails.
+
+    The file is a journal without names and tracks, as the session directory has these in other files. If the file is deleted,
+    this process can still read it; a killed process loses it.
+
+    Args:
+        path: file to create; `None` for memory.
+
+    Raises:
+        OSError: if the file cannot be created or written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.size = 0
+        """Size in bytes."""
+        self.last = 0
+        """Latest end of an event, in ns."""
+        self._sync = fmt.new_sync_word()
+        self._frames = 0
+        self._heap = bytearray()
+        self._descriptor = -1
+        if path is not None:
+            reserve_standard_descriptors()
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(path, flags, 0o600)
+        try:
+            self._put([fmt.encode_file_header(self._sync)])
+        except OSError:
+            self.remove()
+            raise
+
+    def append(self, payload: list[fmt.Bytes]) -> tuple[int, int]:
+        """Adds a frame of events. Returns its position and length.
+
+        Raises:
+            OSError: if the file cannot be written. It is unchanged then.
+        """
+        at = self.size
+        self._put(fmt.encode_frame(self._sync, fmt.FrameType.EVENTS, self._frames, payload))
+        self._frames += 1
+        return at, self.size - at
+
+    def read(self, at: int, length: int) -> bytes | None:
+        """Returns the payload of a frame; `None` if the file was changed."""
+        try:
+            frame = self._heap[at : at + length] if self.path is None else os.pread(self._descriptor, length, at)
+        except OSError:
+            return None
+        return fmt.decode_frame(frame, self._sync)
+
+    def remove(self) -> None:
+        """Deletes the file and releases the memory. Idempotent."""
+        if self._descriptor >= 0 and self.path is not None:
+            self.path.unlink(missing_ok=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Releases the memory without deleting the file: in a forked child it belongs to the parent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._heap = bytearray()
+
+    def _put(self, parts: list[fmt.Bytes]) -> None:
+        data = b"".join(parts)
+        if self.path is None:
+            self._heap += data
+        elif os.write(self._descriptor, data) != len(data):
+            os.ftruncate(self._descriptor, self.size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.size += len(data)
 
 
 class RetainedBlock(msgspec.Struct, eq=False):
@@ -161,7 +236,7 @@ class Retention:
             bytes=self._bytes,
             peak_bytes=self._peak,
             discarded_early=self._discarded_early,
-            heap_bytes=sum(chunk.size for chunk, _ in self._chunks if not chunk.in_file),
+            heap_bytes=sum(chunk.size for chunk, _ in self._chunks if chunk.path is None),
             unreadable=self._unreadable,
         )
 
@@ -194,7 +269,7 @@ class Retention:
     def _append(self, chunk: Chunk, payload: list[fmt.Bytes]) -> tuple[int, int]:
         try:
             at, size = chunk.append(payload)
-        except OutputError:
+        except OSError:
             self._begin(in_file=False)
             at, size = self._chunks[-1][0].append(payload)
         self._bytes += size

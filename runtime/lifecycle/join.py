@@ -171,7 +171,7 @@ def _join(session: Path) -> None:
     try:
         write_identity(part)
         _core.name_process(_program(), False)
-        _core.join(str(session), str(part), slots, rings, options.overflow, options.block_seconds)
+        _core.open(str(part), slots, rings, options.overflow, options.block_seconds, str(session))
     except OSError as error:
         # Not the session's directory, though it may be empty: its owner may have just made it again, for its next trace.
         shutil.rmtree(part, ignore_errors=True)

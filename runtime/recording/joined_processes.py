@@ -152,10 +152,10 @@ class Worker:
 
     def _count_refused(self) -> None:
         """Adds a gap for events, since the last drain, of threads without a ring."""
-        count = _core.take_refused(self.identity.pid)
+        count, error = _core.take_refused(self.identity.pid)
         if count:
             self._refused += count
-            self._denied = _reason(_core.denied(self.identity.pid))
+            self._denied = _reason(error)
             self._drained.append((self._gap(count), b""))
         self._drained_ns = _core.now()
 

@@ -9,7 +9,7 @@ python=$(realpath --no-symlinks "${PYTHON:-.venv/bin/python}")
 cc=${CC:-gcc}
 kind=address
 case "${1:-}" in address | thread) kind=$1 && shift ;; esac
-nouns=(span span_order strings arguments argument_bounds journal_columns instant ring attach session stack tasks contexts suspended task_factory
+nouns=(span strings arguments journal_columns instant ring attach session stack tasks suspended task_factory
   task_tracks parents held_spans interleaved many_threads programs decorate
   decorate_generators step_counter signal aggregates step_facts step_statistics chrome_encoder perfetto_encoder perfetto_nesting overflow inbox survey
   events arrow_columns named_tracks overhead crowded reentrance serial python_tasks itt signals signal_handlers signal_threads

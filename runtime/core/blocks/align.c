@@ -30,7 +30,7 @@ static inline int64_t difference(int64_t one, int64_t other) { return (int64_t)(
 
 /* Finds the line for a time. */
 static void go_to(Clock *clock, int64_t at) {
-    size_t last = clock->count - 1, from = 0, to = last; /* at[from] <= at < at[to] */
+    size_t last = clock->count - 1;
     if (at < clock->at[0]) {
         clock->low = INT64_MIN, clock->high = clock->from = clock->at[0];
         clock->value = clock->ahead[0], clock->slope = clock->before;
@@ -41,11 +41,7 @@ static void go_to(Clock *clock, int64_t at) {
         clock->value = clock->ahead[last], clock->slope = clock->after;
         return;
     }
-    while (to - from > 1) {
-        size_t middle = from + (to - from) / 2;
-        if (clock->at[middle] <= at) from = middle;
-        else to = middle;
-    }
+    size_t to = times_until(clock->at, 1, last, at), from = to - 1;
     clock->low = clock->from = clock->at[from], clock->high = clock->at[to], clock->value = clock->ahead[from];
     clock->slope = (clock->ahead[to] - clock->value) / (double)difference(clock->high, clock->low);
 }
@@ -56,8 +52,6 @@ static inline int64_t convert(Clock *clock, int64_t at) {
     return (int64_t)((uint64_t)at + (uint64_t)clock->base + (uint64_t)whole(ahead));
 }
 
-/* (events, knots, ns ahead at the knots, base, slope before, slope after): changes the events, and says whether any is of a flow. What
- * nested before nests afterwards. */
 PyObject *align_py_align(PyObject *self, PyObject *args) {
     Py_buffer events, at, ahead;
     long long base;

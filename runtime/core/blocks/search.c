@@ -9,15 +9,7 @@ static void count_until(const int64_t *sorted, size_t count, const int64_t *time
     size_t at = 0; /* where the time before was: neighbours are close together */
     for (size_t i = 0; i < n; i++) {
         int64_t time = times[i];
-        if ((at && sorted[at - 1] > time) || (at < count && sorted[at] <= time)) {
-            size_t low = 0, high = count;
-            while (low < high) {
-                size_t middle = low + (high - low) / 2;
-                if (sorted[middle] <= time) low = middle + 1;
-                else high = middle;
-            }
-            at = low;
-        }
+        if ((at && sorted[at - 1] > time) || (at < count && sorted[at] <= time)) at = times_until(sorted, 1, count, time);
         to[i] = (int64_t)at;
     }
 }
@@ -48,16 +40,11 @@ static void readings_at(const int64_t *readings, size_t n, const int64_t *signal
         double value;
         memcpy(&value, &readings[3 * i + 2], sizeof value);
         if (!(fabs(value) < most)) continue;
-        size_t low = 0, high = count, kind = 0;
-        while (low < high) { /* the first mark that is not before it */
-            size_t middle = low + (high - low) / 2;
-            if (marks[middle] < ts) low = middle + 1;
-            else high = middle;
-        }
-        if (low == count || (uint64_t)marks[low] - (uint64_t)ts > 1) continue;
+        size_t mark = ts > INT64_MIN ? times_until(marks, 1, count, ts - 1) : 0, kind = 0;
+        if (mark == count || (uint64_t)marks[mark] - (uint64_t)ts > 1) continue;
         while (kind < kinds && signals[kind] != readings[3 * i + 1]) kind++;
-        if (kind == kinds || ts < when[kind * count + low]) continue;
-        to[kind * count + low] = value, when[kind * count + low] = ts;
+        if (kind == kinds || ts < when[kind * count + mark]) continue;
+        to[kind * count + mark] = value, when[kind * count + mark] = ts;
     }
 }
 

@@ -6,8 +6,7 @@
  *
  * Spans of the class `apart` are not joined: the caller leaves out those that hold whole steps. The ones that lie in others
  * get the class `inner`, as they count only if the outer one is left out. */
-#include "core.h"
-#include <stdlib.h>
+#include "buffer.h"
 
 #define KEYS 1024 /* slots for classes and tracks of a block; of more than half of that intervals are not joined here */
 
@@ -21,12 +20,10 @@ typedef struct {
 } Reading;
 
 typedef struct {
-    SpanInterval *intervals;
-    uint32_t *before; /* of each interval: 1 + the one before it of the same class and track; 0 = none */
-    Mark *marks;
-    Reading *readings;
-    int64_t *rare;    /* spans whose class is not known here */
-    size_t count, room, mark_count, mark_room, reading_count, reading_room, rare_count, rare_room;
+    Buffer intervals; /* SpanInterval */
+    Buffer before;    /* uint32_t of each interval: 1 + the one before it of the same class and track; 0 = none */
+    Buffer marks, readings;
+    Buffer rare; /* int64_t: spans whose class is not known here */
     uint64_t keys[KEYS];
     uint32_t heads[KEYS], used;
     bool tasks; /* whether an interval is on the track of a task */
@@ -39,33 +36,6 @@ typedef struct {
     unsigned signal, ignored;   /* category of counters; class of no interest */
     unsigned apart, inner;      /* class that is not joined; of those that lie in others of it */
 } SpanClasses;
-
-static bool grow(void **memory, size_t *room, size_t size) {
-    size_t more = *room ? *room * 2 : 256;
-    void *grown = realloc(*memory, more * size);
-    if (!grown) return false;
-    *memory = grown, *room = more;
-    return true;
-}
-
-static bool add_rare(Gathered *c, size_t event) {
-    if (c->rare_count == c->rare_room && !grow((void **)&c->rare, &c->rare_room, sizeof *c->rare)) return false;
-    c->rare[c->rare_count++] = (int64_t)event;
-    return true;
-}
-
-static bool add_mark(Gathered *c, const Event *v) {
-    if (c->mark_count == c->mark_room && !grow((void **)&c->marks, &c->mark_room, sizeof *c->marks)) return false;
-    c->marks[c->mark_count++] = (Mark){v->ts, v->step, v->track};
-    return true;
-}
-
-static bool add_reading(Gathered *c, const Event *v) {
-    if (c->reading_count == c->reading_room && !grow((void **)&c->readings, &c->reading_room, sizeof *c->readings))
-        return false;
-    c->readings[c->reading_count++] = (Reading){v->ts, v->name, v->value};
-    return true;
-}
 
 static uint32_t *head_of(Gathered *c, uint64_t key) {
     uint32_t at = (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (KEYS - 1);
@@ -81,63 +51,62 @@ static uint32_t *head_of(Gathered *c, uint64_t key) {
     return &c->heads[at];
 }
 
-static bool add(Gathered *c, int64_t class, uint32_t track, int64_t begin, int64_t end, const SpanClasses *spans) {
+static void add(Gathered *c, int64_t class, uint32_t track, int64_t begin, int64_t end, const SpanClasses *spans) {
     uint32_t *head = head_of(c, (uint64_t)class << 32 | track), last = head ? *head : 0;
+    const uint32_t *before = (const uint32_t *)c->before.bytes;
     bool apart = class == spans->apart;
     while (last) {
-        SpanInterval *latest = &c->intervals[last - 1];
+        SpanInterval *latest = (SpanInterval *)c->intervals.bytes + last - 1;
         if (apart) {
             if (begin > latest->begin || end < latest->end) {
                 if (begin >= latest->begin && end <= latest->end) class = spans->inner, head = NULL;
                 break;
             }
             latest->class = spans->inner;
-            last = c->before[last - 1];
+            last = before[last - 1];
             continue;
         }
         if (begin > latest->end || end < latest->begin) break;
-        if (begin >= latest->begin && end <= latest->end) return true;
+        if (begin >= latest->begin && end <= latest->end) return;
         if (latest->begin < begin) begin = latest->begin;
         if (latest->end > end) end = latest->end;
         latest->class = -1; /* it is part of the new one */
-        last = c->before[last - 1];
+        last = before[last - 1];
     }
-    if (c->count == c->room) {
-        size_t room = c->room;
-        if (!grow((void **)&c->before, &room, sizeof *c->before) ||
-            !grow((void **)&c->intervals, &c->room, sizeof *c->intervals))
-            return false;
-    }
-    c->intervals[c->count] = (SpanInterval){class, track, begin, end};
-    c->before[c->count++] = last;
-    if (head) *head = (uint32_t)c->count;
-    return true;
+    buffer_put(&c->before, &last, sizeof last);
+    buffer_put(&c->intervals, &(SpanInterval){class, track, begin, end}, sizeof(SpanInterval));
+    if (head) *head = (uint32_t)(c->before.len / sizeof last);
 }
 
 static bool scan(Gathered *c, const char *bytes, size_t n, const SpanClasses *spans) {
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && !c->before.failed && !c->intervals.failed; i++) {
         Event v;
         memcpy(&v, bytes + i * sizeof v, sizeof v); /* the caller's buffer may be unaligned */
-        if (v.kind == KIND_STEP) {
-            if (!add_mark(c, &v)) return false;
-        } else if (v.kind == KIND_COUNTER && v.category == spans->signal) {
-            if (!add_reading(c, &v)) return false;
-        } else if (v.kind == KIND_SPAN && v.dur > 0) {
+        if (v.kind == KIND_STEP) buffer_put(&c->marks, &(Mark){v.ts, v.step, v.track}, sizeof(Mark));
+        else if (v.kind == KIND_COUNTER && v.category == spans->signal)
+            buffer_put(&c->readings, &(Reading){v.ts, v.name, v.value}, sizeof(Reading));
+        else if (v.kind == KIND_SPAN && v.dur > 0) {
             if (v.name >= spans->names || spans->categories[v.name] != v.category) {
-                if (!add_rare(c, i)) return false;
+                buffer_put(&c->rare, &(int64_t){(int64_t)i}, sizeof(int64_t));
                 continue;
             }
             uint8_t class = spans->classes[v.name];
             int64_t end;
-            if (class == spans->ignored || __builtin_add_overflow(v.ts, v.dur, &end)) continue;
-            if (!add(c, class, v.track, v.ts, end, spans)) return false;
+            if (class != spans->ignored && !__builtin_add_overflow(v.ts, v.dur, &end)) add(c, class, v.track, v.ts, end, spans);
         }
     }
+    SpanInterval *all = (SpanInterval *)c->intervals.bytes;
     size_t joined = 0;
-    for (size_t i = 0; i < c->count; i++)
-        if (c->intervals[i].class >= 0) c->intervals[joined++] = c->intervals[i];
-    c->count = joined;
-    return true;
+    for (size_t i = 0; i < c->intervals.len / sizeof *all; i++)
+        if (all[i].class >= 0) all[joined++] = all[i];
+    c->intervals.len = joined * sizeof *all;
+    return !(c->intervals.failed || c->before.failed || c->marks.failed || c->readings.failed || c->rare.failed);
+}
+
+static PyObject *bytes_of(Buffer *b) {
+    PyObject *bytes = PyBytes_FromStringAndSize((char *)b->bytes, (Py_ssize_t)b->len);
+    free(b->bytes);
+    return bytes;
 }
 
 PyObject *intervals_py_of_spans(PyObject *module, PyObject *args) {
@@ -158,14 +127,14 @@ PyObject *intervals_py_of_spans(PyObject *module, PyObject *args) {
         PyThreadState *released = release_gil_for(n);
         bool enough = scan(c, events.buf, n, &spans);
         reacquire_gil(released);
-        if (enough)
-            found = Py_BuildValue("(y#y#y#y#O)", c->intervals ? (char *)c->intervals : "",
-                                  (Py_ssize_t)(c->count * sizeof *c->intervals), c->marks ? (char *)c->marks : "",
-                                  (Py_ssize_t)(c->mark_count * sizeof *c->marks), c->readings ? (char *)c->readings : "",
-                                  (Py_ssize_t)(c->reading_count * sizeof *c->readings), c->rare ? (char *)c->rare : "",
-                                  (Py_ssize_t)(c->rare_count * sizeof *c->rare), c->tasks ? Py_True : Py_False);
-        else PyErr_NoMemory();
-        free(c->intervals), free(c->before), free(c->marks), free(c->readings), free(c->rare), free(c);
+        free(c->before.bytes);
+        found = Py_BuildValue("NNNNO", bytes_of(&c->intervals), bytes_of(&c->marks), bytes_of(&c->readings), bytes_of(&c->rare),
+                              c->tasks ? Py_True : Py_False);
+        if (!enough) {
+            Py_CLEAR(found);
+            PyErr_NoMemory();
+        }
+        free(c);
     } else PyErr_NoMemory();
     PyBuffer_Release(&events), PyBuffer_Release(&classes), PyBuffer_Release(&categories);
     return found;
@@ -362,7 +331,6 @@ PyObject *intervals_py_share_time(PyObject *module, PyObject *args) {
     return found;
 }
 
-/* (intervals, time): those that end later, as bytes. */
 PyObject *intervals_py_ending_after(PyObject *module, PyObject *args) {
     Py_buffer view;
     long long time;
@@ -381,7 +349,6 @@ PyObject *intervals_py_ending_after(PyObject *module, PyObject *args) {
     return bytes;
 }
 
-/* (intervals, track, track): whether all are on these two. */
 PyObject *intervals_py_all_on(PyObject *module, PyObject *args) {
     Py_buffer view;
     long long one, other;

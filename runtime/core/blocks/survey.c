@@ -7,7 +7,6 @@
 static uint16_t operators; /* category of operators */
 static bool quiet[1 << 16]; /* by category: recorded all the time, whatever the program does */
 
-/* (category of operators, categories that are quiet): for the passes below. */
 PyObject *survey_py_set_categories(PyObject *self, PyObject *args) {
     unsigned int category;
     PyObject *others;
@@ -29,7 +28,6 @@ static bool get_events(PyObject *block, Py_buffer *view) {
     return false;
 }
 
-/* (block, which tracks are named, a byte each): those of its events that are not. */
 PyObject *survey_py_unnamed_tracks(PyObject *self, PyObject *args) {
     PyObject *block, *found = PySet_New(NULL);
     Py_buffer view, named;
@@ -88,28 +86,6 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
                          (long long)loud_last, (long long)own_last, (int)first_step, (int)last_step);
 }
 
-/* (block, kind): its events of this kind, as bytes. */
-PyObject *survey_py_of_kind(PyObject *self, PyObject *args) {
-    PyObject *block;
-    unsigned int kind;
-    Py_buffer view;
-    if (!PyArg_ParseTuple(args, "OI:of_kind", &block, &kind) || !get_events(block, &view)) return NULL;
-    size_t count = (size_t)view.len / sizeof(Event), found = 0;
-    const char *from = view.buf;
-    for (size_t i = 0; i < count; i++) found += (uint8_t)from[i * sizeof(Event) + offsetof(Event, kind)] == kind;
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(found * sizeof(Event)));
-    char *to = bytes ? PyBytes_AS_STRING(bytes) : NULL;
-    for (size_t i = 0; bytes && found && i < count; i++) {
-        if ((uint8_t)from[i * sizeof(Event) + offsetof(Event, kind)] != kind) continue;
-        memcpy(to, from + i * sizeof(Event), sizeof(Event));
-        to += sizeof(Event), found--;
-    }
-    PyBuffer_Release(&view);
-    return bytes;
-}
-
-/* (block, begins of steps in order, their numbers): a copy whose events have the number of the step that they began in; the first
- * step's if they began before. */
 PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
     PyObject *block, *copy = NULL;
     Py_buffer view, begins, numbers;
@@ -128,13 +104,8 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
                 memcpy(&to[i], (const char *)view.buf + i * sizeof *to, sizeof *to);
                 int64_t ts = to[i].ts;
                 if (begin[at] > ts || (at + 1 < steps && begin[at + 1] <= ts)) { /* neighbours are of one step */
-                    size_t low = 0, high = steps;
-                    while (low < high) {
-                        size_t middle = low + (high - low) / 2;
-                        if (begin[middle] <= ts) low = middle + 1;
-                        else high = middle;
-                    }
-                    at = low ? low - 1 : 0;
+                    size_t begun = times_until(begin, 1, steps, ts);
+                    at = begun ? begun - 1 : 0;
                 }
                 to[i].step = number[at];
             }
@@ -147,8 +118,6 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
     return copy;
 }
 
-/* (marks of steps in order: begins, ids of the spans around them, numbers, tracks; end of the last step; track of steps that do not
- * nest; name; category): a span for each step that ended, as an array of bytes. The last one ended if it began before `end`. */
 PyObject *survey_py_step_spans(PyObject *self, PyObject *args) {
     Py_buffer begins, parents, numbers, tracks;
     long long end;
@@ -194,19 +163,20 @@ static bool touches(const Event *e, int64_t start, int64_t end) {
     return e->ts < end && (e->ts >= start || (lasts(e) && (int64_t)((uint64_t)e->ts + (uint64_t)e->dur) > start));
 }
 
-/* (block, start, end): its events that lie in the interval, at least in part, as bytes. */
-PyObject *survey_py_touching(PyObject *self, PyObject *args) {
+PyObject *survey_py_part(PyObject *self, PyObject *args) {
     PyObject *block;
+    unsigned int kind;
     long long start, end;
     Py_buffer view;
-    if (!PyArg_ParseTuple(args, "OLL:touching", &block, &start, &end) || !get_events(block, &view)) return NULL;
+    if (!PyArg_ParseTuple(args, "OILL:part_of_block", &block, &kind, &start, &end) || !get_events(block, &view)) return NULL;
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, view.len);
     if (bytes) {
         size_t count = (size_t)view.len / sizeof(Event);
         Event *to = (Event *)PyBytes_AS_STRING(bytes), *first = to;
         PyThreadState *released = count > MAX_EVENTS_WITH_GIL ? PyEval_SaveThread() : NULL;
-        for (size_t i = 0; i < count; i++) {
-            memcpy(to, (const char *)view.buf + i * sizeof(Event), sizeof(Event));
+        for (const char *from = view.buf, *last = from + view.len; from < last; from += sizeof(Event)) {
+            if (kind && (uint8_t)from[offsetof(Event, kind)] != kind) continue;
+            memcpy(to, from, sizeof(Event));
             to += touches(to, start, end);
         }
         reacquire_gil(released);
@@ -216,8 +186,6 @@ PyObject *survey_py_touching(PyObject *self, PyObject *args) {
     return bytes;
 }
 
-/* (block, intervals): how many of its events, gaps apart, lie in one of the intervals, at least in part. These are pairs of 64-bit
- * integers, in order and apart. */
 PyObject *survey_py_count_touching(PyObject *self, PyObject *args) {
     PyObject *block;
     Py_buffer view, pairs;
@@ -234,13 +202,8 @@ PyObject *survey_py_count_touching(PyObject *self, PyObject *args) {
             if (e.kind == KIND_GAP) continue;
             /* The first interval that ends after it began; neighbours lie in one. */
             if (interval[2 * at + 1] <= e.ts || (at && interval[2 * at - 1] > e.ts)) {
-                size_t low = 0, high = n;
-                while (low < high) {
-                    size_t middle = low + (high - low) / 2;
-                    if (interval[2 * middle + 1] <= e.ts) low = middle + 1;
-                    else high = middle;
-                }
-                at = low < n ? low : n - 1;
+                at = times_until(interval + 1, 2, n, e.ts);
+                if (at == n) at = n - 1;
             }
             touching += touches(&e, interval[2 * at], interval[2 * at + 1]);
         }
@@ -253,7 +216,6 @@ PyObject *survey_py_count_touching(PyObject *self, PyObject *args) {
 
 static bool in_heap(const Event *e) { return e->args_len && !(e->flags & FLAG_ARG_INLINE); }
 
-/* (block): where its arguments begin and end in their heap, and how many bytes they have. */
 PyObject *survey_py_heap_range(PyObject *self, PyObject *block) {
     Py_buffer view;
     if (!get_events(block, &view)) return NULL;
@@ -268,19 +230,4 @@ PyObject *survey_py_heap_range(PyObject *self, PyObject *block) {
     }
     PyBuffer_Release(&view);
     return Py_BuildValue("KKK", total ? first : 0, end, total);
-}
-
-/* (block, bytes): a copy for a heap without so many bytes at its begin. */
-PyObject *survey_py_with_heap_from(PyObject *self, PyObject *args) {
-    PyObject *block;
-    unsigned int first;
-    Py_buffer view;
-    if (!PyArg_ParseTuple(args, "OI:with_heap_from", &block, &first) || !get_events(block, &view)) return NULL;
-    PyObject *copy = PyByteArray_FromStringAndSize(view.buf, view.len);
-    if (copy) {
-        Event *e = (Event *)PyByteArray_AS_STRING(copy), *end = e + (size_t)view.len / sizeof *e;
-        for (; e < end; e++) e->args_at -= in_heap(e) ? first : 0;
-    }
-    PyBuffer_Release(&view);
-    return copy;
 }

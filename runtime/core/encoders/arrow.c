@@ -107,9 +107,6 @@ static bool put_columns(Columns *c, const char *events, size_t count, uint64_t a
     return most < UINT32_MAX;
 }
 
-/* (events, ns that is added to their times, room for the columns): fills the room with columns, one after the other, each as long as one
- * of whole 64 events; returns how many bits are set in each column of bits, and the keys whose places the columns of kinds, categories,
- * names and tracks have. */
 PyObject *arrow_py_columns(PyObject *self, PyObject *args) {
     Py_buffer events, room;
     long long ahead;

@@ -304,10 +304,7 @@ static void put_counter(Out *o, const Event *e) {
     const String *name = strings_get(e->name);
     if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
         char text[MAX_NAME * 6 + 16];
-        const char *value = e->flags & FLAG_NO_NUMBER ? " is no number"
-                            : e->value != e->value    ? " is NaN"
-                            : e->value > 0            ? " is Infinity"
-                                                      : " is -Infinity";
+        const char *value = not_finite_text(e);
         memcpy(text, name->json, name->json_len);
         memcpy(text + name->json_len, value, strlen(value));
         put_point(o, e, 't', text, name->json_len + strlen(value));
@@ -383,27 +380,26 @@ static void put_event(Out *o, const Event *e) {
 static void put_block(Out *o, const char *events, size_t n) {
     bool flows = false;
     Event e;
-    for (size_t i = 0; i < n && o->out.bytes; i++) {
+    for (size_t i = 0; i < n && !o->out.failed; i++) {
         memcpy(&e, events + i * sizeof e, sizeof e); /* the buffer may be unaligned */
         if (e.kind >= KIND_FLOW_START && e.kind <= KIND_FLOW_END) flows = true;
         else put_event(o, &e);
     }
     /* Flows bind to the slice that is open at their time; readers take events of one time in the order of the file. */
-    for (size_t i = 0; flows && i < n && o->out.bytes; i++) {
+    for (size_t i = 0; flows && i < n && !o->out.failed; i++) {
         memcpy(&e, events + i * sizeof e, sizeof e);
         if (e.kind >= KIND_FLOW_START && e.kind <= KIND_FLOW_END) put_flow(o, &e);
     }
 }
 
-PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs) {
+PyObject *chrome_py_encode(PyObject *self, PyObject *args) {
     Py_buffer events, heap;
     long long base;
     const char *dialect;
     PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*y*Ls:encode_chrome", &events, &heap, &base, &dialect)) return NULL;
     Out *o = PyMem_Calloc(1, sizeof *o);
-    size_t n = (size_t)events.len / sizeof(Event),
-           room = n * 144 + ((size_t)heap.len < n * 64 ? (size_t)heap.len : n * 64) + 4096;
+    size_t n = (size_t)events.len / sizeof(Event), room = n * 144 + ((size_t)heap.len < n * 64 ? (size_t)heap.len : n * 64);
     bool tensorboard = !strcmp(dialect, "tensorboard");
     if (!o) PyErr_NoMemory();
     else if ((size_t)events.len % sizeof(Event))

@@ -2,43 +2,27 @@
  *
  * What is encoded together, a frame, stands alone: its table has the names and tracks that its events use, and events have their places in that table.
  * Encoding needs no GIL and takes no lock; one thread at a time encodes. */
-#include "encoders/event_columns.h"
+#include "buffer.h"
 #include "encoders/output.h"
 #include "encoders/zstd.h"
 #include <stdlib.h>
 
 #define WIDEST 8 /* bytes of a value in a column */
 
+typedef struct {
+    size_t columns, heap, table; /* bytes of each, in this order */
+    uint64_t cut;                /* events without their arguments, which are none */
+} FrameParts;
+
+typedef struct {
+    const uint32_t *ids; /* of this process, by their place in the frame's table */
+    size_t count;
+} FrameIds;
+
 static inline uint64_t zigzag(uint64_t difference) { return difference << 1 ^ (uint64_t)((int64_t)difference >> 63); }
 static inline uint64_t unzigzag(uint64_t value) { return value >> 1 ^ (0 - (value & 1)); }
 static inline bool is_inline(const Event *e) { return e->flags & FLAG_ARG_INLINE; }
 static inline uint32_t heap_len(const Event *e) { return is_inline(e) ? 0 : e->args_len; }
-
-/* Bytes that grow. */
-typedef struct {
-    uint8_t *bytes;
-    size_t len, room;
-    bool failed;
-} Buffer;
-
-static uint8_t *buffer_add(Buffer *b, size_t more) {
-    if (b->len + more > b->room) {
-        size_t room = (b->len + more) * 3 / 2 + 4096;
-        uint8_t *bytes = realloc(b->bytes, room);
-        if (!bytes) {
-            b->failed = true;
-            return NULL;
-        }
-        b->bytes = bytes, b->room = room;
-    }
-    b->len += more;
-    return b->bytes + b->len - more;
-}
-
-static void buffer_put(Buffer *b, const void *bytes, size_t len) {
-    uint8_t *to = buffer_add(b, len);
-    if (to && len) memcpy(to, bytes, len);
-}
 
 /* Places in a frame's table, by the ids of this process. */
 typedef struct {
@@ -477,8 +461,6 @@ static bool put_events_frame(Buffer *to, FrameHeader head, EventsHeader about, c
     return !to->failed;
 }
 
-/* (events, heap, sync word, type and number of the first frame, window, source): frames of events, one after the other; how many;
- * events whose arguments are left out. */
 PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
     Py_buffer events, heap, sync, source;
     unsigned int number, frames = 0;
@@ -560,26 +542,4 @@ PyObject *columns_py_decode(PyObject *self, PyObject *args) {
     PyBuffer_Release(&names);
     PyBuffer_Release(&rows);
     return result;
-}
-
-PyObject *zstd_py_available(PyObject *self, PyObject *unused) { return PyBool_FromLong(zstd_available()); }
-
-PyObject *zstd_py_decompress(PyObject *self, PyObject *args) {
-    Py_buffer from;
-    Py_ssize_t len;
-    if (!PyArg_ParseTuple(args, "y*n", &from, &len)) return NULL;
-    PyObject *to = PyBytes_FromStringAndSize(NULL, len);
-    bool whole = false;
-    if (to) {
-        Py_BEGIN_ALLOW_THREADS
-        whole = zstd_decompress(PyBytes_AS_STRING(to), (size_t)len, from.buf, (size_t)from.len);
-        Py_END_ALLOW_THREADS
-    }
-    if (to && !whole) {
-        Py_CLEAR(to);
-        PyErr_SetString(PyExc_ValueError, zstd_available() ? "a frame is damaged: zstd cannot read it"
-                                                           : "libzstd.so.1 is missing: install libzstd1");
-    }
-    PyBuffer_Release(&from);
-    return to;
 }

@@ -43,7 +43,7 @@ static inline char *write_double(char *p, double v) {
 }
 
 /* Length of the valid UTF-8 sequence at `s`, 0 if there is none. */
-static inline size_t json_utf8(const unsigned char *s, size_t remaining) {
+static inline size_t utf8_sequence(const unsigned char *s, size_t remaining) {
     size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
     if (n == 0 || n > remaining) return 0;
     for (size_t i = 1; i < n; i++)
@@ -58,7 +58,7 @@ static inline char *write_text(char *p, const char *text, size_t len) {
     *p++ = '"';
     for (size_t i = 0, n; i < len; i += n) {
         unsigned char c = (unsigned char)text[i];
-        n = json_utf8((const unsigned char *)text + i, len - i);
+        n = utf8_sequence((const unsigned char *)text + i, len - i);
         if (n == 0) memcpy(p, "\xef\xbf\xbd", 3), p += 3, n = 1;
         else if (c == '"' || c == '\\') *p++ = '\\', *p++ = (char)c;
         else if (c == '\n' || c == '\t') *p++ = '\\', *p++ = c == '\n' ? 'n' : 't'; /* Perfetto shows escapes as they are */
@@ -98,7 +98,7 @@ static inline const char *json_number(const char *p, const char *end) {
 
 static inline const char *json_string(const char *p, const char *end) {
     for (p++; p < end && *p != '"';) {
-        size_t n = json_utf8((const unsigned char *)p, (size_t)(end - p));
+        size_t n = utf8_sequence((const unsigned char *)p, (size_t)(end - p));
         if (n == 0 || (unsigned char)*p < 0x20) return NULL;
         if (*p == '\\') {
             if (++p == end || !*p || !strchr("\"\\/bfnrtu", *p)) return NULL;

@@ -5,14 +5,16 @@
 #include "core.h"
 
 typedef struct {
-    PyObject *bytes; /* what was written so far, and room; NULL with MemoryError set when there is no more memory */
+    PyObject *bytes; /* what was written so far, and room */
     char *at, *end;
+    bool failed; /* there is no memory: what is written now goes over what was, and `output_close` raises */
     PyThreadState *released;
 } Output;
 
 /* Makes room, and lets go of the GIL if much will be written; false with an exception, and the GIL, if that cannot be done. */
 static inline bool output_open(Output *o, size_t room) {
-    if (!(o->bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room))) return false;
+    *o = (Output){.bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(room += 4096))};
+    if (!o->bytes) return false;
     o->at = PyBytes_AS_STRING(o->bytes), o->end = o->at + room;
     o->released = release_gil_for(room / sizeof(Event));
     return true;
@@ -21,20 +23,28 @@ static inline bool output_open(Output *o, size_t room) {
 /* Takes the GIL again; what was written, or NULL and an exception. */
 static inline PyObject *output_close(Output *o) {
     reacquire_gil(o->released);
-    if (o->bytes) _PyBytes_Resize(&o->bytes, o->at - PyBytes_AS_STRING(o->bytes));
+    if (o->failed) return Py_DECREF(o->bytes), PyErr_NoMemory();
+    _PyBytes_Resize(&o->bytes, o->at - PyBytes_AS_STRING(o->bytes));
     return o->bytes;
 }
 
 static inline bool output_grow(Output *o, size_t need) {
-    if (!o->bytes) return false;
     size_t used = (size_t)(o->at - PyBytes_AS_STRING(o->bytes)), size = used + used / 2 + need + 4096;
-    reacquire_gil(o->released);
-    if (_PyBytes_Resize(&o->bytes, (Py_ssize_t)size) < 0) o->at = o->end = NULL; /* MemoryError stays set */
-    else o->at = PyBytes_AS_STRING(o->bytes) + used, o->end = PyBytes_AS_STRING(o->bytes) + size;
-    if (o->released) o->released = PyEval_SaveThread();
-    return o->at != NULL;
+    if (!o->failed) {
+        reacquire_gil(o->released);
+        PyObject *larger = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+        if (larger) {
+            memcpy(PyBytes_AS_STRING(larger), PyBytes_AS_STRING(o->bytes), used);
+            Py_SETREF(o->bytes, larger);
+        } else PyErr_Clear(), o->failed = true;
+        if (o->released) o->released = PyEval_SaveThread();
+    }
+    o->at = PyBytes_AS_STRING(o->bytes) + (o->failed ? 0 : used);
+    o->end = PyBytes_AS_STRING(o->bytes) + PyBytes_GET_SIZE(o->bytes);
+    return (size_t)(o->end - o->at) >= need;
 }
 
+/* Makes room; true for 4096 bytes in any case. */
 static inline bool output_reserve(Output *o, size_t need) { return (size_t)(o->end - o->at) >= need || output_grow(o, need); }
 
 /* The room was reserved before. */
@@ -50,6 +60,12 @@ static inline void output_put_short(Output *o, const char *text, size_t len) {
     else if (len >= 4) memcpy(to, text, 4), memcpy(to + len - 4, text + len - 4, 4);
     else if (len) to[0] = text[0], to[len / 2] = text[len / 2], to[len - 1] = text[len - 1];
     o->at = to + len;
+}
+
+/* What is shown of a counter's value that is no number, behind its name. */
+static inline const char *not_finite_text(const Event *e) {
+    if (e->flags & FLAG_NO_NUMBER) return " is no number";
+    return e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";
 }
 
 /* The arguments of an event in its heap, one after the other. */

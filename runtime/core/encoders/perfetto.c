@@ -74,7 +74,7 @@ static bool more_interned(Encoder *c) {
 
 /* What the key stands for so far, 0 = nothing; NULL without memory. */
 static uint32_t *number_of(Encoder *c, uint64_t key) {
-    if (c->interned_used >= c->interned_room / 2 && !more_interned(c)) return c->failed = true, NULL;
+    if (c->interned_used >= c->interned_room / 2 && !more_interned(c)) return c->out.failed = true, NULL;
     Interned *slot = slot_of(c, key);
     if (!slot->key) slot->key = key, slot->iid = 0, c->interned_used++;
     return &slot->iid;
@@ -86,7 +86,7 @@ uint32_t intern(Encoder *c, Row *row, uint32_t kind, uint32_t id) {
     if (known && known->key && known->iid) return known->iid;
     uint32_t *iid = number_of(c, key);
     if (!iid || *iid) return iid ? *iid : 0;
-    if (!MAKE_ROOM(c->fresh, c->fresh_room, c->fresh_used + 1)) return c->failed = true, 0;
+    if (!MAKE_ROOM(c->fresh, c->fresh_room, c->fresh_used + 1)) return c->out.failed = true, 0;
     *iid = ++row->iids[kind];
     c->fresh[c->fresh_used++] = (Fresh){kind, *iid, id};
     return *iid;
@@ -105,27 +105,22 @@ static void begin_sequence(Encoder *c, Row *row) {
     row->last = 0;
     memset(row->iids, 0, sizeof row->iids);
     size_t packet = proto_open(o, PACKET);
-    if (!o->bytes) return;
     proto_uint(o, SEQUENCE, row->sequence);
     proto_uint(o, SEQUENCE_FLAGS, STATE_CLEARED);
     size_t defaults = proto_open(o, DEFAULTS);
-    if (!o->bytes) return;
     proto_uint(o, CLOCK_ID, CLOCK_OF_SEQUENCE);
     size_t event = proto_open(o, TRACK_EVENT);
-    if (!o->bytes) return;
     proto_uint(o, TRACK_UUID, row->uuid);
     proto_close(o, event);
     proto_close(o, defaults);
     size_t snapshot = proto_open(o, CLOCK_SNAPSHOT);
-    for (int i = 0; i < 2 && o->bytes; i++) {
+    for (int i = 0; i < 2; i++) {
         size_t clock = proto_open(o, TAG(1, LEN));
-        if (!o->bytes) return;
         proto_uint(o, TAG(1, VARINT), i ? CLOCK_MONOTONIC_ID : CLOCK_OF_SEQUENCE);
         proto_uint(o, TAG(2, VARINT), 0);
         if (!i) proto_uint(o, TAG(3, VARINT), true);
         proto_close(o, clock);
     }
-    if (!o->bytes) return;
     proto_close(o, snapshot);
     proto_close(o, packet);
 }
@@ -137,7 +132,7 @@ static Begun open_event(Encoder *c, Row *row, int64_t ts, uint32_t type) {
     Output *o = &c->out;
     if (!row->sequence) begin_sequence(c, row);
     c->fresh_used = 0;
-    if (!output_reserve(o, 4 * PROTO_SLACK)) return (Begun){0};
+    output_reserve(o, 4 * PROTO_SLACK);
     Begun begun = {.packet = proto_open(o, PACKET)};
     proto_uint(o, TIMESTAMP, (uint64_t)ts - (uint64_t)row->last);
     row->last = ts;
@@ -151,19 +146,16 @@ static Begun open_event(Encoder *c, Row *row, int64_t ts, uint32_t type) {
 static void close_event(Encoder *c, Begun begun) {
     static const uint32_t tags[] = {TAG(1, LEN), TAG(2, LEN), TAG(3, LEN)}; /* of InternedData, by kind */
     Output *o = &c->out;
-    if (!o->bytes) return;
     proto_close(o, begun.event);
     if (c->fresh_used) {
         size_t data = proto_open(o, INTERNED_DATA);
-        for (uint32_t i = 0; i < c->fresh_used && o->bytes; i++) {
+        for (uint32_t i = 0; i < c->fresh_used; i++) {
             const String *text = strings_get(c->fresh[i].id);
             size_t entry = proto_open(o, tags[c->fresh[i].kind]);
-            if (!o->bytes) return;
             proto_uint(o, TAG(1, VARINT), c->fresh[i].iid);
             proto_text(o, TAG(2, LEN), text->text, text->len);
-            if (o->bytes) proto_close(o, entry);
+            proto_close(o, entry);
         }
-        if (!o->bytes) return;
         proto_close(o, data);
     }
     proto_close(o, begun.packet);
@@ -171,7 +163,7 @@ static void close_event(Encoder *c, Begun begun) {
 
 static void put_category(Encoder *c, Row *row, uint32_t category) {
     uint32_t iid = intern(c, row, INTERN_CATEGORY, category);
-    if (c->out.bytes) proto_uint(&c->out, CATEGORY_IID, iid);
+    proto_uint(&c->out, CATEGORY_IID, iid);
 }
 
 /* Name and category; the name of a step has its number, and is not kept. */
@@ -185,7 +177,7 @@ static void put_identity(Encoder *c, Row *row, const Event *e) {
         return;
     }
     uint32_t iid = intern(c, row, INTERN_NAME, e->name);
-    if (c->out.bytes) proto_uint(&c->out, NAME_IID, iid);
+    proto_uint(&c->out, NAME_IID, iid);
 }
 
 static void put_what_is_known(Encoder *c, Row *row, const Event *e) {
@@ -197,7 +189,6 @@ static void put_what_is_known(Encoder *c, Row *row, const Event *e) {
 
 void put_begin(Encoder *c, Row *row, const Event *e) {
     Begun begun = open_event(c, row, e->ts, SLICE_BEGIN);
-    if (!c->out.bytes) return;
     put_identity(c, row, e);
     put_what_is_known(c, row, e);
     close_event(c, begun);
@@ -205,9 +196,9 @@ void put_begin(Encoder *c, Row *row, const Event *e) {
 
 void put_end(Encoder *c, Row *row, int64_t ts) { close_event(c, open_event(c, row, ts, SLICE_END)); }
 
-static void put_point_named(Encoder *c, Row *row, const Event *e, const char *name, size_t len) {
+/* An instant with this name, or with that of the event: NULL. */
+static void put_named_point(Encoder *c, Row *row, const Event *e, const char *name, size_t len) {
     Begun begun = open_event(c, row, e->ts, INSTANT);
-    if (!c->out.bytes) return;
     if (name) put_category(c, row, e->category), proto_text(&c->out, NAME, name, len);
     else put_identity(c, row, e);
     put_annotations(c, row, e);
@@ -219,23 +210,26 @@ static void put_point_named(Encoder *c, Row *row, const Event *e, const char *na
 }
 
 void put_point(Encoder *c, Row *row, const Event *e) {
-    if (e->kind == KIND_MEMORY) put_point_named(c, row, e, "[memory]", 8);
-    else put_point_named(c, row, e, NULL, 0);
+    put_named_point(c, row, e, e->kind == KIND_MEMORY ? "[memory]" : NULL, 8);
+}
+
+/* What tells the older kinds of events apart. */
+static void put_legacy(Encoder *c, char phase, uint32_t id_tag, uint64_t id, bool bound) {
+    size_t legacy = proto_open(&c->out, LEGACY);
+    proto_uint(&c->out, LEGACY_PHASE, (uint64_t)phase);
+    proto_uint(&c->out, id_tag, id);
+    if (bound) proto_uint(&c->out, LEGACY_BIND_TO_ENCLOSING, true);
+    proto_close(&c->out, legacy);
 }
 
 /* One end of what does not nest on its row: readers find room for such pairs, told apart by id and category. */
 static void put_half(Encoder *c, Row *row, const Event *e, int64_t ts, char phase, uint64_t id, bool whole) {
     Begun begun = open_event(c, row, ts, LEGACY_PHASES);
-    if (!c->out.bytes) return;
     put_identity(c, row, e);
     if (whole && e->kind == KIND_GAP && e->id) put_annotation_uint(c, "count", e->id);
     if (whole && e->kind == KIND_SPAN) put_what_is_known(c, row, e);
     else if (whole) put_annotations(c, row, e);
-    size_t legacy = proto_open(&c->out, LEGACY);
-    if (!c->out.bytes) return;
-    proto_uint(&c->out, LEGACY_PHASE, (uint64_t)phase);
-    proto_uint(&c->out, LEGACY_LOCAL_ID, id);
-    proto_close(&c->out, legacy);
+    put_legacy(c, phase, LEGACY_LOCAL_ID, id, false);
     close_event(c, begun);
 }
 
@@ -253,19 +247,15 @@ static void put_counter(Encoder *c, Row *row, const Event *e) {
     if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
         char text[MAX_NAME + 16];
         const String *name = strings_get(e->name);
-        const char *what = e->flags & FLAG_NO_NUMBER ? " is no number"
-                           : e->value != e->value    ? " is NaN"
-                           : e->value > 0            ? " is Infinity"
-                                                     : " is -Infinity";
+        const char *what = not_finite_text(e);
         memcpy(text, name->text, name->len);
         memcpy(text + name->len, what, strlen(what));
-        put_point_named(c, row, e, text, name->len + strlen(what));
+        put_named_point(c, row, e, text, name->len + strlen(what));
         return;
     }
     if (!row->sequence) begin_sequence(c, row);
     uint64_t uuid = described_counter(c, row, e->name);
     Begun begun = open_event(c, row, e->ts, COUNTER);
-    if (!c->out.bytes) return;
     proto_uint(&c->out, TRACK_UUID, uuid);
     proto_double(&c->out, DOUBLE_VALUE, e->value);
     close_event(c, begun);
@@ -274,15 +264,10 @@ static void put_counter(Encoder *c, Row *row, const Event *e) {
 /* Bound to the slice that is open at its time, as its own packets could not be: that slice may come much later. */
 static void put_flow(Encoder *c, Row *row, const Event *e) {
     Begun begun = open_event(c, row, e->ts, LEGACY_PHASES);
-    if (!c->out.bytes) return;
     put_identity(c, row, e);
     put_annotations(c, row, e);
-    size_t legacy = proto_open(&c->out, LEGACY);
-    if (!c->out.bytes) return;
-    proto_uint(&c->out, LEGACY_PHASE, e->kind == KIND_FLOW_START ? 's' : e->kind == KIND_FLOW_STEP ? 't' : 'f');
-    proto_uint(&c->out, LEGACY_UNSCOPED_ID, mix(c->base, 'F', e->id));
-    if (e->kind != KIND_FLOW_START) proto_uint(&c->out, LEGACY_BIND_TO_ENCLOSING, true);
-    proto_close(&c->out, legacy);
+    char phase = e->kind == KIND_FLOW_START ? 's' : e->kind == KIND_FLOW_STEP ? 't' : 'f';
+    put_legacy(c, phase, LEGACY_UNSCOPED_ID, mix(c->base, 'F', e->id), phase != 's');
     close_event(c, begun);
 }
 
@@ -334,9 +319,9 @@ static bool sort_by_row(Encoder *c) {
 static void put_block(Encoder *c) {
     Event e;
     if (!sort_by_row(c)) return;
-    for (uint32_t i = 0; i < c->active_used && c->out.bytes && !c->failed; i++) put_slices(c, c->active[i]);
+    for (uint32_t i = 0; i < c->active_used && !c->out.failed; i++) put_slices(c, c->active[i]);
     /* Flows bind to the slice that is open at their time; readers take what has one time in the order of the file. */
-    for (size_t i = 0; i < c->n && c->out.bytes && !c->failed; i++) {
+    for (size_t i = 0; i < c->n && !c->out.failed; i++) {
         event_at(c, i, &e);
         if (!is_slice(&e)) put_other(c, &e);
     }
@@ -351,7 +336,6 @@ static void drop_written(Encoder *c) {
     }
     c->delayed_count = c->delayed_before = waiting;
     c->formerly_numbered = c->numbered;
-    c->call++;
 }
 
 static bool room_for_block(Encoder *c) {
@@ -364,21 +348,6 @@ static bool room_for_block(Encoder *c) {
     return c->room != 0;
 }
 
-static bool enter(Encoder *c) {
-    if (c->busy) PyErr_SetString(PyExc_RuntimeError, "a PerfettoEncoder is used by two threads; give each its own");
-    else c->busy = true;
-    return !PyErr_Occurred();
-}
-
-static PyObject *finish(Encoder *c) {
-    PyObject *result = output_close(&c->out);
-    c->busy = false;
-    if (!c->failed || !result) return result;
-    c->failed = false;
-    Py_DECREF(result);
-    return PyErr_NoMemory();
-}
-
 static PyObject *encode(Encoder *c, PyObject *args) {
     Py_buffer events, heap;
     int window;
@@ -386,13 +355,12 @@ static PyObject *encode(Encoder *c, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*y*i:encode", &events, &heap, &window)) return NULL;
     if (events.len % (Py_ssize_t)sizeof(Event))
         PyErr_Format(PyExc_ValueError, "a block of %zd bytes is not made of 64-byte events", events.len);
-    else if (enter(c)) {
+    else {
         c->events = events.buf, c->n = (size_t)events.len / sizeof(Event), c->heap = heap.buf, c->heap_len = (size_t)heap.len;
         drop_written(c);
         if (window != c->window) c->window = window, c->numbered = false;
-        if (!room_for_block(c)) c->busy = false, PyErr_NoMemory();
-        else if (!output_open(&c->out, c->n * 36 + c->heap_len + 4096)) c->busy = false;
-        else put_block(c), result = finish(c);
+        if (!room_for_block(c)) PyErr_NoMemory();
+        else if (output_open(&c->out, c->n * 36 + c->heap_len)) put_block(c), result = output_close(&c->out);
     }
     PyBuffer_Release(&events);
     PyBuffer_Release(&heap);
@@ -400,27 +368,21 @@ static PyObject *encode(Encoder *c, PyObject *args) {
 }
 
 static PyObject *release(Encoder *c, PyObject *unused) {
-    if (!enter(c)) return NULL;
     drop_written(c);
     c->numbered = false;
-    if (!output_open(&c->out, c->delayed_count * 128 + 64)) return c->busy = false, NULL;
+    if (!output_open(&c->out, c->delayed_count * 128)) return NULL;
     put_delayed(c, -1);
-    return finish(c);
+    return output_close(&c->out);
 }
 
 static PyObject *forget(Encoder *c, PyObject *unused) {
-    if (!enter(c)) return NULL;
-    for (Row *row = c->rows, *end = row + c->rows_used; row < end; row++) {
-        row->sequence = row->count = 0;
-        if (row->call == c->call) row->roots = row->former;
-    }
+    for (Row *row = c->rows, *end = row + c->rows_used; row < end; row++) row->sequence = row->count = row->roots.used = 0;
     c->numbered = c->formerly_numbered;
     for (uint32_t i = c->delayed_before; i < c->delayed_count; i++) free(c->delayed[i].args);
     c->delayed_count = c->delayed_before;
     for (uint32_t i = 0; i < c->delayed_count; i++) c->delayed[i].written = false;
     if (c->interned) memset(c->interned, 0, c->interned_room * sizeof *c->interned);
     c->interned_used = c->sequences = 0;
-    c->busy = false;
     Py_RETURN_NONE;
 }
 

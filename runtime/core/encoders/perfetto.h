@@ -3,7 +3,55 @@
 #ifndef STEPSCOPE_PERFETTO_H
 #define STEPSCOPE_PERFETTO_H
 
-#include "encoders/proto.h"
+#include "encoders/output.h"
+
+/* Protocol buffers, written field by field to room that was made before (protobuf.dev, "Encoding").
+ *
+ * A tag is the field's number and wire type as they are written: TAG(11, LEN). Of a message that is in another one the
+ * length comes first: `proto_open` leaves one byte for it, and `proto_close` moves what is longer than that can say. */
+enum { VARINT, FIXED64, LEN };
+#define TAG(field, type) ((field) << 3 | (type))
+#define PROTO_SLACK 64 /* bytes that any field but a text needs, and what the lengths around it may grow by */
+
+static inline char *proto_varint(char *p, uint64_t n) { /* at most 10 bytes */
+    for (; n >= 0x80; n >>= 7) *p++ = (char)(n | 0x80);
+    *p++ = (char)n;
+    return p;
+}
+
+static inline void proto_uint(Output *o, uint32_t tag, uint64_t n) { o->at = proto_varint(proto_varint(o->at, tag), n); }
+
+static inline void proto_double(Output *o, uint32_t tag, double value) {
+    o->at = proto_varint(o->at, tag);
+    output_put(o, &value, sizeof value); /* little-endian, as this machine is */
+}
+
+/* Valid UTF-8; makes its own room, and leaves PROTO_SLACK. */
+static inline void proto_text(Output *o, uint32_t tag, const char *text, size_t len) {
+    if (!output_reserve(o, len + 2 * PROTO_SLACK)) return;
+    proto_uint(o, tag, len);
+    output_put(o, text, len);
+}
+
+/* Where the message begins, for `proto_close`. Leaves PROTO_SLACK. */
+static inline size_t proto_open(Output *o, uint32_t tag) {
+    output_reserve(o, 2 * PROTO_SLACK);
+    o->at = proto_varint(o->at, tag) + 1;
+    return (size_t)(o->at - PyBytes_AS_STRING(o->bytes));
+}
+
+static inline void proto_close(Output *o, size_t from) {
+    output_reserve(o, 2 * PROTO_SLACK);
+    if (o->failed) return;
+    char *begin = PyBytes_AS_STRING(o->bytes) + from;
+    size_t len = (size_t)(o->at - begin);
+    if (len >= 0x80) {
+        size_t more = (size_t)(63 - __builtin_clzll(len)) / 7;
+        memmove(begin + more, begin, len);
+        o->at += more;
+    }
+    proto_varint(begin - 1, len);
+}
 
 #define ROOTS 8 /* outermost spans of a row that are remembered, to see how the next one lies to them */
 
@@ -24,8 +72,7 @@ typedef struct {
     uint32_t iids[3];  /* interned so far, by kind */
     uint32_t track;
     uint32_t at, count; /* its events in the block under way */
-    Roots roots, former; /* former: before the call that changed them last */
-    uint32_t call;
+    Roots roots;
 } Row;
 
 enum { INTERN_CATEGORY, INTERN_NAME, INTERN_KEY };
@@ -58,9 +105,7 @@ typedef struct {
     int64_t pid;       /* of the run, whose process is described by others */
     uint64_t serial;   /* ids of spans that do not nest and have none */
     int32_t window;
-    uint32_t call;     /* number of the call under way */
     bool numbered, formerly_numbered; /* a step of this window was seen; before the last call */
-    bool busy, failed; /* failed: no memory */
     const char *events, *heap;
     size_t n, heap_len;
     Row *rows;

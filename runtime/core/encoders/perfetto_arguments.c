@@ -36,7 +36,7 @@ static void put_bytes(Output *o, const char *text, size_t len) {
     size_t from = proto_open(o, TEXT);
     if (!output_reserve(o, len * 3 + PROTO_SLACK)) return;
     for (size_t i = 0, n; i < len; i += n) {
-        n = json_utf8((const unsigned char *)text + i, len - i);
+        n = utf8_sequence((const unsigned char *)text + i, len - i);
         if (n) output_put(o, text + i, n);
         else output_put(o, "\xef\xbf\xbd", 3), n = 1;
     }
@@ -100,7 +100,7 @@ static const char *json_put_number(Output *o, const char *p, const char *end) {
 }
 
 static const char *json_put(Output *o, const char *p, const char *end) {
-    if (!output_reserve(o, 2 * PROTO_SLACK)) return end;
+    output_reserve(o, 2 * PROTO_SLACK);
     p = json_space(p, end);
     if (*p == '"') return json_put_text(o, TEXT, p, end);
     if (*p == 'n') return proto_text(o, TEXT, p, 4), p + 4;
@@ -114,7 +114,6 @@ static const char *json_put(Output *o, const char *p, const char *end) {
         size_t from = proto_open(o, mapping ? ENTRY : ELEMENT);
         if (mapping) p = json_space(json_put_text(o, NAME, json_space(p, end), end), end) + 1;
         p = json_space(json_put(o, p, end), end);
-        if (!o->bytes) return end;
         proto_close(o, from);
         if (*p != ',') return p + 1;
     }
@@ -145,14 +144,12 @@ static size_t open_named(Encoder *c, const char *name) {
 
 void put_annotation_true(Encoder *c, const char *name) {
     size_t from = open_named(c, name);
-    if (!c->out.bytes) return;
     proto_uint(&c->out, BOOL, 1);
     proto_close(&c->out, from);
 }
 
 void put_annotation_uint(Encoder *c, const char *name, uint64_t value) {
     size_t from = open_named(c, name);
-    if (!c->out.bytes) return;
     put_uint(&c->out, value);
     proto_close(&c->out, from);
 }
@@ -160,7 +157,7 @@ void put_annotation_uint(Encoder *c, const char *name, uint64_t value) {
 static size_t open_key(Encoder *c, Row *row, uint32_t key) {
     size_t from = proto_open(&c->out, ANNOTATION);
     uint32_t iid = intern(c, row, INTERN_KEY, key);
-    if (c->out.bytes) proto_uint(&c->out, NAME_IID, iid);
+    proto_uint(&c->out, NAME_IID, iid);
     return from;
 }
 
@@ -168,7 +165,6 @@ void put_annotations(Encoder *c, Row *row, const Event *e) {
     Output *o = &c->out;
     if (e->flags & FLAG_ARG_INLINE) {
         size_t from = open_key(c, row, e->args_at);
-        if (!o->bytes) return;
         proto_uint(o, INT, e->args_len);
         proto_close(o, from);
         return;
@@ -177,11 +173,10 @@ void put_annotations(Encoder *c, Row *row, const Event *e) {
     Arguments all = arguments_of(e, c->heap, c->heap_len);
     ArgItem item;
     const char *value;
-    while (o->bytes && argument_next(&all, &item, &value)) {
+    while (argument_next(&all, &item, &value)) {
         size_t from = open_key(c, row, item.key);
-        if (!o->bytes) return;
         all.good = put_value(o, item.type, value, item.len);
-        if (o->bytes) proto_close(o, from);
+        proto_close(o, from);
     }
-    if (!all.good && o->bytes) put_annotation_true(c, "bad arguments");
+    if (!all.good) put_annotation_true(c, "bad arguments");
 }

@@ -35,17 +35,14 @@ typedef struct { size_t packet, descriptor; } Described;
 static Described open_descriptor(Encoder *c, uint64_t uuid, uint64_t parent) {
     Output *o = &c->out;
     Described d = {.packet = proto_open(o, PACKET)};
-    if (!o->bytes) return d;
     proto_uint(o, SEQUENCE, DESCRIBING);
     d.descriptor = proto_open(o, DESCRIPTOR);
-    if (!o->bytes) return d;
     proto_uint(o, UUID, uuid);
     if (parent) proto_uint(o, PARENT, parent);
     return d;
 }
 
 static void close_descriptor(Encoder *c, Described d) {
-    if (!c->out.bytes) return;
     proto_close(&c->out, d.descriptor);
     proto_close(&c->out, d.packet);
 }
@@ -54,34 +51,29 @@ static void close_descriptor(Encoder *c, Described d) {
 static void describe_child(Encoder *c, uint64_t uuid, uint64_t parent, const char *name, size_t len) {
     Described d = open_descriptor(c, uuid, parent);
     proto_text(&c->out, NAME, name, len);
-    if (c->out.bytes) proto_uint(&c->out, MERGING, NO_MERGING);
+    proto_uint(&c->out, MERGING, NO_MERGING);
+    close_descriptor(c, d);
+}
+
+/* A process or thread of the system's: fields of ProcessDescriptor or ThreadDescriptor. */
+static void describe_system(Encoder *c, Described d, uint32_t kind, int64_t pid, const int64_t *tid, const String *name) {
+    size_t from = proto_open(&c->out, kind);
+    proto_uint(&c->out, TAG(1, VARINT), (uint64_t)(int32_t)pid);
+    if (tid) proto_uint(&c->out, TAG(2, VARINT), (uint64_t)(int32_t)*tid);
+    proto_text(&c->out, tid ? TAG(5, LEN) : TAG(6, LEN), name->text, name->len);
+    proto_close(&c->out, from);
     close_descriptor(c, d);
 }
 
 static void describe_process(Encoder *c, int64_t pid, const Track *track) {
     const Track *owner = track->kind == TRACK_PROCESS ? track : track_get(track->parent);
     const String *name = strings_get(owner->kind == TRACK_PROCESS && owner->pid == pid ? owner->name : 0);
-    Described d = open_descriptor(c, process_uuid(c, pid), 0);
-    size_t process = proto_open(&c->out, PROCESS);
-    if (!c->out.bytes) return;
-    proto_uint(&c->out, TAG(1, VARINT), (uint64_t)(int32_t)pid);
-    proto_text(&c->out, TAG(6, LEN), name->text, name->len);
-    if (!c->out.bytes) return;
-    proto_close(&c->out, process);
-    close_descriptor(c, d);
+    describe_system(c, open_descriptor(c, process_uuid(c, pid), 0), PROCESS, pid, NULL, name);
 }
 
 static void describe_thread(Encoder *c, uint64_t uuid, const Track *track) {
-    const String *name = strings_get(track->name);
     Described d = open_descriptor(c, uuid, process_uuid(c, track->pid));
-    size_t thread = proto_open(&c->out, THREAD);
-    if (!c->out.bytes) return;
-    proto_uint(&c->out, TAG(1, VARINT), (uint64_t)(int32_t)track->pid);
-    proto_uint(&c->out, TAG(2, VARINT), (uint64_t)(int32_t)track->tid);
-    proto_text(&c->out, TAG(5, LEN), name->text, name->len);
-    if (!c->out.bytes) return;
-    proto_close(&c->out, thread);
-    close_descriptor(c, d);
+    describe_system(c, d, THREAD, track->pid, &track->tid, strings_get(track->name));
 }
 
 static uint64_t described_process(Encoder *c, int64_t pid, const Track *track) {
@@ -132,10 +124,8 @@ uint64_t described_counter(Encoder *c, const Row *row, uint32_t name) {
     Described d = open_descriptor(c, uuid, parent);
     proto_text(&c->out, NAME, text->text, text->len);
     size_t counter = proto_open(&c->out, COUNTER);
-    if (!c->out.bytes) return uuid;
     if (text->len && text->text[text->len - 1] == '%') proto_text(&c->out, UNIT_NAME, "%", 1);
     else if (strstr(text->text, "bytes")) proto_uint(&c->out, UNIT, UNIT_SIZE_BYTES);
-    if (!c->out.bytes) return uuid;
     proto_close(&c->out, counter);
     close_descriptor(c, d);
     return uuid;
@@ -145,7 +135,7 @@ Row *new_row(Encoder *c, uint32_t track) {
     if (!track_get(track)->kind) track = 0;
     if (!make_room((void **)&c->row_of, &c->row_of_room, (size_t)track + 1, sizeof *c->row_of) ||
         !make_room((void **)&c->rows, &c->rows_room, (size_t)c->rows_used + 1, sizeof *c->rows))
-        return c->failed = true, NULL;
+        return c->out.failed = true, NULL;
     if (!c->row_of[track]) {
         c->rows[c->rows_used].track = track;
         c->row_of[track] = ++c->rows_used;
@@ -171,10 +161,6 @@ static int outer_first(const void *one, const void *other) {
     return a->order < b->order ? 1 : -1;
 }
 
-static void will_change(const Encoder *c, Row *row) {
-    if (row->call != c->call) row->call = c->call, row->former = row->roots;
-}
-
 void put_delayed(Encoder *c, int64_t row) {
     const char *heap = c->heap;
     size_t heap_len = c->heap_len;
@@ -186,9 +172,9 @@ void put_delayed(Encoder *c, int64_t row) {
         delayed->written = true;
         some[n] = *delayed, some[n++].order = i;
     }
-    if (!some) c->failed = true;
+    if (!some) c->out.failed = true;
     else qsort(some, n, sizeof *some, outer_first);
-    for (uint32_t i = 0; i < n && c->out.bytes && !c->failed; i++) {
+    for (uint32_t i = 0; i < n && !c->out.failed; i++) {
         Event *e = &some[i].event;
         if (some[i].args) c->heap = some[i].args, c->heap_len = e->args_len, e->args_at = 0;
         else c->heap = NULL, c->heap_len = 0;
@@ -197,7 +183,6 @@ void put_delayed(Encoder *c, int64_t row) {
     c->heap = heap, c->heap_len = heap_len;
     for (uint32_t i = 0; some && i < n; i++) {
         Row *changed = &c->rows[some[i].row];
-        will_change(c, changed);
         for (uint32_t k = 0; k < ROOTS; k++) changed->roots.at[k].delayed = false;
     }
     free(some);
@@ -292,7 +277,6 @@ void put_slices(Encoder *c, uint32_t number) {
     Event e;
     row->count = 0;
     if (!n) return;
-    will_change(c, row);
     for (uint32_t i = n; i-- > 0;) {
         Node *x = &c->nodes[i], *outer;
         while (deep && !within(x, outer = &c->nodes[c->stack[deep - 1]]) && x->end <= outer->begin)
@@ -318,7 +302,7 @@ void put_slices(Encoder *c, uint32_t number) {
         else c->edges[edges++] = i << 2 | EDGE_END, c->stack[deep++] = i;
     }
     while (deep) c->edges[edges++] = c->stack[--deep] << 2 | EDGE_BEGIN;
-    while (edges-- > 0 && c->out.bytes && !c->failed) {
+    while (edges-- > 0 && !c->out.failed) {
         Node *x = &c->nodes[c->edges[edges] >> 2];
         uint32_t what = c->edges[edges] & 3;
         if (what == EDGE_END) {

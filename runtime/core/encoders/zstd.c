@@ -1,6 +1,7 @@
+/* zstd, as the system has it: `libzstd.so.1` is loaded when it is first needed. Its functions are a stable interface. */
 #include "encoders/zstd.h"
+#include "core.h"
 #include <dlfcn.h>
-#include <pthread.h>
 
 #define LEVEL 1 /* higher ones save 0 to 4 % of the bytes and cost 2 to 40 ns an event */
 
@@ -32,22 +33,44 @@ static void load(void) {
     loaded = context != NULL;
 }
 
-bool zstd_available(void) {
+static bool available(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load);
     return loaded;
 }
 
-size_t zstd_bound(size_t len) { return zstd_available() ? library.bound(len) : 0; }
+size_t zstd_bound(size_t len) { return available() ? library.bound(len) : 0; }
 
 size_t zstd_compress(void *to, size_t room, const void *from, size_t len) {
-    if (!zstd_available()) return 0;
+    if (!available()) return 0;
     size_t size = library.compress(context, to, room, from, len, LEVEL);
     return library.is_error(size) ? 0 : size;
 }
 
-bool zstd_decompress(void *to, size_t len, const void *from, size_t stored) {
-    if (!zstd_available()) return false;
+static bool decompress(void *to, size_t len, const void *from, size_t stored) {
+    if (!available()) return false;
     size_t size = library.decompress(to, len, from, stored);
     return !library.is_error(size) && size == len;
+}
+
+PyObject *zstd_py_available(PyObject *self, PyObject *unused) { return PyBool_FromLong(available()); }
+
+PyObject *zstd_py_decompress(PyObject *self, PyObject *args) {
+    Py_buffer from;
+    Py_ssize_t len;
+    if (!PyArg_ParseTuple(args, "y*n", &from, &len)) return NULL;
+    PyObject *to = PyBytes_FromStringAndSize(NULL, len);
+    bool whole = false;
+    if (to) {
+        Py_BEGIN_ALLOW_THREADS
+        whole = decompress(PyBytes_AS_STRING(to), (size_t)len, from.buf, (size_t)from.len);
+        Py_END_ALLOW_THREADS
+    }
+    if (to && !whole) {
+        Py_CLEAR(to);
+        PyErr_SetString(PyExc_ValueError,
+                        available() ? "a frame is damaged: zstd cannot read it" : "libzstd.so.1 is missing: install libzstd1");
+    }
+    PyBuffer_Release(&from);
+    return to;
 }

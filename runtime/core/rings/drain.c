@@ -228,6 +228,3 @@ PyObject *ring_py_release(PyObject *self, PyObject *unused) {
     acquire_gil(released);
     Py_RETURN_NONE;
 }
-
-PyObject *ring_py_unreleased(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLongLong(rings_unreleased()); }
-PyObject *ring_py_private(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLongLong(rings_private()); }

@@ -6,7 +6,6 @@
  * missing and where, whatever the overflow policy. `produced` is stored last: an event below it was published before or
  * is lost, one that is being written is neither. */
 #include "rings/ring.h"
-#include "encoders/event_columns.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -30,23 +29,16 @@ static atomic_int session_open;
 static atomic_ullong ringless; /* events of threads that have no ring */
 static int wake_fd = -1;
 
-bool file_reserve(int fd, uint64_t from, uint64_t bytes) {
-    int failed;
-    do failed = fallocate(fd, 0, (off_t)from, (off_t)bytes);
-    while (failed && errno == EINTR);
-    return !failed || errno == EOPNOTSUPP;
-}
-
 static int ring_file(uint32_t index, int flags) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/ring-%05u", directory, index);
-    return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
+    char name[32];
+    snprintf(name, sizeof name, "ring-%05u", index);
+    return session_file(directory, name, O_RDWR | flags);
 }
 
 static void ring_remove(uint32_t index) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/ring-%05u", directory, index);
-    unlink(path);
+    char name[32];
+    snprintf(name, sizeof name, "ring-%05u", index);
+    session_unlink(directory, name);
 }
 
 /* Gives pages of a shared mapping memory where its file cannot be opened any more, as after a change of the user. Fails where
@@ -356,44 +348,43 @@ void rings_each(void (*change)(Ring *)) {
     for (uint32_t i = 0, n = atomic_load_explicit(&ring_count, memory_order_acquire); i < n; i++) change(rings[i]);
 }
 
-uint64_t rings_unreleased(void) {
-    uint64_t slots = 0;
+/* Slots that are not free: those that were copied, or those of rings that are in no file, or in part. */
+static PyObject *count_slots(bool in_memory) {
+    unsigned long long slots = 0;
     for (uint32_t i = 0, n = atomic_load_explicit(&ring_count, memory_order_acquire); i < n; i++) {
         const Header *h = rings[i]->header;
         uint64_t tail = atomic_load(&h->tail); /* first, so that the difference is not negative during a drain */
-        slots += atomic_load(&h->drained) - tail;
+        if (!in_memory) slots += atomic_load(&h->drained) - tail;
+        else if (rings[i]->anonymous) slots += atomic_load(&h->head) - tail;
     }
-    return slots;
+    return PyLong_FromUnsignedLongLong(slots);
 }
 
-uint64_t rings_private(void) {
-    uint64_t slots = 0;
-    for (uint32_t i = 0, n = atomic_load_explicit(&ring_count, memory_order_acquire); i < n; i++) {
-        const Header *h = rings[i]->header;
-        if (rings[i]->anonymous) slots += atomic_load_explicit(&h->head, memory_order_relaxed) - atomic_load(&h->tail);
-    }
-    return slots;
+PyObject *ring_py_unreleased(PyObject *self, PyObject *unused) { return count_slots(false); }
+PyObject *ring_py_private(PyObject *self, PyObject *unused) { return count_slots(true); }
+
+void ring_add_counts(const Ring *r, const _Atomic uint64_t *produced, RingCounts *sums) {
+    /* In this order, so that no difference is negative while the ring is being written and drained. */
+    uint64_t lost = atomic_load(&r->lost), serial = atomic_load(&r->cursor_serial);
+    uint64_t made = produced ? atomic_load(produced) : serial;
+    if (made < serial) made = serial;
+    sums->produced += made;
+    sums->dropped += lost;
+    sums->drained += serial - lost;
+    sums->waiting += made - serial;
 }
 
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
-    unsigned long long produced = 0, drained = 0, dropped = 0, waiting = 0;
+    RingCounts sums = {0};
     uint32_t n = atomic_load_explicit(&ring_count, memory_order_acquire), alive = 0;
     for (uint32_t i = 0; i < n; i++) {
-        Header *h = rings[i]->header;
-        /* In this order, so that no difference is negative while the ring is being written and drained. */
-        uint64_t lost = atomic_load(&rings[i]->lost), serial = atomic_load(&rings[i]->cursor_serial);
-        uint64_t made = atomic_load(&h->produced);
-        if (made < serial) made = serial;
-        produced += made;
-        dropped += lost;
-        drained += serial - lost;
-        waiting += made - serial;
-        alive += h->alive == 1;
+        ring_add_counts(rings[i], &rings[i]->header->produced, &sums);
+        alive += rings[i]->header->alive == 1;
     }
     uint64_t reported = drain_ringless(), without = atomic_load(&ringless);
-    return Py_BuildValue("{sIsIsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced + without, "drained", drained,
-                         "dropped", dropped + reported, "waiting", waiting + without - reported, "bytes",
-                         (unsigned long long)drain_bytes());
+    return Py_BuildValue("{sIsIsKsKsKsKsK}", "rings", n, "threads", alive, "produced", sums.produced + without, "drained",
+                         sums.drained, "dropped", sums.dropped + reported, "waiting", sums.waiting + without - reported,
+                         "bytes", (unsigned long long)drain_bytes());
 }
 
 static void fork_phase(int phase) {
@@ -439,22 +430,32 @@ int ring_init(void) {
     return 0;
 }
 
-/* Opens a session, or a part of another process's if `session` is given: its directory. */
-static bool session_begin(PyObject *path, unsigned long slots, unsigned int rings_wanted, const char *policy,
+static bool set_directory(const char *path) {
+    bool fits = strlen(path) < sizeof directory;
+    if (fits) strcpy(directory, path);
+    return fits;
+}
+
+static bool open_files(void) {
+    return strings_open(directory) == 0 && track_open(directory) == 0 && stack_open(directory) == 0;
+}
+static void close_files(void) { strings_close(), track_close(), stack_close(); }
+
+/* Opens a session, or a part of another process's if that is given: its directory. */
+static bool session_begin(const char *path, unsigned long slots, unsigned int rings_wanted, const char *policy,
                           double block_seconds, const char *session) {
     if (atomic_load(&session_open)) return PyErr_SetString(PyExc_RuntimeError, "a session is open already"), false;
     if (slots < 64 || slots > 1 << 24 || (slots & (slots - 1)))
         return PyErr_Format(PyExc_ValueError, "slots must be a power of two from 64 to 16777216, got %lu", slots), false;
-    if ((size_t)PyBytes_GET_SIZE(path) >= sizeof directory || (session && strlen(session) >= sizeof directory))
+    if (!set_directory(path) || (session && strlen(session) >= sizeof directory))
         return PyErr_SetString(PyExc_ValueError, "directory name is too long"), false;
     if (!overflow_set(policy, block_seconds))
         return PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest', 'drop_oldest' or 'block', got '%s'", policy),
                false;
-    strcpy(directory, PyBytes_AS_STRING(path));
-    if ((session && control_join(session) < 0) || strings_open(directory) < 0 || track_open(directory) < 0 ||
-        stack_open(directory) < 0 || (!session && (wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0)) {
+    if ((session && control_join(session) < 0) || !open_files() ||
+        (!session && (wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0)) {
         PyErr_SetFromErrnoWithFilename(PyExc_OSError, session ? session : directory);
-        strings_close(), track_close(), stack_close();
+        close_files();
         if (session) control_unmap();
         return false;
     }
@@ -467,31 +468,19 @@ static bool session_begin(PyObject *path, unsigned long slots, unsigned int ring
 }
 
 PyObject *ring_py_open(PyObject *self, PyObject *args) {
-    PyObject *path;
+    PyObject *path, *session = NULL;
     unsigned long slots;
     unsigned int rings_wanted;
     const char *policy;
     double block_seconds = 0;
-    if (!PyArg_ParseTuple(args, "O&kIs|d", PyUnicode_FSConverter, &path, &slots, &rings_wanted, &policy, &block_seconds))
+    if (!PyArg_ParseTuple(args, "O&kIs|dO&", PyUnicode_FSConverter, &path, &slots, &rings_wanted, &policy, &block_seconds,
+                          PyUnicode_FSConverter, &session))
         return NULL;
-    bool begun = session_begin(path, slots, rings_wanted, policy, block_seconds, NULL);
+    bool begun = session_begin(PyBytes_AS_STRING(path), slots, rings_wanted, policy, block_seconds,
+                               session ? PyBytes_AS_STRING(session) : NULL);
     Py_DECREF(path);
+    Py_XDECREF(session);
     return begun ? PyLong_FromLong(wake_fd) : NULL;
-}
-
-PyObject *ring_py_join(PyObject *self, PyObject *args) {
-    PyObject *session, *path;
-    unsigned long slots;
-    unsigned int rings_wanted;
-    const char *policy;
-    double block_seconds;
-    if (!PyArg_ParseTuple(args, "O&O&kIsd", PyUnicode_FSConverter, &session, PyUnicode_FSConverter, &path, &slots,
-                          &rings_wanted, &policy, &block_seconds))
-        return NULL;
-    bool begun = session_begin(path, slots, rings_wanted, policy, block_seconds, PyBytes_AS_STRING(session));
-    Py_DECREF(path);
-    Py_DECREF(session);
-    return begun ? Py_NewRef(Py_None) : NULL;
 }
 
 /* False if a thread has recorded: what it has is the session's, and so are its ring and stack. */
@@ -502,7 +491,7 @@ PyObject *ring_py_detach(PyObject *self, PyObject *unused) {
     pthread_mutex_unlock(&lock);
     if (detached) {
         control_unmap();
-        strings_close(), track_close(), stack_close();
+        close_files();
     }
     return PyBool_FromLong(detached);
 }
@@ -513,7 +502,7 @@ PyObject *ring_py_detach_files(PyObject *self, PyObject *joins) {
     unsigned long known = PyLong_AsUnsignedLong(joins);
     if (PyErr_Occurred()) return NULL;
     if (!rings_open() || control_joined() || !control_detach((unsigned)known)) Py_RETURN_FALSE;
-    strings_close(), track_close(), stack_close();
+    close_files();
     Py_RETURN_TRUE;
 }
 
@@ -521,13 +510,12 @@ PyObject *ring_py_detach_files(PyObject *self, PyObject *joins) {
 PyObject *ring_py_make_files(PyObject *self, PyObject *path_object) {
     PyObject *path;
     if (!PyUnicode_FSConverter(path_object, &path)) return NULL;
-    bool fits = (size_t)PyBytes_GET_SIZE(path) < sizeof directory;
-    if (fits) strcpy(directory, PyBytes_AS_STRING(path));
+    bool fits = set_directory(PyBytes_AS_STRING(path));
     Py_DECREF(path);
     if (!fits) return PyErr_Format(PyExc_ValueError, "directory name is too long");
     if (strings_open(directory) < 0 || track_open(directory) < 0 || stack_move(directory) < 0) {
         PyErr_SetFromErrnoWithFilename(PyExc_OSError, directory);
-        strings_close(), track_close(), stack_close();
+        close_files();
         return NULL;
     }
     control_make(directory);

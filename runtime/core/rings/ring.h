@@ -103,8 +103,9 @@ void rings_trim(void); /* gives back memory that a burst has left */
 uint64_t drain_bytes(void); /* bytes of events and arguments drained so far */
 void drain_after_fork(void);
 uint64_t rings_ringless(void); /* events of threads that have no ring */
-uint64_t rings_private(void);         /* slots that are not free, of rings that are in no file, or in part */
-uint64_t rings_unreleased(void); /* slots that were copied and are not free yet */
+typedef struct { unsigned long long produced, drained, dropped, waiting; } RingCounts;
+/* Adds what became of a ring's events, of which its thread has produced so many; NULL: no more than were drained. */
+void ring_add_counts(const Ring *ring, const _Atomic uint64_t *produced, RingCounts *sums);
 uint64_t drain_ringless(void); /* of the events that had no ring, those that were reported */
 
 /* overflow.c: what becomes of an event when its thread's ring is more than half full. */

@@ -13,7 +13,6 @@
 
 #define STACKS_CHUNK (64 * sizeof(Stack))
 #define MOST_STACKS (1u << 16)
-#define LONGEST_PATH 4096
 
 typedef struct {
     Ring ring;       /* for the drain: its header is `copy` */
@@ -38,9 +37,7 @@ typedef struct {
 } Process;
 
 static int open_file(const Process *p, const char *name, struct stat *about) {
-    char path[LONGEST_PATH];
-    snprintf(path, sizeof path, "%s/%s", p->directory, name);
-    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = session_file(p->directory, name, O_RDWR | O_NONBLOCK);
     if (fd >= 0 && (fstat(fd, about) < 0 || !S_ISREG(about->st_mode))) close(fd), fd = -1, errno = EINVAL;
     return fd;
 }
@@ -247,39 +244,20 @@ static PyObject *attached_open_spans(Process *p, PyObject *until_object) {
     int64_t until = PyLong_AsLongLong(until_object);
     if (PyErr_Occurred()) return NULL;
     map_stacks(p);
-    size_t room = 0, count = 0;
-    Event *all = NULL, events[STACK_FRAMES];
-    for (size_t i = 0; i < p->stacks_bytes / sizeof(Stack); i++) {
-        uint32_t found = stack_open_spans(&p->stacks[i], until, events);
-        if (count + found > room) {
-            Event *larger = realloc(all, (room = (count + found) * 2) * sizeof *all);
-            if (!larger) return free(all), PyErr_NoMemory();
-            all = larger;
-        }
-        for (uint32_t n = 0; n < found; n++)
-            if (events[n].ts > 0 && events[n].id) all[count++] = events[n];
-    }
-    PyObject *bytes = PyBytes_FromStringAndSize((char *)all, (Py_ssize_t)(count * sizeof *all));
-    free(all);
-    return bytes;
+    return stacks_open_spans(PyBytes_FromStringAndSize(NULL, 0), p->stacks, p->stacks_bytes / sizeof(Stack), until);
 }
 
 static PyObject *attached_statistics(Process *p, PyObject *unused) {
-    unsigned long long produced = 0, drained = 0, dropped = 0, waiting = 0;
+    RingCounts sums = {0};
     unsigned int threads = 0;
     for (uint32_t i = 0; i < p->count; i++) {
-        Attached *a = p->rings[i];
-        uint64_t lost = atomic_load(&a->ring.lost), serial = atomic_load(&a->ring.cursor_serial);
-        uint64_t made = a->broken ? serial : atomic_load(&a->shared->produced);
-        if (made < serial) made = serial;
-        produced += made;
-        dropped += lost;
-        drained += serial - lost;
-        waiting += made - serial;
+        const Attached *a = p->rings[i];
+        ring_add_counts(&a->ring, a->broken ? NULL : &a->shared->produced, &sums);
         threads += !a->broken && a->shared->alive == 1;
     }
-    return Py_BuildValue("{sIsIsIsKsKsKsKsK}", "rings", p->count, "broken", p->broken, "threads", threads, "produced", produced,
-                         "drained", drained, "dropped", dropped, "waiting", waiting, "bytes", p->bytes);
+    return Py_BuildValue("{sIsIsIsKsKsKsKsK}", "rings", p->count, "broken", p->broken, "threads", threads, "produced",
+                         sums.produced, "drained", sums.drained, "dropped", sums.dropped, "waiting", sums.waiting, "bytes",
+                         p->bytes);
 }
 
 static PyObject *attached_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

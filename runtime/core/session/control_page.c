@@ -26,26 +26,23 @@ static bool map_over(int fd) {
 }
 
 void control_make(const char *directory) {
-    char path[4096];
     size_t size = page_bytes();
-    snprintf(path, sizeof path, "%s/control", directory);
-    int fd = size ? open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+    int fd = size ? session_file(directory, "control", O_RDWR | O_CREAT | O_EXCL) : -1;
     memcpy(g_control.magic, magic, sizeof magic);
     owner = fd >= 0 && file_reserve(fd, 0, size) && ftruncate(fd, (off_t)size) == 0 &&
             pwrite(fd, &g_control, size, 0) == (ssize_t)size && map_over(fd);
     if (!owner) {
         count_one(&g_counts.rings_failed); /* nobody can join; this process records all the same */
-        if (fd >= 0) unlink(path);
+        if (fd >= 0) session_unlink(directory, "control");
     }
     if (fd >= 0) close(fd);
 }
 
 int control_join(const char *session) {
-    char path[4096], found[8];
+    char found[8];
     struct stat about;
     size_t size = page_bytes();
-    snprintf(path, sizeof path, "%s/control", session);
-    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = session_file(session, "control", O_RDWR | O_NONBLOCK);
     if (fd < 0) return -1;
     bool good = size && fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == geteuid() &&
                 about.st_size >= (off_t)size && pread(fd, found, sizeof found, 0) == (ssize_t)sizeof found &&
@@ -136,17 +133,12 @@ void control_deny(int error) {
     if (!atomic_exchange(&reported, true)) Py_AddPendingCall(warn_denied, (void *)(intptr_t)error);
 }
 
-PyObject *control_py_denied(PyObject *self, PyObject *pid) {
-    unsigned long at = PyLong_AsUnsignedLong(pid) % REFUSED;
-    return PyErr_Occurred() ? NULL : PyLong_FromLong(atomic_load(&g_control.denied[at]));
-}
-
 PyObject *control_py_read_refused(PyObject *self, PyObject *pid) {
     unsigned long at = PyLong_AsUnsignedLong(pid) % REFUSED;
     if (PyErr_Occurred()) return NULL;
     uint64_t now = atomic_load(&g_control.refused[at]), more = now > refused_read[at] ? now - refused_read[at] : 0;
     refused_read[at] += more;
-    return PyLong_FromUnsignedLongLong(more);
+    return Py_BuildValue("Ki", (unsigned long long)more, (int)atomic_load(&g_control.denied[at]));
 }
 
 /* For recovery, if this process is killed. */

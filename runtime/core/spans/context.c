@@ -249,9 +249,7 @@ Stack *stack_without_gil(Thread *t) {
 }
 
 PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup) {
-    PyObject *old = task_lookup;
-    task_lookup = Py_NewRef(lookup);
-    Py_XDECREF(old);
+    Py_XSETREF(task_lookup, Py_NewRef(lookup));
     Py_RETURN_NONE;
 }
 

@@ -71,7 +71,7 @@ typedef struct Scratch {
     bool used;
     uint32_t deeper, unmarked; /* unmarked: tasks outside of others that began while nothing recorded */
     atomic_uint depth;
-    uint64_t tasks, misses, omitted, number; /* number: taken from the text of the handle made last, or NONE */
+    uint64_t omitted;
     Task open[TASKS];
     Name names[NAMES];
 } Scratch;
@@ -210,41 +210,11 @@ static uint16_t kind_of(const char *text, size_t len) {
     return len && text[0] >= 'A' && text[0] <= 'Z' && !memchr(text, ' ', len) && !is_operator(text, len) ? FORWARD : PLAIN;
 }
 
-/* Length of the name in `name, seq = 17, op_id = 3`; some builds of torch send that. */
-static size_t split(const char *text, size_t len, uint64_t *number) {
-    const char *at = memmem(text, len, ", seq = ", 8), *end = text + len;
-    if (!at) return len;
-    uint64_t value = 0;
-    const char *digit = at + 8;
-    for (; digit < end && *digit >= '0' && *digit <= '9'; digit++) value = value * 10 + (uint64_t)(*digit - '0');
-    if (digit == at + 8 || (digit < end && !starts(digit, (size_t)(end - digit), ", "))) return len;
-    *number = value;
-    return (size_t)(at - text);
-}
-
-static uint64_t hash_name(const char *text, size_t len) {
-    uint64_t hash = len * 0x9e3779b97f4a7c15u, word;
-    for (; len >= 8; text += 8, len -= 8) {
-        memcpy(&word, text, 8);
-        hash = (hash ^ word) * 0xff51afd7ed558ccdu;
-        hash ^= hash >> 32;
-    }
-    word = 0;
-    memcpy(&word, text, len);
-    hash = (hash ^ word) * 0xff51afd7ed558ccdu;
-    return hash ^ hash >> 32;
-}
-
-static Name *find(Scratch *s, const char *text, size_t len, bool whole) {
-    uint64_t hash = hash_name(text, len);
+static Name *find(Scratch *s, const char *text, size_t len) {
+    uint64_t hash = hash_text(text, len);
     Name *n = &s->names[hash % NAMES];
     for (int i = 0; i < 2; i++, n = &s->names[(hash % NAMES) ^ 1])
         if (n->hash == hash && n->len == len && n->text && !memcmp(n->text, text, len)) return n;
-    if (whole) {
-        size_t name = split(text, len, &s->number);
-        if (name < len) return find(s, text, name, false);
-    }
-    s->misses++;
     if (s->names[hash % NAMES].text == NULL) n = &s->names[hash % NAMES];
     uint32_t name = strings_intern(text, len);
     const String *known = strings_get(name); /* a name that was cut or mended never matches, and is looked up each time */
@@ -270,7 +240,6 @@ static Scratch *scratch_of(Thread *t) {
     if (s) {
         s->used = true;
         s->depth = s->deeper = s->unmarked = 0;
-        s->number = NONE;
     }
     pthread_mutex_unlock(&lock);
     if (!s) count_one(&g_counts.rings_failed);
@@ -293,9 +262,7 @@ static Handle *string_handle_create(const char *text) {
     if (!text || !recording(RECORD_OPERATORS) || !strcmp(text, ITT_UNRECORDED)) return &nothing.handle;
     Thread *t = thread_current();
     Scratch *s = t ? scratch_of(t) : NULL;
-    if (!s) return &nothing.handle;
-    s->number = NONE;
-    return &find(s, text, strlen(text), true)->handle;
+    return s ? &find(s, text, strlen(text))->handle : &nothing.handle;
 }
 
 /* Whether the engine's span of this name is the one around that node: it may hold other operators besides. */
@@ -325,10 +292,7 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
         return;
     }
     Name *n = (Name *)handle;
-    if (handle && handle->extra1 != OURS) {
-        s->number = NONE;
-        n = handle->text ? find(s, handle->text, strlen(handle->text), true) : NULL;
-    }
+    if (handle && handle->extra1 != OURS) n = handle->text ? find(s, handle->text, strlen(handle->text)) : NULL;
     Task *task = &s->open[depth++];
     atomic_store_explicit(&s->depth, depth, memory_order_relaxed);
     task->open.stack = NULL;
@@ -337,10 +301,9 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     if (!recorded || !n || n == &nothing) return;
     bool node = depth > 1 && task[-1].open.stack && task[-1].kind == ENGINE && runs(task[-1].open.name, n);
     task->kind = n->kind;
-    task->number = s->number;
-    if (task->number == NONE && atomic_load_explicit(&numbered, memory_order_acquire))
+    task->number = NONE;
+    if (atomic_load_explicit(&numbered, memory_order_acquire))
         task->number = node ? node_number() : n->kind == FORWARD ? forward_number() : NONE;
-    s->tasks++;
     span_open(t, stack_without_gil(t), &task->open, n->name, node ? operator_category : n->category, FRAME_ITT);
     if (!node && n->category == annotation_category) list_region(s, task);
 }
@@ -427,11 +390,6 @@ EXPORT void __itt_api_init(Global *global, int groups) {
 }
 
 PyObject *itt_py_statistics(PyObject *self, PyObject *unused) {
-    unsigned long long tasks = 0, misses = 0;
-    pthread_mutex_lock(&lock);
-    for (Scratch *s = all; s; s = s->next) tasks += s->tasks, misses += s->misses;
-    pthread_mutex_unlock(&lock);
-    return Py_BuildValue("{sisisKsKsKsi}", "armed", atomic_load(&armed), "domains", atomic_load(&domains), "tasks", tasks,
-                         "unbalanced", (unsigned long long)atomic_load(&unbalanced), "cache_misses", misses, "numbered",
-                         (int)atomic_load(&numbered));
+    return Py_BuildValue("{sisisK}", "armed", atomic_load(&armed), "domains", atomic_load(&domains), "unbalanced",
+                         (unsigned long long)atomic_load(&unbalanced));
 }

@@ -450,9 +450,7 @@ PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyOb
 }
 
 PyObject *span_py_set_decorator(PyObject *self, PyObject *function) {
-    PyObject *old = decorator;
-    decorator = Py_NewRef(function);
-    Py_XDECREF(old);
+    Py_XSETREF(decorator, Py_NewRef(function));
     Py_RETURN_NONE;
 }
 

@@ -20,9 +20,7 @@ static int file = -1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 int stack_open(const char *directory) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/stacks", directory);
-    file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    file = session_file(directory, "stacks", O_RDWR | O_CREAT | O_EXCL);
     return file < 0 ? -1 : 0;
 }
 
@@ -307,7 +305,7 @@ static uint32_t copy_stable(const Stack *s, Frame *frames) {
     return 0; /* so busy that its spans end within the reading */
 }
 
-uint32_t stack_open_spans(const Stack *s, int64_t now, Event *events) {
+static uint32_t open_spans(const Stack *s, int64_t now, Event *events) {
     if (!atomic_load_explicit(&s->used, memory_order_acquire)) return 0;
     Frame frames[STACK_FRAMES];
     uint32_t depth = copy_stable(s, frames), count = 0;
@@ -332,14 +330,22 @@ uint32_t stack_open_spans(const Stack *s, int64_t now, Event *events) {
     return count;
 }
 
+PyObject *stacks_open_spans(PyObject *all, const Stack *stacks, size_t count, int64_t now) {
+    Event events[STACK_FRAMES];
+    for (size_t i = 0; all && i < count; i++) {
+        uint32_t found = open_spans(&stacks[i], now, events), good = 0;
+        for (uint32_t n = 0; n < found; n++)
+            if (events[n].ts > 0 && events[n].id) events[good++] = events[n];
+        Py_ssize_t size = PyBytes_GET_SIZE(all), more = (Py_ssize_t)(good * sizeof *events);
+        if (good && !_PyBytes_Resize(&all, size + more)) memcpy(PyBytes_AS_STRING(all) + size, events, (size_t)more);
+    }
+    return all;
+}
+
 PyObject *stack_py_open_spans(PyObject *self, PyObject *unused) {
     int64_t now = clock_now();
     PyObject *all = PyBytes_FromStringAndSize(NULL, 0);
-    Event events[STACK_FRAMES];
-    for (uint32_t i = 0, n = atomic_load_explicit(&total, memory_order_acquire); all && i < n; i++) {
-        uint32_t count = stack_open_spans(&chunks[i / CHUNK][i % CHUNK], now, events);
-        Py_ssize_t size = PyBytes_GET_SIZE(all), more = (Py_ssize_t)(count * sizeof *events);
-        if (count && !_PyBytes_Resize(&all, size + more)) memcpy(PyBytes_AS_STRING(all) + size, events, (size_t)more);
-    }
+    for (uint32_t i = 0, n = atomic_load_explicit(&total, memory_order_acquire); i < n; i += CHUNK)
+        all = stacks_open_spans(all, chunks[i / CHUNK], CHUNK, now);
     return all;
 }

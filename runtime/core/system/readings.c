@@ -107,9 +107,9 @@ static long info_number(PyObject *info, const char *key) {
 }
 
 /* For gc.callbacks. No handler of a signal may run in here, as gc passes over what it raises. */
-PyObject *readings_py_collection(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+PyObject *readings_py_collection(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
     static int64_t began; /* there is one collection at a time */
-    if (n != 2 || !PyUnicode_Check(args[0])) return PyErr_Format(PyExc_TypeError, "collection(phase, info)");
+    if (n != 2 || keys || !PyUnicode_Check(args[0])) return PyErr_Format(PyExc_TypeError, "collection(phase, info)");
     if (!PyUnicode_CompareWithASCIIString(args[0], "start")) {
         began = recording(RECORD_EVENTS) ? clock_now() : 0;
         Py_RETURN_NONE;

@@ -18,14 +18,8 @@ typedef struct {
 void readings_write(Readings *readings, Thread *thread, const Event *mark, int64_t at);
 void readings_close(Readings *readings);
 void readings_init(void);
-PyObject *readings_py_collection(PyObject *self, PyObject *const *args, Py_ssize_t n);
-PyObject *readings_py_past_span(PyObject *self, PyObject *args);
-PyObject *readings_py_put(PyObject *self, PyObject *args);
-PyObject *readings_py_thread_track(PyObject *self, PyObject *unused);
 
 /* sampling.c */
 void sampling_init(void);
-PyObject *sampling_py_sample(PyObject *self, PyObject *args);
-PyObject *sampling_py_set_standard(PyObject *self, PyObject *names);
 
 #endif

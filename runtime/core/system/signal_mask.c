@@ -43,11 +43,7 @@ void mask_seen(void) {
 /* The signals that the main thread blocks now. 0 where /proc is not mounted. */
 static unsigned long long main_thread_blocks(void) {
     char text[4096];
-    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC); /* that of the main thread, whichever reads it */
-    if (fd < 0) return 0;
-    ssize_t size = read(fd, text, sizeof text - 1);
-    close(fd);
-    text[size > 0 ? size : 0] = 0;
+    read_small("/proc/self/status", text, sizeof text); /* that of the main thread, whichever reads it */
     const char *found = strstr(text, "\nSigBlk:");
     return found ? strtoull(found + sizeof "\nSigBlk:" - 1, NULL, 16) : 0;
 }

@@ -22,12 +22,6 @@ static timer_t timer;
 
 static size_t index_of(int number) { return number == SIGHUP; }
 
-static long long now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * SECOND + now.tv_nsec;
-}
-
 /* Has the signal sent again when the deadline is over; or not, without one. */
 static void set_timer(long long ns) {
     struct itimerspec at = {.it_value = {.tv_sec = ns / SECOND, .tv_nsec = ns % SECOND}};
@@ -52,8 +46,8 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     const struct sigaction *next = &before[index_of(number)];
     if (!atomic_load(&watching)) die_of(number); /* another native handler, as faulthandler's, still calls this one */
     if (atomic_compare_exchange_strong(&came, &none, number))
-        atomic_store(&came_at, now_ns()), set_timer(atomic_load(&deadline) + 1);
-    else if (now_ns() - atomic_load(&came_at) > atomic_load(&deadline)) die_of(atomic_load(&came));
+        atomic_store(&came_at, clock_now()), set_timer(atomic_load(&deadline) + 1);
+    else if (clock_now() - atomic_load(&came_at) > atomic_load(&deadline)) die_of(atomic_load(&came));
     if (next->sa_flags & SA_SIGINFO) next->sa_sigaction(number, info, context);
     else if (next->sa_handler != SIG_DFL && next->sa_handler != SIG_IGN) next->sa_handler(number);
     errno = error;
@@ -119,7 +113,7 @@ PyObject *signals_py_allow(PyObject *self, PyObject *seconds) {
     double more = PyFloat_AsDouble(seconds);
     if (PyErr_Occurred()) return NULL;
     long long until = atomic_fetch_add(&deadline, (long long)(more * SECOND)) + (long long)(more * SECOND);
-    if (atomic_load(&came)) set_timer(atomic_load(&came_at) + until - now_ns() + 1);
+    if (atomic_load(&came)) set_timer(atomic_load(&came_at) + until - clock_now() + 1);
     Py_RETURN_NONE;
 }
 

@@ -2,7 +2,7 @@
  *
  * Entries live in chunks that never move, so readers need no lock. Adding takes one mutex; the usual caller
  * comes through a small cache keyed by the identity of the str object, which holds a reference to it. */
-#include "encoders/output.h"
+#include "encoders/json.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -26,45 +26,6 @@ static struct {
     uint32_t id;
 } cache[CACHE];
 
-static uint64_t hash_bytes(const char *text, size_t len) {
-    uint64_t h = 0x9e3779b97f4a7c15u ^ len;
-    while (len >= 8) {
-        uint64_t word;
-        memcpy(&word, text, 8);
-        h = (h ^ word) * 0xff51afd7ed558ccdu;
-        h ^= h >> 32;
-        text += 8, len -= 8;
-    }
-    while (len--) h = (h ^ (unsigned char)*text++) * 0x100000001b3u;
-    return h ^ (h >> 29);
-}
-
-/* Length of the valid UTF-8 sequence at `s`, 0 if there is none. */
-static size_t utf8_sequence(const unsigned char *s, size_t remaining) {
-    size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
-    if (n == 0 || n > remaining) return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
-        (s[0] == 0xf4 && s[1] > 0x8f))
-        return 0;
-    return n;
-}
-
-static size_t json_escape(const char *text, size_t len, char *out) {
-    static const char hex[] = "0123456789abcdef";
-    char *p = out;
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if (c == '"' || c == '\\') *p++ = '\\', *p++ = (char)c;
-        else if (c < 0x20 || c == 0x7f) {
-            memcpy(p, "\\u00", 4);
-            p[4] = hex[c >> 4], p[5] = hex[c & 15], p += 6;
-        } else *p++ = (char)c;
-    }
-    return (size_t)(p - out);
-}
-
 const String *strings_get(uint32_t id) {
     if (id / CHUNK >= sizeof chunks / sizeof *chunks) return &nothing;
     String *chunk = __atomic_load_n(&chunks[id / CHUNK], __ATOMIC_ACQUIRE);
@@ -77,11 +38,7 @@ static void persist(uint32_t id, const String *s) {
     char buffer[8 + MAX_NAME];
     memcpy(buffer, head, 8);
     memcpy(buffer + 8, s->text, s->len);
-    ssize_t size = (ssize_t)(8 + s->len), written = file >= 0 ? write(file, buffer, (size_t)size) : size;
-    if (written == size) return;
-    count_one(&g_counts.strings_full);
-    /* Half an entry would make the ones behind it unreadable. */
-    if (written > 0 && ftruncate(file, lseek(file, 0, SEEK_END) - written) < 0) close(file), file = -1;
+    session_append(&file, buffer, 8 + s->len);
 }
 
 static bool grow(void) {
@@ -96,7 +53,7 @@ static bool grow(void) {
     for (uint32_t i = 0; slots && i <= slot_mask; i++) {
         if (!slots[i]) continue;
         const String *s = strings_get(slots[i]);
-        uint32_t at = (uint32_t)hash_bytes(s->text, s->len) & (size - 1);
+        uint32_t at = (uint32_t)hash_text(s->text, s->len) & (size - 1);
         while (bigger[at]) at = (at + 1) & (size - 1);
         bigger[at] = slots[i];
     }
@@ -109,7 +66,7 @@ static bool grow(void) {
 static uint32_t add(const char *text, size_t len, bool category) {
     uint32_t n = atomic_load_explicit(&added, memory_order_relaxed);
     if ((!slots || n + 1 >= order_size) && !grow()) return 0;
-    uint32_t at = (uint32_t)hash_bytes(text, len) & slot_mask;
+    uint32_t at = (uint32_t)hash_text(text, len) & slot_mask;
     for (; slots[at]; at = (at + 1) & slot_mask) {
         const String *s = strings_get(slots[at]);
         if (s->len == len && !memcmp(s->text, text, len) && (slots[at] < FIRST_NAME) == category) return slots[at];
@@ -121,16 +78,17 @@ static uint32_t add(const char *text, size_t len, bool category) {
         if (!chunk) return 0;
         __atomic_store_n(&chunks[id / CHUNK], chunk, __ATOMIC_RELEASE);
     }
-    char *memory = malloc(len * 7 + 2);
+    char *memory = malloc(len * 7 + 3);
     if (!memory) return 0;
     String *s = &chunks[id / CHUNK][id % CHUNK];
     memcpy(memory, text, len);
     memory[len] = 0;
-    s->json = memory + len + 1;
-    s->json_len = (uint32_t)json_escape(text, len, memory + len + 1);
+    char *quoted = memory + len + 1;
+    s->json_len = (uint32_t)(write_text(quoted, text, len) - quoted) - 2;
     s->len = (uint32_t)len;
-    char *fitted = realloc(memory, len + 1 + s->json_len);
-    if (fitted) memory = fitted, s->json = memory + len + 1;
+    char *fitted = realloc(memory, len + 2 + s->json_len);
+    if (fitted) memory = fitted;
+    s->json = memory + len + 2;
     __atomic_store_n(&s->text, memory, __ATOMIC_RELEASE);
     if (category) next_category++;
     else next_name++;
@@ -241,9 +199,7 @@ int strings_category_object(PyObject *text, uint16_t *category) {
 }
 
 int strings_open(const char *directory) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/strings", directory);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd = session_file(directory, "strings", O_WRONLY | O_APPEND | O_CREAT | O_EXCL);
     if (fd < 0) return -1;
     pthread_mutex_lock(&lock);
     file = fd;

@@ -22,21 +22,13 @@ const Track *track_get(uint32_t id) {
     return &chunks[(id - 1) / CHUNK][(id - 1) % CHUNK];
 }
 
-static void persist(const Track *t) {
-    ssize_t written = file >= 0 ? write(file, t, sizeof *t) : (ssize_t)sizeof *t;
-    if (written == (ssize_t)sizeof *t) return;
-    count_one(&g_counts.strings_full);
-    /* Half a track would make the ones behind it unreadable. */
-    if (written > 0 && ftruncate(file, lseek(file, 0, SEEK_END) - written) < 0) close(file), file = -1;
-}
-
 static uint32_t add(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent) {
     uint32_t n = atomic_load_explicit(&count, memory_order_relaxed);
     if (n < MAX_TRACKS && !chunks[n / CHUNK]) chunks[n / CHUNK] = calloc(CHUNK, sizeof(Track));
     if (n < MAX_TRACKS && chunks[n / CHUNK]) {
         Track *t = &chunks[n / CHUNK][n % CHUNK];
         *t = (Track){pid, tid, kind, parent, name, n + 1};
-        persist(t);
+        session_append(&file, t, sizeof *t);
         atomic_store_explicit(&count, ++n, memory_order_release);
     } else count_one(&g_counts.strings_full);
     return n;
@@ -151,13 +143,11 @@ void track_name_process(void) {
 }
 
 int track_open(const char *directory) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/tracks", directory);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd = session_file(directory, "tracks", O_WRONLY | O_APPEND | O_CREAT | O_EXCL);
     if (fd < 0) return -1;
     pthread_mutex_lock(&lock);
     file = fd;
-    for (uint32_t id = 1; id <= atomic_load(&count); id++) persist(track_get(id));
+    for (uint32_t id = 1; id <= atomic_load(&count); id++) session_append(&file, track_get(id), sizeof(Track));
     pthread_mutex_unlock(&lock);
     return 0;
 }

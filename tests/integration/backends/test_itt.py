@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -145,41 +144,6 @@ def test_names_decide_categories(tmp_path: Path, name: str, category: str) -> No
     events = record(tmp_path, lambda _: range_of(name)).events(kind=Kind.SPAN)
     event = events[[text == name for text in texts(events)]]
     assert texts(event, "category") == [category]
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "number"),
-    [
-        ("aten::add, seq = 17", "aten::add", 17),
-        ("aten::add, seq = 0, op_id = 4, sizes = [[2, 3], []]", "aten::add", 0),
-        ("aten::add, seq = 4294967296", "aten::add", 4294967296),
-        ("loss, seq = x", "loss, seq = x", None),
-        ("loss, seq = 7 of 9", "loss, seq = 7 of 9", None),
-        ("loss, seq = ", "loss, seq = ", None),
-    ],
-)
-def test_sequence_numbers_are_split_from_names(tmp_path: Path, text: str, name: str, number: int | None) -> None:
-    """A number that torch appends becomes an argument; anything else stays part of the name."""
-    memory = record(tmp_path, lambda _: range_of(text))
-    found = dict(zip(memory.names(), memory.arguments(), strict=True))
-    assert found[name] == ({} if number is None else {"Sequence number": number})
-
-
-def test_many_names_neither_leak_nor_slow_down(tmp_path: Path) -> None:
-    """A new text per call costs no memory: only its name is kept, once."""
-
-    def work(_: sc.Profiler) -> None:
-        range_of("aten::warm, seq = 1")
-        serial, _unused = strings.since(0)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for number in range(100_000):
-            range_of(f"aten::many, seq = {number}")
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 24 << 10, (
-            "KiB, what the rings hold included"
-        )
-        assert [text for _, text in strings.since(serial)[1]] == ["aten::many"]
-
-    record(tmp_path, work)
 
 
 def test_deep_nesting_is_bounded(tmp_path: Path) -> None:

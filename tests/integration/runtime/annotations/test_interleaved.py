@@ -31,7 +31,7 @@ from tests.support.crashes import Crash, batches
 from tests.support.nesting import chrome_problems, journal_problems, journal_spans
 from tests.support.recording import Log, Row, recording
 from tests.unit.runtime.annotations.test_task_tracks import check_rows
-from tests.unit.runtime.core.test_span_order import KEPT_FRAMES, check_stack_is_empty, in_thread
+from tests.unit.runtime.core.test_span import KEPT_FRAMES, check_stack_is_empty, in_thread
 from tests.unit.runtime.core.test_stack import open_rows
 
 HELD = 120

@@ -166,7 +166,7 @@ def test_a_signal_while_a_text_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Stop
 
     before = signal.signal(signal.SIGUSR1, handler)
-    shown = __import__("stepscope.runtime.events.value_texts", fromlist=["shown"]).shown
+    shown = __import__("stepscope.runtime.events.json_values", fromlist=["shown"]).shown
 
     def interrupted(value: object) -> Any:
         signal.raise_signal(signal.SIGUSR1)

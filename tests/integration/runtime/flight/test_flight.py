@@ -16,6 +16,7 @@ import stepscope as sc
 from stepscope.exporters.base import EventBatch, Window
 from stepscope.runtime.errors import TriggerError
 from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Trigger
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.crashes import windows as read_windows
 from tests.support.flights import QUIET, Profile, When
@@ -155,15 +156,6 @@ def test_what_is_no_number(given: object, output_dir: Path) -> None:
         assert not profile.windows
 
 
-def test_slow_step(output_dir: Path) -> None:
-    """A step that sleeps is found among quick ones."""
-    profile = Profile(output_dir, triggers=(sc.triggers.SlowStep(least=0.3),))
-    with profile.profiler:
-        profile.steps(60, lambda number: time.sleep(0.6 if number == 40 else 0.001))
-        # A loaded machine may make another step slow as well.
-        assert 40 in [window[-1] for window in profile.windows]
-
-
 def test_stalled(output_dir: Path) -> None:
     """Saved while the step hangs, its open spans marked; once, however long it hangs."""
     profile = Profile(output_dir, triggers=(sc.triggers.Stalled(factor=1, least=0.3),))
@@ -203,9 +195,21 @@ def test_a_trigger_of_ones_own(output_dir: Path) -> None:
     assert profile.facts()["value"] == 9
 
 
-def test_a_trigger_that_raises_costs_nothing_else(output_dir: Path) -> None:
+class Unmade:
+    """A trigger without an evaluator."""
+
+    name = "unmade"
+
+    def evaluator(self) -> Evaluator:
+        raise ZeroDivisionError("no evaluator")
+
+
+@pytest.mark.parametrize(
+    ("trigger", "what"), [(When(error=ZeroDivisionError("bad trigger")), "bad trigger"), (Unmade(), "no evaluator")]
+)
+def test_a_trigger_that_raises_costs_nothing_else(trigger: Trigger, what: str, output_dir: Path) -> None:
     """It is counted, named, and raised when asked for; the others go on."""
-    profile = Profile(output_dir, triggers=(When(error=ZeroDivisionError("bad trigger")), sc.triggers.NotFinite()))
+    profile = Profile(output_dir, triggers=(trigger, sc.triggers.NotFinite()))
     with profile.profiler as profiler:
         profile.steps(5)
         sc.counter("loss", math.inf)
@@ -214,7 +218,7 @@ def test_a_trigger_that_raises_costs_nothing_else(output_dir: Path) -> None:
         assert any(note.startswith("triggers failed") for note in profiler.diagnostics())
         with pytest.raises(ExceptionGroup) as raised:
             profiler.raise_errors()
-    assert raised.group_contains(TriggerError, match="bad trigger")
+    assert raised.group_contains(TriggerError, match=what)
 
 
 def test_a_trigger_while_steps_follow(output_dir: Path) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 
 import stepscope as sc
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime.errors import ProfilerStateError, TriggerError
+from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.flight.trigger_watch import MAX_FINDINGS
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
-from stepscope.runtime.flight.triggers.trigger_thread import MAX_FINDINGS
 from tests.support.crashes import windows as read_windows
 from tests.support.flights import Profile, When
 from tests.support.messages import refused
@@ -209,26 +208,6 @@ def test_triggers_that_find_too_much(output_dir: Path) -> None:
     suppressed = sum(sum(reasons.values()) for reasons in counts.suppressed.values())
     assert sum(counts.fired.values()) == counts.windows + sum(counts.joined.values()) + suppressed
     profile.check_accounts()
-
-
-class Unmade:
-    """A trigger without an evaluator."""
-
-    name = "unmade"
-
-    def evaluator(self) -> Evaluator:
-        raise ZeroDivisionError("no evaluator")
-
-
-def test_a_trigger_without_an_evaluator(output_dir: Path) -> None:
-    """Starting does not fail for it, the others work, and it is said and raised when asked for."""
-    profile = Profile(output_dir, triggers=(Unmade(), When(4)))
-    with profile.profiler as profiler:
-        profile.steps(6)
-        assert profile.windows == [[2, 3, 4]]
-        with pytest.raises(ExceptionGroup) as raised:
-            profiler.raise_errors()
-    assert raised.group_contains(TriggerError, match="no evaluator")
 
 
 class Slow:

@@ -177,27 +177,3 @@ def test_accounts_are_exact_for_any_burst(policy: str) -> None:
         options=f"{ONE_SMALL_RING}, overflow={policy!r}",
     )
     assert outcome == [True, True, True]
-
-
-def test_steps_survive_in_a_full_ring() -> None:
-    """They have room of their own when the ring of their thread has none."""
-    require_compiler()
-    ((operators, spans, steps),) = run_program(
-        """
-        from tests.support.native import Native
-        counter = _core.StepCounter()
-        counter.next_change, counter.live = 1 << 60, True
-        Native().run(0, 100)
-        for _ in range(100):
-            with span("user"):
-                pass
-        for _ in range(3):
-            counter.step()
-        log.take()
-        tell([len([row for row in log.spans if row.name == name]) for name in ("aten::add", "user")] +
-             [[row.step for row in log.of(Kind.STEP)]])
-        """,
-        options=ONE_SMALL_RING,
-    )
-    assert (operators, spans) == (64, 0)
-    assert steps == [1, 2, 3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
@@ -156,11 +155,3 @@ def test_without_a_session() -> None:
         """
     )
     assert result == [5, [0, 0], ""]
-
-
-def test_changing_takes_numbers_only() -> None:
-    """The counter of changes under way goes up and down by what is given."""
-    assert (_core.changing(2), _core.changing(0), _core.changing(-2)) == (2, 2, 0)
-    wrong: Any = "1"
-    with pytest.raises(TypeError):
-        _core.changing(wrong)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.flight.late_windows import FlightWindows
 from stepscope.runtime.flight.retention import Retention
 from stepscope.runtime.flight.settings import FlightRecorder
@@ -87,38 +87,6 @@ class Run:
             assert all(part.get(source, 0) >= 0 for part in parts), known
 
 
-def test_nothing_fires() -> None:
-    """All is let go, and counted as outside; what is kept stays bounded."""
-    run = Run()
-    for step in range(1, 2000):
-        run.until(step * STEP, instant_block(step * STEP - 10)).settle()
-    assert not run.batches
-    assert len(run.windows.steps) < 80
-    list(run.windows.end_retention())
-    known = run.windows.statistics()
-    assert known.outside[RECORDER] == known.seen[RECORDER] == 2 * 1999
-    assert known.retained[RECORDER] == 0 and run.windows.retention.statistics().bytes == 0
-
-
-def test_at_once() -> None:
-    """A stall is saved while it lasts: up to now, its open span cut and flagged, and recognised when it ends."""
-    run = Run().until(5 * STEP)
-    run.now = 1000
-    run.windows.watermark(RECORDER, 1000)
-    run.save(1000, at_once=True)
-    open_span = span_block((520, 1010), first_id=5)
-    open_span["flags"] |= int(Flag.OPEN)
-    run.settle(open_span)
-    (closed,) = run.closed
-    assert closed.interval == (300, 1000) and closed.complete
-    (span,) = run.events(0, Kind.SPAN)
-    assert (span["ts"], span["dur"]) == (520, 480)
-    run.batches += run.windows.route(RECORDER, span_block((520, 1200), first_id=5), b"")
-    list(run.windows.end_retention())
-    assert run.windows.statistics().superseded[RECORDER] == 1
-    run.check_accounts()
-
-
 def test_late_device() -> None:
     """The window waits for a device; what comes after it has closed is late, and counted when it is let go."""
     run = Run()
@@ -169,20 +137,6 @@ def test_losses_are_told_to_the_window_of_their_time() -> None:
     ledger = run.closed[0].ledger()
     assert ledger["device"].dropped == {"source": 9}
     assert ledger[RECORDER].dropped == {"overflow": 11} and ledger[RECORDER].balanced()
-
-
-def test_recording_again() -> None:
-    """Between stop() and start() nothing was recorded; a window afterwards may hold steps of before, with a gap."""
-    run = Run().until(3 * STEP)
-    run.windows.close(WindowEnds(310, complete=True), 310)
-    assert run.windows.paused
-    run.windows.open(StepMark(500, 5, 1))
-    run.until(7 * STEP, instant_block(290, 650))
-    run.save(7 * STEP - 1)
-    run.settle()
-    assert run.closed[0].start <= 500
-    assert 650 in run.events(0, Kind.INSTANT)["ts"].tolist()
-    run.check_accounts()
 
 
 def test_a_burst_of_steps() -> None:

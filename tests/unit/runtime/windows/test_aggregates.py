@@ -77,13 +77,6 @@ def rows(aggregates: Aggregates) -> dict[tuple[int, int], Row]:
     return {(row[0], row[1]): Row(*row) for row in aggregates.rows()}
 
 
-def test_there_is_nothing_at_first() -> None:
-    """New statistics have no rows and nothing to remark."""
-    aggregates = of(empty_block())
-    assert (aggregates.rows(), aggregates.counter_rows(), aggregates.instant_rows()) == ([], [], [])
-    assert set(aggregates.counts().values()) == {0}
-
-
 @given(st.lists(spans, max_size=4))
 def test_spans_add_up_exactly_and_quantiles_keep_their_error(blocks: list[list[tuple[int, int, int, int]]]) -> None:
     """Against numpy: counts, sums and extremes are exact, quantiles are nearest-rank within 1/128."""
@@ -294,15 +287,3 @@ def test_a_table_takes_memory_for_its_keys_only() -> None:
         table.update(few)
         Aggregates().merge(table)
     assert resident() - before < 300 * 64 << 10
-
-
-def test_a_table_grows_with_its_keys() -> None:
-    """Keys that come after many others are kept apart, and counted where they were first."""
-    aggregates = Aggregates()
-    for first in range(0, 3000, 500):
-        block = empty_block(1000)
-        block["kind"], block["dur"], block["name"] = int(Kind.SPAN), 7, np.arange(1000) + first + FIRST
-        aggregates.update(block)
-    counts = {row[0] - FIRST: row[2] for row in aggregates.rows()}
-    assert counts == {name: 1 if name < 500 or name >= 3000 else 2 for name in range(3500)}
-    assert aggregates.counts()["other"] == 0
