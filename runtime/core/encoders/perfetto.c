@@ -336,6 +336,7 @@ static void drop_written(Encoder *c) {
     }
     c->delayed_count = c->delayed_before = waiting;
     c->formerly_numbered = c->numbered;
+    c->call++;
 }
 
 static bool room_for_block(Encoder *c) {
@@ -348,6 +349,12 @@ static bool room_for_block(Encoder *c) {
     return c->room != 0;
 }
 
+static bool enter(Encoder *c) { /* encoding lets go of the GIL */
+    if (c->busy)
+        return PyErr_SetString(PyExc_RuntimeError, "a PerfettoEncoder is used by two threads; give each its own"), false;
+    return c->busy = true;
+}
+
 static PyObject *encode(Encoder *c, PyObject *args) {
     Py_buffer events, heap;
     int window;
@@ -355,12 +362,13 @@ static PyObject *encode(Encoder *c, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*y*i:encode", &events, &heap, &window)) return NULL;
     if (events.len % (Py_ssize_t)sizeof(Event))
         PyErr_Format(PyExc_ValueError, "a block of %zd bytes is not made of 64-byte events", events.len);
-    else {
+    else if (enter(c)) {
         c->events = events.buf, c->n = (size_t)events.len / sizeof(Event), c->heap = heap.buf, c->heap_len = (size_t)heap.len;
         drop_written(c);
         if (window != c->window) c->window = window, c->numbered = false;
         if (!room_for_block(c)) PyErr_NoMemory();
         else if (output_open(&c->out, c->n * 36 + c->heap_len)) put_block(c), result = output_close(&c->out);
+        c->busy = false;
     }
     PyBuffer_Release(&events);
     PyBuffer_Release(&heap);
@@ -368,21 +376,28 @@ static PyObject *encode(Encoder *c, PyObject *args) {
 }
 
 static PyObject *release(Encoder *c, PyObject *unused) {
+    if (!enter(c)) return NULL;
+    PyObject *result = NULL;
     drop_written(c);
     c->numbered = false;
-    if (!output_open(&c->out, c->delayed_count * 128)) return NULL;
-    put_delayed(c, -1);
-    return output_close(&c->out);
+    if (output_open(&c->out, c->delayed_count * 128)) put_delayed(c, -1), result = output_close(&c->out);
+    c->busy = false;
+    return result;
 }
 
 static PyObject *forget(Encoder *c, PyObject *unused) {
-    for (Row *row = c->rows, *end = row + c->rows_used; row < end; row++) row->sequence = row->count = row->roots.used = 0;
+    if (!enter(c)) return NULL;
+    for (Row *row = c->rows, *end = row + c->rows_used; row < end; row++) {
+        row->sequence = row->count = 0;
+        if (row->call == c->call) row->roots = row->former;
+    }
     c->numbered = c->formerly_numbered;
     for (uint32_t i = c->delayed_before; i < c->delayed_count; i++) free(c->delayed[i].args);
     c->delayed_count = c->delayed_before;
     for (uint32_t i = 0; i < c->delayed_count; i++) c->delayed[i].written = false;
     if (c->interned) memset(c->interned, 0, c->interned_room * sizeof *c->interned);
     c->interned_used = c->sequences = 0;
+    c->busy = false;
     Py_RETURN_NONE;
 }
 

@@ -72,7 +72,8 @@ typedef struct {
     uint32_t iids[3];  /* interned so far, by kind */
     uint32_t track;
     uint32_t at, count; /* its events in the block under way */
-    Roots roots;
+    Roots roots, former; /* former: before the call that changed them last */
+    uint32_t call;
 } Row;
 
 enum { INTERN_CATEGORY, INTERN_NAME, INTERN_KEY };
@@ -105,7 +106,9 @@ typedef struct {
     int64_t pid;       /* of the run, whose process is described by others */
     uint64_t serial;   /* ids of spans that do not nest and have none */
     int32_t window;
+    uint32_t call;     /* number of the call under way */
     bool numbered, formerly_numbered; /* a step of this window was seen; before the last call */
+    bool busy;
     const char *events, *heap;
     size_t n, heap_len;
     Row *rows;

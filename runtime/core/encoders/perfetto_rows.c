@@ -161,6 +161,10 @@ static int outer_first(const void *one, const void *other) {
     return a->order < b->order ? 1 : -1;
 }
 
+static void will_change(const Encoder *c, Row *row) {
+    if (row->call != c->call) row->call = c->call, row->former = row->roots;
+}
+
 void put_delayed(Encoder *c, int64_t row) {
     const char *heap = c->heap;
     size_t heap_len = c->heap_len;
@@ -183,6 +187,7 @@ void put_delayed(Encoder *c, int64_t row) {
     c->heap = heap, c->heap_len = heap_len;
     for (uint32_t i = 0; some && i < n; i++) {
         Row *changed = &c->rows[some[i].row];
+        will_change(c, changed);
         for (uint32_t k = 0; k < ROOTS; k++) changed->roots.at[k].delayed = false;
     }
     free(some);
@@ -277,6 +282,7 @@ void put_slices(Encoder *c, uint32_t number) {
     Event e;
     row->count = 0;
     if (!n) return;
+    will_change(c, row);
     for (uint32_t i = n; i-- > 0;) {
         Node *x = &c->nodes[i], *outer;
         while (deep && !within(x, outer = &c->nodes[c->stack[deep - 1]]) && x->end <= outer->begin)

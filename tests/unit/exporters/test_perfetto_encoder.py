@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -219,6 +220,23 @@ def test_what_was_refused_is_not_half_there(scene: Scene) -> None:
     assert (drawn.name, drawn.dur, drawn.args["text"]) == ("kept", 1000, "kept with its arguments")
 
 
+def test_what_was_written_before_a_refusal_is_nested_with(scene: Scene) -> None:
+    """Spans that cross one in the file are drawn apart from it; those that cross refused ones are not."""
+    encoder = _core.PerfettoEncoder(1, 4711)
+
+    def encode(name: str, begin: int) -> bytes:
+        scene.span(name, begin, 100)
+        batch = scene.batch()
+        return encoder.encode(batch.events, batch.args, 0)
+
+    written = encode("written", 0)
+    encode("refused", 200)
+    encoder.forget()
+    trace = read(written, encode("crosses it", 50), encode("crosses nothing", 250))
+    assert sorted(drawn.name for drawn in trace.slices()) == ["crosses nothing", "written"]
+    assert [drawn.name for drawn in trace.pairs()] == ["crosses it"]
+
+
 @given(base=INT64, at=st.integers(0, 2**62), dur=st.integers(-10, 2**60))
 def test_times_are_exact(base: int, at: int, dur: int) -> None:
     """Times keep every nanosecond; a negative duration is none."""
@@ -345,9 +363,29 @@ def test_a_span_takes_few_bytes(scene: Scene) -> None:
 
 
 def test_misuse_is_named() -> None:
-    """A block that is not whole is refused."""
+    """A block that is not whole is refused; so are two threads in one encoder, which costs neither its state."""
     with refused(ValueError, "63", "64"):
         _core.PerfettoEncoder(1, 1).encode(bytes(63), b"", 0)
+    encoder = _core.PerfettoEncoder(1, 4711)
+    block = empty_block(200_000)
+    block["kind"] = Kind.SPAN
+    errors: list[BaseException] = []
+
+    def use() -> None:
+        for _ in range(20):
+            try:
+                encoder.encode(block, b"", 0)
+            except RuntimeError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all("two threads" in str(error) for error in errors)
+    encoder.forget()
+    assert len(read(encoder.encode(block[:1], b"", 0)).events) == 2
 
 
 def test_the_decoder_is_strict() -> None:
