@@ -654,6 +654,7 @@ class PerfettoEncoder:
 
         Raises:
             ValueError: if it is not a multiple of 64 bytes.
+            RuntimeError: another thread is inside.
         """
 
     def release(self) -> bytes:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,20 @@ def test_who_starts_sweeps_for_a_moment(left: Left, tmp_path: Path) -> None:
     assert not session.exists()
     sweep(tmp_path / "missing")
     assert random.getstate() == before
+
+
+def test_a_place_with_many_files_of_others_is_swept(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that it takes to list them leaves time for sessions."""
+    _, session = left.run("run", 2 * WEEK)
+    glob = Path.glob
+
+    def slow_glob(self: Path, pattern: str) -> Iterator[Path]:
+        time.sleep(2 * sweeping.TIME_LIMIT_S)
+        return glob(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", slow_glob)
+    sweep(left.sessions)
+    assert not session.exists()
 
 
 def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
