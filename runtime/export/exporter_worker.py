@@ -130,7 +130,7 @@ class ExporterWorker:
         """Why all further events are dropped; empty while the exporter gets events."""
         self._bytes = self._peak = self._handled = 0
         self._active_ns = 0
-        """When a call began or ended, or an empty queue got an item."""
+        """When a call began or ended, or an empty queue got an item between two calls."""
         self._accounts = Accounts()
         self._unsent_files: UnsentFiles | None = None
         self._cap_seen = 0
@@ -187,7 +187,7 @@ class ExporterWorker:
         self._work.notify_all()
 
     def _append(self, item: Item, size: int = 0) -> None:
-        if not self._queue:
+        if not self._queue and self._calls[1] is None:
             self._active_ns = clock.now()
         self._bytes += size
         self._peak = max(self._peak, self._bytes)

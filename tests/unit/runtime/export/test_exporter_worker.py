@@ -315,3 +315,21 @@ async def test_an_exporter_that_counts_only_needs_no_room(tmp_path: Path) -> Non
     assert exporter.number == 500
     ledger = outlet.statistics().ledger
     assert (ledger.offered, ledger.exported, ledger.dropped) == (500, 500, {})
+
+
+async def test_one_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
+    """With a queue that drops the oldest, each large batch finds it empty; nobody waits for it again."""
+    exporter = MemoryExporter(hang_in="export")
+    outlet = ExporterWorker(exporter, run_facts(tmp_path), 1000, drop_oldest=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outlet.run)
+        outlet.offer(batch())
+        await poll(lambda: "export" in exporter.calls)
+        outlet.offer(batch())
+        assert outlet.half_full()
+        await outlet.wait_below_half()
+        for _ in range(3):
+            outlet.offer(batch(events=100))
+            assert not outlet.half_full()
+        exporter.release()
+        outlet.finish()
