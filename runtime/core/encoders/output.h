@@ -6,16 +6,18 @@
 
 typedef struct {
     PyObject *bytes; /* what was written so far, and room */
-    char *at, *end;
-    bool failed; /* there is no memory: what is written now goes over what was, and `output_close` raises */
+    char *begin, *at, *end;
+    bool failed; /* there is no memory: `output_close` raises */
     PyThreadState *released;
+    char waste[4096]; /* what is written after a failure goes there, over and over */
 } Output;
 
 /* Makes room, and lets go of the GIL if much will be written; false with an exception, and the GIL, if that cannot be done. */
 static inline bool output_open(Output *o, size_t room) {
-    *o = (Output){.bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(room += 4096))};
+    o->bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(room += 4096));
     if (!o->bytes) return false;
-    o->at = PyBytes_AS_STRING(o->bytes), o->end = o->at + room;
+    o->failed = false;
+    o->begin = o->at = PyBytes_AS_STRING(o->bytes), o->end = o->at + room;
     o->released = release_gil_for(room / sizeof(Event));
     return true;
 }
@@ -23,24 +25,23 @@ static inline bool output_open(Output *o, size_t room) {
 /* Takes the GIL again; what was written, or NULL and an exception. */
 static inline PyObject *output_close(Output *o) {
     reacquire_gil(o->released);
-    if (o->failed) return Py_DECREF(o->bytes), PyErr_NoMemory();
-    _PyBytes_Resize(&o->bytes, o->at - PyBytes_AS_STRING(o->bytes));
-    return o->bytes;
+    if (!o->failed) {
+        _PyBytes_Resize(&o->bytes, o->at - o->begin);
+        return o->bytes;
+    }
+    Py_XDECREF(o->bytes);
+    return PyErr_NoMemory();
 }
 
 static inline bool output_grow(Output *o, size_t need) {
-    size_t used = (size_t)(o->at - PyBytes_AS_STRING(o->bytes)), size = used + used / 2 + need + 4096;
+    size_t used = (size_t)(o->at - o->begin), size = used + used / 2 + need + 4096;
     if (!o->failed) {
         reacquire_gil(o->released);
-        PyObject *larger = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
-        if (larger) {
-            memcpy(PyBytes_AS_STRING(larger), PyBytes_AS_STRING(o->bytes), used);
-            Py_SETREF(o->bytes, larger);
-        } else PyErr_Clear(), o->failed = true;
+        if (_PyBytes_Resize(&o->bytes, (Py_ssize_t)size) < 0) PyErr_Clear(), o->failed = true;
+        else o->begin = PyBytes_AS_STRING(o->bytes), o->at = o->begin + used, o->end = o->begin + size;
         if (o->released) o->released = PyEval_SaveThread();
     }
-    o->at = PyBytes_AS_STRING(o->bytes) + (o->failed ? 0 : used);
-    o->end = PyBytes_AS_STRING(o->bytes) + PyBytes_GET_SIZE(o->bytes);
+    if (o->failed) o->begin = o->at = o->waste, o->end = o->waste + sizeof o->waste;
     return (size_t)(o->end - o->at) >= need;
 }
 

@@ -37,13 +37,13 @@ static inline void proto_text(Output *o, uint32_t tag, const char *text, size_t 
 static inline size_t proto_open(Output *o, uint32_t tag) {
     output_reserve(o, 2 * PROTO_SLACK);
     o->at = proto_varint(o->at, tag) + 1;
-    return (size_t)(o->at - PyBytes_AS_STRING(o->bytes));
+    return (size_t)(o->at - o->begin);
 }
 
 static inline void proto_close(Output *o, size_t from) {
     output_reserve(o, 2 * PROTO_SLACK);
     if (o->failed) return;
-    char *begin = PyBytes_AS_STRING(o->bytes) + from;
+    char *begin = o->begin + from;
     size_t len = (size_t)(o->at - begin);
     if (len >= 0x80) {
         size_t more = (size_t)(63 - __builtin_clzll(len)) / 7;
