@@ -118,6 +118,17 @@ class AppendFile:
             raise failure from error
         self.size += sum(map(len, pieces))
 
+    def write_header(self, sync: bytes) -> None:
+        """Overwrites the header of the last file, which may be damaged."""
+        try:
+            descriptor = os.open(self._segment.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.pwrite(descriptor, encode_file_header(sync, self._segment.number, self._segment.begin), 0)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._error(error, "write") from error
+
     def deleted(self, within_s: float) -> bool:
         """Whether the last file was deleted. The system is asked at most once in so many seconds."""
         return self._fd >= 0 and self._deletion.deleted(self._fd, self._segment.path, within_s)

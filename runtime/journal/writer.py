@@ -217,7 +217,7 @@ class JournalWriter:
         Args:
             segment: its last file.
             sync: sync word of its frames.
-            end: number and position of the next frame.
+            end: number and position of the next frame. The header of the file is rewritten.
             events, windows: numbers of events and closed windows before it.
             index: continues the index of these frames.
         """
@@ -225,6 +225,7 @@ class JournalWriter:
             self._index = index
             self._number, size = end
             self._file = AppendFile(self.path, segment, size)
+            self._file.write_header(sync)
             self._sync = sync
             self.written, self._windows = events, windows
         self.mark_recovered()

@@ -58,6 +58,17 @@ def test_everything_is_there_once(crash: Crash, between: str, drain_interval: fl
     assert window.ledger.sources["recorder"].balanced()
 
 
+def test_a_damaged_header_is_made_whole(crash: Crash) -> None:
+    """Who recovers is told of it; who reads what was recovered, or recovers again, finds a whole journal."""
+    crash.of(BODY.format(between=MIDWAY))
+    with open(crash.run / "journal", "r+b") as file:
+        file.write(bytes(20))
+    recovery = crash.recover()
+    assert recovery.damage.header
+    assert names(recovery.journal)["forward"] == 40
+    assert not crash.recover().damage
+
+
 def test_parents_and_self_times_are_exact(crash: Crash) -> None:
     """Open spans keep their place in the tree, and their self time is what their children leave."""
     recovery = crash.of(BODY.format(between="pass")).recover()
