@@ -30,8 +30,7 @@ else
   preload=$(library tsan)
   run=(setarch --addr-no-randomize)
   # What the sanitizer keeps of each address counts as memory of the program, and the last of these forks.
-  set -- --deselect tests/integration/backends/test_itt.py::test_many_names_neither_leak_nor_slow_down \
-    --deselect tests/integration/runtime/session/test_session.py::test_a_million_spans_need_no_memory \
+  set -- --deselect tests/integration/runtime/session/test_session.py::test_a_million_spans_need_no_memory \
     --deselect tests/integration/runtime/session/test_session.py::test_a_session_that_cannot_be_opened "$@"
   # It holds a signal back while the main thread is in a call that it does not watch, as native code and read() are.
   set -- --deselect tests/integration/runtime/threads/test_signals.py::test_sigterm_while_ \
