@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.recording.joined_processes import Workers, drain_rings
 from stepscope.runtime.recording.late_release import LateRelease
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
-from stepscope.runtime.recovery.sweep import sweep
+from stepscope.runtime.recovery.sweep import TIME_LIMIT_S, sweep
 from stepscope.runtime.schedule.detail import EVERYTHING
 from stepscope.runtime.session.directory import (
     ENVIRONMENT,
@@ -87,7 +88,9 @@ class Recorder:
         options = self._options
         reserve_standard_descriptors()
 
-        self.directory = make_session(options, sweep, open_there, self._last, again)
+        # Once in a process, unless room is short: the next ones that start look at further sessions.
+        prepare = partial(sweep, seconds=TIME_LIMIT_S if again is None else 0.0)
+        self.directory = make_session(options, prepare, open_there, self._last, again)
         self._was_removed = False
         self.workers = Workers(self.directory, self._limits.worker_ring_bytes)
         self.late_release = LateRelease(self.workers, self._crowded)

@@ -195,6 +195,27 @@ def test_who_starts_sweeps_for_a_moment(left: Left, tmp_path: Path) -> None:
     assert random.getstate() == before
 
 
+AGAIN = """
+import os, sys
+import stepscope as sc
+place, old, kept = sys.argv[1:]
+def record(number):
+    with sc.trace(output_dir=f"{place}/{number}", exporters=[], options=sc.Options(session_dir=f"{place}/sessions")):
+        pass
+record(1)
+os.rename(old, kept)
+record(2)
+assert os.path.exists(kept)
+"""
+
+
+def test_a_process_sweeps_once(left: Left, tmp_path: Path) -> None:
+    """Not again with each profiler that it starts."""
+    _, session = left.run("run", 2 * WEEK)
+    session.rename(tmp_path / "elsewhere")
+    run_to_end([sys.executable, "-c", AGAIN, str(tmp_path), str(tmp_path / "elsewhere"), str(session)], check=True)
+
+
 def test_a_place_with_many_files_of_others_is_swept(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that it takes to list them leaves time for sessions."""
     _, session = left.run("run", 2 * WEEK)
