@@ -92,7 +92,8 @@ def watch() -> None:
     `async with trace()` has to run, does not count as unwatched.
     """
     if not _restore:
-        _restore.extend(replace(name, _watching, owner) for owner, name in _RUNNERS)
+        for owner, name in _RUNNERS:
+            replace(_restore, name, _watching, owner)
     with contextlib.suppress(RuntimeError, TypeError):  # no loop runs; a task has no weak references
         loop = asyncio.get_running_loop()
         _watch_loop(loop)

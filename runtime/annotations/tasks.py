@@ -32,7 +32,7 @@ def watch() -> None:
     Loops that asyncio does not run, such as uvloop's own `run_until_complete`, are watched as soon as a task of them records.
     """
     if not _restore:  # so that `submit`, and so `loop.run_in_executor`, propagates the open span
-        _restore.append(replace("submit", _under_open_span, ThreadPoolExecutor))
+        replace(_restore, "submit", _under_open_span, ThreadPoolExecutor)
     asyncio_tasks.watch()
     _watch_trio()
 

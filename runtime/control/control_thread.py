@@ -17,6 +17,7 @@ from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.steps.arming import Arming
 from stepscope.runtime.threads import background_call, locks
 from stepscope.runtime.threads.native_threads import SimpleQueue, Thread, get_ident
+from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
@@ -25,6 +26,9 @@ JOIN_S = 1.0
 
 _turns = locks.reentrant()
 """Control threads take turns: the profilers of a process share a job's directory, and what was recorded of a file."""
+
+_stalled: Thread | None = None
+"""The thread that did not end in time. While it runs, as where a file system does not answer, `close` waits for no other."""
 
 
 class ControlThread:
@@ -47,6 +51,8 @@ class ControlThread:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         """Calls to make on the thread; `None` ends it."""
         self._thread: Thread | None = None
+        self._begun: OneShot[None] = OneShot()
+        """Set when its first turn may come."""
         self._pid = 0
 
     @property
@@ -66,30 +72,35 @@ class ControlThread:
             RuntimeError: if the system gives no further thread.
         """
         if self._thread is None:
-            thread = Thread(target=self._run, name="stepscope control", daemon=True)
+            begun = self._begun = OneShot()
+            thread = Thread(target=self._run, args=(begun,), name="stepscope control", daemon=True)
             background_call.start(thread)
-            self._thread, self._pid = thread, os.getpid()
             try:
+                self._thread, self._pid = thread, os.getpid()
                 if self._agreement is not None:
                     self._agreement.begin()
                 before()
             finally:
-                self.call_soon(lambda: None)
+                begun.set_result(None)
 
     def close(self) -> None:
         """Ends the thread; this rank follows no plans any more. No effect a second time, or in a forked child."""
+        global _stalled
         thread, self._thread = self._thread, None
         if thread is not None and self._pid == os.getpid():
             self._calls.put(None)
-            if thread.ident != get_ident():
+            self._begun.set_result(None)
+            if thread.ident != get_ident() and not (_stalled and _stalled.is_alive()):
                 background_call.join(thread, JOIN_S)
+                _stalled = thread if thread.is_alive() else None
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Calls a function on the control thread. It acquires no lock, so that a signal handler may call it."""
         self._calls.put(call)
 
-    def _run(self) -> None:
-        pause: float | None = None  # until `start` has called `before`
+    def _run(self, begun: OneShot[None]) -> None:
+        begun.wait()
+        pause = 0.0
         try:
             while self._run_calls(pause):
                 pause = self._turn()
@@ -102,7 +113,7 @@ class ControlThread:
                 self._ended()
                 self._report_windows()
 
-    def _run_calls(self, pause: float | None) -> bool:
+    def _run_calls(self, pause: float) -> bool:
         """Waits for calls, `pause` seconds at most, and makes them. Returns false at the end."""
         with contextlib.suppress(Empty):
             call = self._calls.get(timeout=pause)

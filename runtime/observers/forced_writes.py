@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from stepscope.runtime import _core
@@ -22,13 +23,11 @@ class ForcedWrites(SignalSource):
 
     def begin(self) -> None:
         """Replaces `os.fsync` and `os.fdatasync`."""
-        self.replace("fsync", _recorded, os)
-        self.replace("fdatasync", _recorded, os)
+        for name in ("fsync", "fdatasync"):
+            self.replace(name, partial(_recorded, f"os.{name}"), os)
 
 
-def _recorded(original: Callable[..., None]) -> Callable[..., None]:
-    name = f"os.{original.__name__}"
-
+def _recorded(name: str, original: Callable[..., None]) -> Callable[..., None]:
     def sync(*args: Any, **kwargs: Any) -> None:
         if threading.current_thread().name.startswith("stepscope"):
             return original(*args, **kwargs)

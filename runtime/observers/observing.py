@@ -47,7 +47,7 @@ class SignalSource:
 
     def replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
         """As `user_code.replace`, until `end`."""
-        self._undo.append(user_code.replace(name, make, *owners))
+        user_code.replace(self._undo, name, make, *owners)
 
     def forget(self) -> None:
         """Like `end`, in a forked child: there are no other threads, and locks may be locked."""

@@ -72,8 +72,8 @@ class Worker:
         self._refused = self._lost = 0
         self._denied = ""
         self._drained: list[tuple[bytes, bytes]] = []
-        self._unread_since = 0
-        """Since when something cannot be read, in ns; 0: everything can."""
+        self._unnamed_since = self._unread_since = 0
+        """Since when names, and after its end anything, cannot be read, in ns; 0: all can."""
         self._files = SessionFiles(directory)
         self.rings = _core.Attached(str(directory))
         self._ids = IdMap()
@@ -96,8 +96,11 @@ class Worker:
         # A name is written to its file before its event. So after the drain, the file has all names.
         self._files.unread = False
         self._files.load_ids(self._ids)
-        if self._waits_for(self._files.unread):
+        now = _core.now()
+        if self._files.unread and now - (self._unnamed_since or now) < READ_TIMEOUT_NS:
+            self._unnamed_since = self._unnamed_since or now
             return []
+        self._unnamed_since = 0
         drained, self._drained = self._drained, []
         return [self._localised(events, args) for events, args in drained]
 
@@ -108,9 +111,6 @@ class Worker:
             unread = bool(self._drained) or rings["waiting"] > 0 or rings["rings"] < self._files.ring_count()
         except OSError:
             unread = True
-        return self._waits_for(unread)
-
-    def _waits_for(self, unread: bool) -> bool:
         now = _core.now()
         self._unread_since = (self._unread_since or now) if unread else 0
         return unread and now - self._unread_since < READ_TIMEOUT_NS

@@ -101,6 +101,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 SHORTEST = "shortest_us"
+_NUMBERS: dict[str, Callable[[str], float]] = {"every": int, SHORTEST: float}
 SWITCHES = ("operators", "stacks", "shapes", "memory", "flops", "modules")
 _WORDS = {"": True, "on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
@@ -116,17 +117,24 @@ def detail_from(spec: str | WindowDetail | None) -> WindowDetail | None:
     """
     if spec is None or isinstance(spec, WindowDetail):
         return spec
-    fields: dict[str, bool | str] = {}
+    fields: dict[str, object] = {}
     for part in spec.split(","):
         name, _, value = (text.strip() for text in part.partition("="))
-        if name in fields:
+        if name and name in fields:
             raise ValueError(f"detail is {spec!r}: it says {name} twice")
         fields[name] = value
         if name in SWITCHES:
             if value.lower() not in _WORDS:
                 raise ValueError(f"detail is {spec!r}: {name} is {value!r}{did_you_mean(value.lower(), ('on', 'off'))}")
             fields[name] = _WORDS[value.lower()]
-    invalid = find_invalid_value(fields, WindowDetail, strict=False)
+        elif name in _NUMBERS:
+            try:
+                fields[name] = _NUMBERS[name](value)
+            except ValueError as error:
+                raise ValueError(
+                    f"detail is {spec!r}: {name} is {value!r}; write a number, such as {name}=10"
+                ) from error
+    invalid = find_invalid_value(fields, WindowDetail)
     if invalid is not None:
         raise ValueError(f"detail is {spec!r}: {invalid.text}")
-    return msgspec.convert(fields, WindowDetail, strict=False)
+    return msgspec.convert(fields, WindowDetail)

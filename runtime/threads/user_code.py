@@ -31,24 +31,27 @@ def is_programs(part: object) -> bool:
     return type(part).__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
-def replace(name: str, make: Callable[[Any], Any], *owners: Any) -> Callable[[], None]:
-    """Replaces the first owner's function of this name by `make(function)`, in all owners that have it.
-
-    Returns:
-        A function that restores it, unless other code has replaced it since.
-    """
+def replace(undo: list[Callable[[], None]], name: str, make: Callable[[Any], Any], *owners: Any) -> None:
+    """Replaces the first owner's function of this name by `make(function)`, in all owners that have it. Adds to `undo` a function
+    that restores it, unless other code has replaced it since."""
     original = getattr(owners[0], name)
     wrapper = functools.wraps(original)(make(original))
-    for owner in owners:
-        if getattr(owner, name, None) is original:
-            setattr(owner, name, wrapper)
 
     def restore() -> None:
         for owner in owners:
             if getattr(owner, name, None) is wrapper:
                 setattr(owner, name, original)
 
-    return restore
+    try:
+        undo.append(restore)
+        for owner in owners:
+            if getattr(owner, name, None) is original:
+                setattr(owner, name, wrapper)
+    except BaseException:  # also of a signal handler
+        restore()
+        if restore in undo:
+            undo.remove(restore)
+        raise
 
 
 async def run_async(call: Callable[[], Awaitable[T]]) -> T:

@@ -20,6 +20,7 @@ import stepscope
 from stepscope import Control, Options, Profiler, Window
 from stepscope.errors import ControlError
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
+from stepscope.runtime.control.entry_points import watched_file
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
 from tests.support.armed_loop import facts as said
@@ -330,6 +331,31 @@ def test_control_goes_on_while_nothing_is_recorded(tmp_path: Path) -> None:
         profiler.start()
         step_until(profiler, lambda: windows)
     assert not any(thread.name.startswith("stepscope control") for thread in threading.enumerate())
+
+
+def test_closing_waits_for_a_stalled_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each profiler, whose threads all wait for the one that reads."""
+    read, stalled, goes_on = watched_file.read_bounded, threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> Any:
+        if threading.current_thread().name == "stepscope control":
+            stalled.set()
+            goes_on.wait()
+        return read(*args)
+
+    with contextlib.ExitStack() as profilers:
+        for number in range(8):
+            profilers.enter_context(controlled(tmp_path / str(number)))
+        monkeypatch.setattr(watched_file, "read_bounded", slow)
+        assert stalled.wait(60)
+        began = time.monotonic()
+        profilers.close()
+        took = time.monotonic() - began
+    threads = [thread for thread in threading.enumerate() if thread.name == "stepscope control"]
+    goes_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert threads and 1 <= took < 6
 
 
 SIGNALLED = """

@@ -257,13 +257,15 @@ def test_a_request_from_before_the_start_is_looked_at_then(output_dir: Path) -> 
         ("record_shapes", "did you mean 'shapes'?"),
         ("stacks,", "unknown field ''; known: every, flops, memory, modules, operators, shapes"),
         ("shortest=3", "did you mean 'shortest_us'?"),
-        ("shortest_us=-1", "shortest_us is '-1': Expected `float` >= 0"),
+        ("shortest_us=-1", "shortest_us is -1.0: Expected `float` >= 0"),
         ("stacks=of", "stacks is 'of'; did you mean 'off'?"),
         ("stacks,stacks=off", "it says stacks twice"),
-        ("every=-3", "every is '-3': Expected `int` >= 0"),
-        ("every=9999999", "every is '9999999': Expected `int` <= 1048576"),
-        ("every", "every is '': Expected `int`, got `str`"),
-        ("shortest_us=nan", "shortest_us is 'nan': Expected `float` >= 0"),
+        ("every=-3", "every is -3: Expected `int` >= 0"),
+        ("every=9999999", "every is 9999999: Expected `int` <= 1048576"),
+        ("every", "every is ''; write a number, such as every=10"),
+        ("every=4.0", "every is '4.0'; write a number, such as every=10"),
+        (",", "unknown field ''; known: every"),
+        ("shortest_us=nan", "shortest_us is nan: Expected `float` >= 0"),
         ("mode=kineto", "mode cannot be changed at run time: a backend chooses how it records when it is opened"),
         ("overhead_budget=0.1", "overhead_budget cannot be changed at run time: there is one for the run"),
     ],
@@ -285,6 +287,7 @@ def test_texts_are_read_back() -> None:
         assert detail is not None and detail.text() == text and detail_from(detail) is detail
     assert detail_from(None) is None
     assert detail_from("every=3") == WindowDetail(every=3)
+    assert detail_from("every=04,shortest_us=.5") == WindowDetail(every=4, shortest_us=0.5)
     for field, value in (("every", -1), ("stacks", 1)):
         wrong: Any = {field: value}
         with refused(ValueError, f"WindowDetail.{field}", value):

@@ -359,6 +359,15 @@ def test_forced_writes_are_spans(tmp_path: Path) -> None:
     assert (found.facts()["phases"][:3, Phase.FORCED_WRITE] > 0).all()
 
 
+def test_forced_writes_of_a_callable_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other code may put one in the place of a function, it is recorded under the name that the program calls."""
+    monkeypatch.setattr(os, "fsync", functools.partial(os.fsync))
+    with traced(tmp_path, "writes") as found, (tmp_path / "file").open("wb") as file:
+        os.fsync(file.fileno())
+    assert [row.name for row in found.of("forced write")] == ["os.fsync"]
+    assert not any("writes" in note for note in found.profiler.diagnostics())
+
+
 def test_summary_writer_calls_are_logging(tmp_path: Path) -> None:
     """With the function of the program that calls, also by way of a library's."""
     writer: Any = require("torch.utils.tensorboard").SummaryWriter

@@ -366,3 +366,53 @@ def test_nothing_is_lost(joined: str, loop: str, tmp_path: Path) -> None:
     assert found["own"] >= 30
     with JournalReader(tmp_path / "journal") as reader:
         assert list(reader) and not reader.damage
+
+
+SHORTAGES = """
+import os, sys, time
+import stepscope as sc
+from stepscope.runtime.recording import joined_processes
+from stepscope.runtime.recovery.session_files import SessionFiles
+
+joined_processes.READ_TIMEOUT_NS = 1_000_000_000
+load, short = SessionFiles.load_ids, False
+
+def load_ids(self, ids):
+    if short:
+        self.unread = True
+    else:
+        load(self, ids)
+
+SessionFiles.load_ids = load_ids
+profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(drain_interval=0.02))
+profiler.start()
+goes_on = os.pipe()
+child = os.fork()
+if not child:
+    sc.join()
+    for name in ("first", "second"):
+        os.read(goes_on[0], 1)
+        with sc.span(name):
+            pass
+    os.read(goes_on[0], 1)
+    os._exit(0)
+while not profiler.statistics().recorder.workers:
+    time.sleep(0.01)
+for seconds in (1.8, 0.2):
+    short = True
+    os.write(goes_on[1], b"1")
+    time.sleep(seconds)
+    short = False
+    assert profiler.flush(60)
+os.write(goes_on[1], b"1")
+os.waitpid(child, 0)
+profiler.close()
+"""
+
+
+def test_each_shortage_has_its_own_time(tmp_path: Path) -> None:
+    """Events wait for their names again after a shortage that was too long for others."""
+    done = run_to_end([sys.executable, "-c", SHORTAGES, str(tmp_path)], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = names(tmp_path / "journal")
+    assert found["second"] == 1 and "first" not in found

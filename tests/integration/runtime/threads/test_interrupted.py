@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.lifecycle.join import leave
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.user_code import replace
 from tests.support.crashes import names
 from tests.support.interrupting import interrupting
 
@@ -212,6 +214,27 @@ def test_an_inbox() -> None:
             if not interrupted:
                 break
     assert known.put == 1 and point > 3
+
+
+def test_a_replaced_function() -> None:
+    """Whatever point it is, the function can be restored, and nothing is left to undo where it was not replaced."""
+
+    class Owner:
+        def name(self) -> None:
+            """The function."""
+
+    original: Any = Owner.name
+    with interrupting() as interrupt:
+        for point in itertools.count(1):
+            undo: list[Callable[[], None]] = []
+            interrupted = interrupt(partial(replace, undo, "name", lambda of: lambda owner: of(owner), Owner), point)
+            assert (Owner.name is not original) == len(undo), interrupt.where
+            for restore in undo:
+                restore()
+            assert Owner.name is original
+            if not interrupted:
+                break
+    assert undo and point > 10
 
 
 def test_work() -> None:
