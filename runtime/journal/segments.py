@@ -98,21 +98,21 @@ class SegmentFiles:
 
     A position counts the bytes of the first segment, and those of the frames of later ones. A file that was deleted, or is too
     short, has no bytes there. The path is that of the first segment, which may have been deleted; a later one is read alone. With
-    `alone`, so is the first one; `since` is the number of the first segment to read, 0 = the first that exists.
+    `alone`, so is the first one.
 
     Raises:
         OSError: if there is no such file, or it cannot be opened.
         FormatError: if it is not a regular file.
     """
 
-    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False, since: int = 0) -> None:
+    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False) -> None:
         self._path = path
         self._links = 0 if follow else os.O_NOFOLLOW
         self._descriptors: dict[Path, int] = {}
         self.damaged_header = False
         """Whether a later segment was found in spite of its header."""
         self._alone = alone
-        first = segment_path(path, since) if since else first_file(path)
+        first = first_file(path)
         self._segments = [Segment(first, 0, FILE_HEADER.size, FILE_HEADER.size)]
         self._begins = [FILE_HEADER.size]
         self._descriptor(first)
