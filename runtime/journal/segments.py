@@ -169,9 +169,9 @@ class SegmentFiles:
         except OSError:  # the directory can be searched only; or it was removed
             return False
         for number in numbers[bisect_right(numbers, self._segments[-1].number) :]:
-            header = self._header(segment_path(self._path, number), number, sync)
+            path = segment_path(self._path, number)
+            header = self._header(path, number, sync)
             if header is not None and header.sync == sync and header.begin >= self.end:
-                path = segment_path(self._path, number)
                 self._segments.append(Segment(path, number, header.begin, header.nbytes))
                 self._begins.append(header.begin)
         return len(self._segments) > before
