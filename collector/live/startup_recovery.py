@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -131,21 +132,15 @@ class StartupRecovery:
                 if (stream := self._streams.all.get(id)) is not None:
                     stream.finish_restoring()
                 unread.pop(id, None)
-                self._streams.not_evictable.discard(id)
 
     async def _restore(self, id: str, path: Path) -> None:
         stream = self._streams.all.get(id)
         arrived = 0 if stream is None else stream.arrived
-        tail, part = await self._read(lambda: self._open_tail(id, path))
+        tail, part = await self._read(lambda: _open_tail(path, self._read_bytes, self._files))
         try:
             await self._restore_tail(tail, part, id, arrived)
         finally:
             tail.reader.close()
-
-    def _open_tail(self, id: str, path: Path) -> tuple[_Tail, _Part]:
-        with self._streams.eviction_lock:
-            self._streams.not_evictable.add(id)
-        return _open_tail(path, self._read_bytes, self._files)
 
     async def _restore_tail(self, tail: _Tail, part: _Part, id: str, arrived: int) -> None:
         stream = self._streams.all.get(id)
@@ -225,11 +220,12 @@ def _lost_between_segments(reader: FrameReader, indexes: Sequence[int]) -> int:
 
     Args:
         reader: of the stream.
-        indexes: positions of the index frames.
+        indexes: positions of the index frames, in their order; not empty.
     """
     lost, begin = 0, reader.files.begin
     while (following := reader.files.next_begin(begin)) is not None and following <= indexes[-1]:
-        last = reader.frame_at(max((at for at in indexes if begin <= at < following), default=0))
+        latest = indexes[bisect_left(indexes, following) - 1]
+        last = reader.frame_at(latest) if begin <= latest < following else None
         first = reader.frame_at(following)
         if last is not None and first is not None:
             lost += max(first[1] - last[1] - 1, 0)

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import logging
 import re
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
@@ -87,11 +86,8 @@ class Streams:
         self.all: dict[str, Stream] = {}
         self.ranks: dict[str, Rank] = {}
         self.unread: dict[str, Path] = {}
-        """Files of streams whose state is not back yet, by their ids."""
-        self.not_evictable = set[str]()
-        """Streams of which no segment may be evicted now, as a thread reads them to restore the live state."""
-        self.eviction_lock = threading.Lock()
-        """Held by the threads that add to this, or delete segments."""
+        """Files of streams whose state is not back yet, by their ids. The last is read first. No segment of them may be evicted: it would
+        not be counted."""
         self.decode_queue = DecodeQueue()
         """Decodes the frames of all streams."""
         self.summary_lock = asyncio.Lock()
@@ -155,6 +151,12 @@ class Streams:
         stream.sends_summaries = True
         stream.process = process
         stream.add_shared_summary(summary)
+
+    def restore_first(self, streams: Sequence[str]) -> None:
+        """Streams that are to be read first, the first of them before the others."""
+        for stream in reversed(streams):
+            if stream in self.unread:
+                self.unread[stream] = self.unread.pop(stream)
 
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""

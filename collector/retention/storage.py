@@ -88,8 +88,11 @@ class Measurement(msgspec.Struct):
     """Streams and segments."""
     deleted: list[str] = []
     """Streams that were deleted whole."""
-    postponed: bool = False
-    """Whether more could be evicted as soon as the state of a stream is restored."""
+    postponed: list[str] = []
+    """Streams, in the order of their segments that are evicted as soon as the live state is restored from them; nothing else is evicted
+    in their place."""
+    postponed_bytes: int = 0
+    """On disk, of these segments."""
 
     def removed(self, about: os.stat_result) -> None:
         """A file was deleted."""
@@ -163,8 +166,9 @@ class Storage:
                 entry.windows.evict(evicted)
         for stream in done.deleted:
             self._streams.deleted(stream)
+        self._streams.restore_first(done.postponed)
         await quota.end_measurement(done.counted)
-        return done.postponed
+        return bool(done.postponed)
 
     def view(self, discarded: int = 0) -> StorageView | None:
         """How much there is, as of the last measurement, and what was written since; `None` before the first. The disk is not asked."""
@@ -206,8 +210,8 @@ class Storage:
             streams = self._inventory.look(files, self._store.connected, self._isolated)
             order = candidates(streams, self._policy, self._uploaded)
             for one in order:
-                place = one.last and one.uploaded and len(done.deleted) < surplus_streams
-                if place or (done.freed < surplus and one.order[0] < LAST):
+                place = one.last and one.uploaded and len(done.deleted) + len(done.postponed) < surplus_streams
+                if place or (done.freed + done.postponed_bytes < surplus and one.order[0] < LAST):
                     self._isolated(one.stream.id, lambda: self._evict(one, done))  # noqa: B023
             if done.evicted or done.deleted:
                 log.warning(
@@ -220,13 +224,13 @@ class Storage:
         return done
 
     def _evict(self, one: Candidate, done: Measurement) -> None:
-        with self._streams.eviction_lock:
-            if one.stream.id in self._streams.not_evictable:
-                done.postponed = True
-            elif one.last:
-                self._delete(one.stream, done)
-            elif one.stream.id not in done.deleted:
-                self._unlink(one.stream, one.segment, done)
+        if one.stream.id in self._streams.unread:
+            done.postponed.append(one.stream.id)
+            done.postponed_bytes += on_disk(one.segment.file.about)
+        elif one.last:
+            self._delete(one.stream, done)
+        elif one.stream.id not in done.deleted:
+            self._unlink(one.stream, one.segment, done)
 
     def _unlink(self, stream: StoredStream, segment: Segment, done: Measurement) -> None:
         """Evicts a segment after which others follow."""

@@ -56,8 +56,8 @@ class FrameReader:
         FormatError: if it is not a journal, or one of a newer version.
     """
 
-    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False, since: int = 0) -> None:
-        """Args: the file; whether to follow a link; whether to read this segment only; number of the first segment to read."""
+    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False) -> None:
+        """Args: the file; whether to follow a link; whether to read this segment only."""
         self.path = path
         self.damage = Damage()
         """Damage so far."""
@@ -65,7 +65,7 @@ class FrameReader:
         self._at = fmt.FILE_HEADER.size
         self.head = (0, 0, 0)
         """(position, number in the file, bytes of the payload) of the last frame, also during calls of `skipped`."""
-        self.files = SegmentFiles(path, follow=follow, alone=alone, since=since)
+        self.files = SegmentFiles(path, follow=follow, alone=alone)
         try:
             self._sync = self._read_file_header()
         except BaseException:
@@ -123,11 +123,11 @@ class FrameReader:
         found = self.frame_at(begin + at) if at >= 0 else None
         return found[0] if found is not None and found[2] == size else None
 
-    def find_last(self, kind: int, end: int | None = None, begin: int = 0) -> int:
-        """Position of the last complete frame of a type between two positions, by default of the whole file, if it is among the last
+    def find_last(self, kind: int, end: int | None = None) -> int:
+        """Position of the last complete frame of a type before a position, by default of the whole file, if it is among the last
         `_MAX_SEARCHED` bytes there; else 0."""
         end = self.files.end if end is None else end
-        least = max(end - _MAX_SEARCHED, self.files.begin, begin)
+        least = max(end - _MAX_SEARCHED, self.files.begin)
         while self._sync is not None and end > least:
             start = max(end - _SCAN_BYTES, least)
             # A header may cross the end of the chunk.
@@ -275,19 +275,6 @@ class FrameReader:
         if self.files.damaged_header and not self.damage.header:
             self.damage = msgspec.structs.replace(self.damage, header=True)
         return found
-
-    def lost_between_segments(self, until: int) -> int:
-        """How many frames are missing between the segments before a position, by the numbers of the frames on both sides: those of
-        segments that were deleted, or cut. Only these frames are read."""
-        lost, begin = 0, self.files.begin
-        while (following := self.files.next_begin(begin)) is not None and following <= until:
-            end = self.files.end_before(following - 1) or following
-            last = self.frame_at(self.find_last(fmt.FrameType.INDEX, end, begin))
-            first = self.frame_at(following)
-            if last is not None and first is not None:
-                lost += max(first[1] - last[1] - 1, 0)
-            begin = following
-        return lost
 
     def _frame_at(
         self, at: int, skipped: Callable[[bytes], bool] | None = None

@@ -268,14 +268,15 @@ class JournalReader:
 
 
 def _outside(spans: Sequence[tuple[int, int]], without: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of sorted, disjoint spans that lie outside of others, which are sorted, too."""
+    """The parts of sorted, disjoint spans that lie outside of others, which are sorted, too. One of these that ends before it begins, as
+    a damaged index may have it, has nothing in it."""
     parts: list[tuple[int, int]] = []
     at = 0
     for begin, end in spans:
         while at < len(without) and without[at][0] < end:
             if without[at][0] > begin:
                 parts.append((begin, without[at][0]))
-            begin = max(begin, without[at][1])
+            begin = max(begin, *without[at])
             if begin >= end:
                 break  # it may reach into the next span
             at += 1

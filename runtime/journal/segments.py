@@ -98,21 +98,21 @@ class SegmentFiles:
 
     A position counts the bytes of the first segment, and those of the frames of later ones. A file that was deleted, or is too
     short, has no bytes there. The path is that of the first segment, which may have been deleted; a later one is read alone. With
-    `alone`, so is the first one; `since` is the number of the first segment to read, 0 = the first that exists.
+    `alone`, so is the first one.
 
     Raises:
         OSError: if there is no such file, or it cannot be opened.
         FormatError: if it is not a regular file.
     """
 
-    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False, since: int = 0) -> None:
+    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False) -> None:
         self._path = path
         self._links = 0 if follow else os.O_NOFOLLOW
         self._descriptors: dict[Path, int] = {}
         self.damaged_header = False
         """Whether a later segment was found in spite of its header."""
         self._alone = alone
-        first = segment_path(path, since) if since else first_file(path)
+        first = first_file(path)
         self._segments = [Segment(first, 0, FILE_HEADER.size, FILE_HEADER.size)]
         self._begins = [FILE_HEADER.size]
         self._descriptor(first)
@@ -169,9 +169,9 @@ class SegmentFiles:
         except OSError:  # the directory can be searched only; or it was removed
             return False
         for number in numbers[bisect_right(numbers, self._segments[-1].number) :]:
-            header = self._header(segment_path(self._path, number), number, sync)
+            path = segment_path(self._path, number)
+            header = self._header(path, number, sync)
             if header is not None and header.sync == sync and header.begin >= self.end:
-                path = segment_path(self._path, number)
                 self._segments.append(Segment(path, number, header.begin, header.nbytes))
                 self._begins.append(header.begin)
         return len(self._segments) > before

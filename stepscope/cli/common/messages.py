@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import Any, Self, TextIO
 
 import msgspec
 
@@ -19,9 +19,6 @@ from stepscope.runtime.errors import INCOMPLETE
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Event, Thread
-
-if TYPE_CHECKING:
-    pass
 
 
 def message(text: str) -> None:

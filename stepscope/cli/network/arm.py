@@ -309,8 +309,6 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
 
 
 def _ask_collector(given: argparse.Namespace, name: Any) -> int:
-    from stepscope.cli.network.arm import send_order
-
     order = {
         "command": name,
         "name": given.name,

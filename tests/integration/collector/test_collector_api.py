@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import signal
+import socket
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +277,20 @@ def test_live_events(finished: CollectorProcess) -> None:
             while not found["ranks"]:
                 found = snapshot()
         assert [view["id"] for view in found["ranks"]] == ["other-0"] and not found["full"]
+
+
+def test_a_download_that_nobody_waits_for_is_given_up(tmp_path: Path) -> None:
+    """The process that makes it is ended and its file deleted; the next one has its turn."""
+    with collecting(tmp_path) as collector:
+        trained(collector.url, 0)
+        stream = collector.when(ended(0))[0]["stream"]
+        path = f"/v1/streams/{stream}/windows/0/chrome"
+        host, port = collector.url.removeprefix("http://").split(":")
+        for _ in range(5):
+            with socket.create_connection((host, int(port))) as client:
+                client.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert ask(collector.url + path).status == 200
+        until(lambda: not list((tmp_path / "downloads").iterdir()))
 
 
 def test_the_page_of_documentation_has_every_path(tmp_path: Path) -> None:

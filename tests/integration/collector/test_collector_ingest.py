@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from pathlib import Path
@@ -134,6 +135,30 @@ async def test_another_version_is_refused_before_it_connects(tmp_path: Path, off
     assert refused.value.response.status_code == 426
     assert protocol.SUBPROTOCOL.encode() in bytes(refused.value.response.body or b"")
     assert "does not speak" in (tmp_path / "refused.jsonl").read_text()
+
+
+async def test_a_wrong_token_is_refused_and_not_written_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By none, another, the beginning of it and one that is no text."""
+    with caplog.at_level(logging.DEBUG):
+        async with collecting(tmp_path, token="right-token") as running:
+            for given in (
+                None,
+                "Bearer wrong-token",
+                "Bearer right-toke",
+                "Basic right-token",
+                "Bearer \xfc",
+                "right-token",
+            ):
+                headers = {} if given is None else {"Authorization": given}
+                with pytest.raises(InvalidStatus, match="401"):
+                    async with connected(running.url, additional_headers=headers):
+                        pass
+            async with connected(running.url, additional_headers={"Authorization": "Bearer right-token"}) as one:
+                await one.send(hello())
+                assert isinstance(await answer(one), protocol.Welcome)
+    served = [record for record in caplog.records if record.name != "websockets.client"]  # the client is the test's own
+    assert {"stepscope.collector", "uvicorn.error"} <= {record.name for record in served}
+    assert not [record for record in served if "-toke" in record.getMessage()]
 
 
 async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:

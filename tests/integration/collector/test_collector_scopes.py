@@ -21,6 +21,7 @@ from websockets.sync.client import connect
 
 import stepscope as sc
 from stepscope.cli.network.collect import _exporter  # pyright: ignore[reportPrivateUsage]
+from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import tokens
 from stepscope.collector.web.guard import WITHDRAWN
@@ -434,6 +435,22 @@ def test_a_file_is_not_read_while_it_is_written(tmp_path: Path) -> None:
     assert file.tokens == before[:1]
 
 
+async def test_a_token_that_is_moved_to_another_job_ends_its_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it had been removed: what it was admitted for is not allowed any more."""
+    monkeypatch.setattr(tokens, "INTERVAL", 0.1)
+    files = token_files(tmp_path, ingest=f"job=one {INGEST}")
+    async with (
+        serving(tmp_path / "c", files) as running,
+        connected(running.url, additional_headers=bearer(INGEST)) as made,
+    ):
+        await made.send(hello_of_job("one"))
+        assert isinstance(await answer(made), protocol.Welcome)
+        replace(files["ingest_token_file"], f"job=two {INGEST}")
+        assert await answer(made) == protocol.Refused(WITHDRAWN, False)
+
+
 @pytest.mark.parametrize(
     ("content", "facts"),
     [
@@ -453,6 +470,16 @@ def test_a_file_that_is_invalid_at_the_start_is_refused(content: str, facts: tup
         [*COMMAND, "collect", "--dir", str(tmp_path / "c"), *options(files), "--port", str(free_port())]
     )
     assert started.returncode == 1 and facts[0] in started.stderr and READ not in started.stderr
+
+
+def test_short_tokens_let_no_other_machine_in(tmp_path: Path) -> None:
+    """From files as well; on this machine they are taken."""
+    files = token_files(tmp_path, ingest="short", read=READ)
+    with refused(ExposureError, "0.0.0.0", "5 characters", "16") as caught:
+        Tokens(CollectorSettings(directory=tmp_path, host="0.0.0.0", insecure=True, **files))
+    assert "short" not in str(caught.value)
+    found = Tokens(CollectorSettings(directory=tmp_path, **files)).find("short")
+    assert found is not None and found.scopes == {"ingest"}
 
 
 def test_a_token_in_two_files_has_both_scopes(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from stepscope.collector.connection import Connection
+from stepscope.collector.errors import FullError
 from stepscope.collector.files.disk import DiskQuota
 from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web import web_protocols
@@ -23,6 +24,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.requests.command import Command
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected
+from tests.support.messages import refused
 from tests.support.streams import frames, frames_header, hello
 
 LIMIT = 1 << 20
@@ -213,6 +215,40 @@ async def test_writes_wait_for_a_look_that_finds_room() -> None:
     await quota.end_measurement(600)
     await second
     assert began == [600, 400]
+
+
+async def test_what_is_being_written_is_taken_off() -> None:
+    """A measurement begins in the middle of a write: it may have seen none of it."""
+    quota = DiskQuota()
+    quota.bound(1000, 100)
+    quota.begin_measurement()
+    await quota.end_measurement(0)
+    async with quota.writing(700):
+        quota.begin_measurement()
+    await quota.end_measurement(0)
+    waiting = asyncio.create_task(quota.writing(301).__aenter__())
+    await quota.due.wait()
+    quota.begin_measurement()
+    await quota.end_measurement(700)
+    with refused(FullError, "1000"):
+        await waiting
+    async with quota.writing(300):
+        pass
+
+
+async def test_a_measurement_is_due_when_half_of_what_was_left_is_used() -> None:
+    """Of what is usually left, or of less if the last one found less: not after each write on a disk that is nearly full."""
+    quota = DiskQuota()
+    quota.bound(1000, 100)
+    for left in (500, 80):
+        quota.begin_measurement()
+        await quota.end_measurement(1000 - left)
+        async with quota.writing(left - min(left, 100) // 2):
+            pass
+        assert not quota.due.is_set()
+        async with quota.writing(1):
+            pass
+        assert quota.due.is_set()
 
 
 async def test_room_that_others_took_is_waited_for_again() -> None:

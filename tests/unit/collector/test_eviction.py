@@ -331,15 +331,21 @@ def test_a_stream_that_cannot_be_written_or_deleted_is_left_as_it_is(store: Stor
     assert Deleted(store.directory).count == Count(1, 4 * KIB, TWO) and list(storage.unreadable) == [ONE]
 
 
-def test_what_is_read_to_bring_its_state_back_is_left_alone(store: Store) -> None:
-    """Its reader has the files open, and would miss them."""
+def test_nothing_is_evicted_before_the_state_is_restored_from_it(store: Store) -> None:
+    """Its reader would miss it. No newer stream goes in its place: this one is read first."""
     path = stored(store, ONE, some(0, 4), [*some(4, 4), END])
+    newer = stored(store, TWO, some(9, 4, rank=1), [*some(13, 4, rank=1), END])
     streams = Streams(8)
-    streams.not_evictable.add(ONE)
-    storage = Storage(store, StoragePolicy(max_bytes=1 << 30, newest=0, slowest=0), streams)
-    assert not storage.enforce(surplus_streams=1).deleted and numbers(path) == [0, 1]
-    streams.not_evictable.clear()
-    assert storage.enforce(surplus_streams=1).deleted == [ONE]
+    streams.unread = {ONE: path, THREE: store.path(THREE)}
+    plenty = Storage(store, StoragePolicy(max_bytes=1 << 30, newest=0, slowest=0), streams)
+    least = Storage(store, StoragePolicy(max_bytes=1100 * KIB, newest=0, slowest=0), streams)
+    for postponed in (plenty.enforce(surplus_streams=1).postponed, least.enforce().postponed):
+        assert set(postponed) == {ONE} and numbers(path) == numbers(newer) == [0, 1]
+    streams.restore_first(postponed)
+    assert list(streams.unread) == [THREE, ONE]
+    streams.unread.clear()
+    assert {stream for stream, _ in least.enforce().evicted} == {ONE}
+    assert plenty.enforce(surplus_streams=1).deleted == [ONE] and numbers(newer) == [0, 1]
 
 
 def test_many_windows_cost_in_proportion(store: Store) -> None:

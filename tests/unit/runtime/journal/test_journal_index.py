@@ -175,6 +175,18 @@ def test_other_steps_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.Monke
         assert 12 in join_blocks(found)["step"] and not reader.damage
 
 
+def test_frames_that_end_before_they_begin_are_not_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index may be damaged, or made to mislead a merge."""
+    monkeypatch.setattr(journal_index, "STRETCH_BYTES", 1)
+    with JournalReader(written(tmp_path, [(0, False)] * 8)) as reader:
+        index = reader.index()
+        assert index is not None
+        others = index.without(index.parts[0][0], (0, 0), (0, 0))
+        events = [batch.events.tobytes() for batch in reader.batches(index.parts[0])]
+        found = reader.batches(index.parts[0], [(others[3][0], others[1][0])])
+        assert [batch.events.tobytes() for batch in found] == events
+
+
 def test_steps_are_looked_for_in_the_indexes_of_their_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What others say costs a merge of all steps of many windows nothing."""
     monkeypatch.setattr(journal_index, "STRETCH_BYTES", 1)
