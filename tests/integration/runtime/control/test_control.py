@@ -21,6 +21,7 @@ from stepscope import Control, Options, Profiler, Window
 from stepscope.errors import ControlError
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
 from stepscope.runtime.control.entry_points import watched_file
+from stepscope.runtime.files.file_reading import read_bounded
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
 from tests.support.armed_loop import facts as said
@@ -335,13 +336,13 @@ def test_control_goes_on_while_nothing_is_recorded(tmp_path: Path) -> None:
 
 def test_closing_waits_for_a_stalled_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for each profiler, whose threads all wait for the one that reads."""
-    read, stalled, goes_on = watched_file.read_bounded, threading.Event(), threading.Event()
+    stalled, goes_on = threading.Event(), threading.Event()
 
     def slow(*args: Any) -> Any:
         if threading.current_thread().name == "stepscope control":
             stalled.set()
             goes_on.wait()
-        return read(*args)
+        return read_bounded(*args)
 
     with contextlib.ExitStack() as profilers:
         for number in range(8):

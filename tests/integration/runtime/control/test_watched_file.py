@@ -85,9 +85,14 @@ def watching(file: WatchedFile[Any], pause: float = 0.01) -> Generator[ControlTh
 def test_calls_wait_for_the_end_of_a_start() -> None:
     """Such as a command that comes before: else the file would be read on two threads at once, and a request be handled twice."""
     order: list[str] = []
+
+    def before() -> None:
+        time.sleep(0.1)
+        order.append("before")
+
     thread = ControlThread(WindowFollower("file", rank=0).arming, None, None, pause=0.01)
-    thread.call_soon(lambda: order.append("call"))
-    thread.start(lambda: (time.sleep(0.1), order.append("before")))
+    thread.call_soon(partial(order.append, "call"))
+    thread.start(before)
     wait(lambda: len(order) == 2)
     thread.close()
     assert order == ["before", "call"]

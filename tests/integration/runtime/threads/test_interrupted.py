@@ -223,11 +223,16 @@ def test_a_replaced_function() -> None:
         def name(self) -> None:
             """The function."""
 
+    def wrapped(function: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args: function(*args)
+
     original: Any = Owner.name
+    undo: list[Callable[[], None]] = []
+    point = 0
     with interrupting() as interrupt:
         for point in itertools.count(1):
-            undo: list[Callable[[], None]] = []
-            interrupted = interrupt(partial(replace, undo, "name", lambda of: lambda owner: of(owner), Owner), point)
+            undo = []
+            interrupted = interrupt(partial(replace, undo, "name", wrapped, Owner), point)
             assert (Owner.name is not original) == len(undo), interrupt.where
             for restore in undo:
                 restore()
