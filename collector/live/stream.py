@@ -133,7 +133,7 @@ class Rate:
         """The average of the last whole seconds, or of those since the first count."""
         second = int(now)
         seconds = min(second - self._first, _RATE_SECONDS)
-        if not self._counts or seconds == 0:
+        if not self._counts or seconds <= 0:
             return float(self._counts[-1][1]) if self._counts else 0.0
         return sum(count for at, count in self._counts if second - _RATE_SECONDS <= at < second) / seconds
 

@@ -188,6 +188,9 @@ def test_rates(counts: list[tuple[int, int]]) -> None:
     expected = sum(count for at, count in seen if second - seconds <= at < second) / seconds
     assert rate.per_second(now + 1) == pytest.approx(expected)
     assert rate.per_second(now + 100) == 0
+    assert str(rate.per_second(seen[0][0] - 1)) == str(
+        float(sum(count for at, count in seen if at == seen[-1][0]))
+    )  # asked just before
 
 
 @given(
