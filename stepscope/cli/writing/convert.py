@@ -77,6 +77,7 @@ examples:
   stepscope convert runs/exp1 tb/worker.pt.trace.json     for tensorboard --logdir tb
 
 If a run's directory has several journals, the newest is taken.
+`stepscope merge runs/exp1 --steps 100-120 -o steps.json` writes some steps only.
 
 exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
