@@ -40,8 +40,8 @@ def remove_scratch(path: Path) -> None:
     _paths.discard(path)
 
 
-def _remove_all() -> None:
-    """Daemon threads that would have removed their files are stopped by the exit."""
+def _remove_all(*_: str) -> None:
+    """At the end or a signal, by its name. Daemon threads that would have removed their files are stopped by the exit."""
     global _exiting
     _exiting = True
     for path in list(_paths):
@@ -49,6 +49,6 @@ def _remove_all() -> None:
 
 
 after_exit.add(_remove_all)
-after_signal.add(lambda name: _remove_all())
+after_signal.add(_remove_all)
 # They are the parent's.
 os.register_at_fork(after_in_child=_paths.clear)

@@ -77,9 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 1 if back.errors else 0
     if not (directory / "streams").is_dir():
         raise StepscopeError(f"{directory} is not a collector's directory: it has no directory streams")
-    follows = arguments.follow is not None
-    uploader = Uploader(directory, arguments.url, every=arguments.follow if follows else 0.0)
-    if follows:
+    every: float | None = arguments.follow
+    uploader = Uploader(directory, arguments.url, every=every or 0.0)
+    if every is not None:
         _follow(uploader, arguments)
     _upload(uploader, arguments)
     return 0

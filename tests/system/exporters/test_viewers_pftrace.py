@@ -201,9 +201,6 @@ FLOWS = """
 select a.name as source, b.name as target, a.ts from flow f join slice a on f.slice_out = a.id join slice b on f.slice_in = b.id
 order by a.ts"""
 
-ARGUMENTS = """
-select s.name, a.key, a.int_value, a.real_value, a.string_value from slice s join args a using (arg_set_id)"""
-
 PLACES = "select distinct t.name, p.name as parent from slice s join track t on s.track_id = t.id left join track p on t.parent_id = p.id"
 
 CLOCKS = "select clock_name, clock_value from clock_snapshot where ts > 0 order by clock_name"

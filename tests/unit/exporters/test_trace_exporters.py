@@ -35,7 +35,8 @@ def made(path: Path, **settings: Any) -> Any:
     if "pftrace" in path.name:
         return PerfettoExporter(path, **settings)
     form: Any = "object" if "object" in path.name else "array"
-    return ChromeTraceExporter(path, **{"form": form, "closed": "closed" in path.name} | settings)
+    values: dict[str, Any] = {"form": form, "closed": "closed" in path.name} | settings
+    return ChromeTraceExporter(path, **values)
 
 
 def chrome(path: Path, data: bytes | None = None) -> list[dict[str, Any]]:

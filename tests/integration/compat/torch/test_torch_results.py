@@ -17,6 +17,7 @@ import pytest
 
 import stepscope.torch as ours
 from stepscope.analysis.reading.torch_traces import trace_of
+from stepscope.backends.parallel_layout import groups
 from stepscope.compat.torch.events.function_events import FunctionEvents
 from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags
 from stepscope.exporters.specimens import run_in
@@ -402,6 +403,7 @@ def test_a_group_that_is_gone_is_told(group: None, tmp_path: Path) -> None:
 
 def test_what_torch_does_not_tell_is_said(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of torch keeps the groups elsewhere: traces have the rest, and the report says so."""
+    monkeypatch.setattr(groups, "problem", groups.problem)  # of the whole process
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_world", object())
     monkeypatch.setattr(torch.distributed, "get_pg_count", lambda: 1)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
