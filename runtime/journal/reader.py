@@ -156,7 +156,7 @@ class JournalReader:
             if spans and begin <= spans[-1][1]:
                 begin, end = spans[-1][0], max(spans.pop()[1], end)
             spans.append((begin, end))
-        spans = _outside(spans, sorted(without))
+        spans = _difference(spans, sorted(without))
         found = [self.frames.frame_at(begin) for begin, _ in spans]
         numbers = [frame[1] for frame in found if frame is not None]
         if len(numbers) < len(spans):
@@ -267,7 +267,7 @@ class JournalReader:
         return EventBatch(header.source, header.window, events, args)
 
 
-def _outside(spans: Sequence[tuple[int, int]], without: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _difference(spans: Sequence[tuple[int, int]], without: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The parts of sorted, disjoint spans that lie outside of others, which are sorted, too. One of these that ends before it begins, as
     a damaged index may have it, has nothing in it."""
     parts: list[tuple[int, int]] = []

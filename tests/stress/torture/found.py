@@ -201,7 +201,7 @@ def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False,
         exported += len(ended)
         still_open = ~before & (entered < end)
         still_open[known] = False
-        # What is neither there nor open was left later, and its record dropped: the accounts below must know of it.
+        # A window that is neither there nor open lost its record later: the accounts below must have it.
         unseen = int(still_open.sum()) - found.open[lane]
         produced += max(unseen, 0)
         if unseen < -1 or (unseen > 0 and not closed):

@@ -410,7 +410,7 @@ def test_metadata(tmp_path: Path) -> None:
 
 
 def test_names_are_left_to_subclasses(tmp_path: Path) -> None:
-    """What a profiler was made with is not among its attributes."""
+    """A profiler does not show its arguments as attributes."""
 
     class Named(Profiler):
         schedule = handler = callback = control = metadata = property(lambda self: "mine")

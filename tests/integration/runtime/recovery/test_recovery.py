@@ -59,7 +59,7 @@ def test_everything_is_there_once(crash: Crash, between: str, drain_interval: fl
 
 
 def test_a_damaged_header_is_made_whole(crash: Crash) -> None:
-    """Who recovers is told of it; who reads what was recovered, or recovers again, finds a whole journal."""
+    """Recovery reports it; later readers, and a second recovery, find a whole journal."""
     crash.of(BODY.format(between=MIDWAY))
     with open(crash.run / "journal", "r+b") as file:
         file.write(bytes(20))

@@ -354,7 +354,7 @@ assert all(w.waiting == 0 == w.dropped for w in profiler.statistics().recorder.w
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("joined", ["before", "meanwhile"])
 def test_nothing_is_lost(joined: str, loop: str, tmp_path: Path) -> None:
-    """What cannot be read for want of descriptors is read when there are some again, also of those that have ended."""
+    """Events that cannot be read for want of descriptors are read when there are some again, also of ended processes."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), joined, loop]
     done = run_to_end(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
