@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_CONTENT_BYTES = 64 << 20
 """Limit for columns, arguments and table together."""
 MAX_TEXTS = 1 << 19
-"""Limit for the names, and for the tracks, of a table: a frame has up to 65,536 events."""
+"""Limit for the names, and for the tracks, of a table."""
 HEADER = struct.Struct("<III")
 """Bytes of the uncompressed content; of the arguments in it; of the table in it."""
 

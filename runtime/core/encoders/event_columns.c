@@ -368,7 +368,7 @@ static uint64_t decode_arguments(Input *in, Event *events, size_t count, char *a
 
 /* The frames of a journal, as docs/segment-format.md has them. */
 #define MESSAGE_BYTES (512 << 10) /* of an encoded frame: a message broker takes messages of 1 MiB, as a rule */
-#define FRAME_BYTES (4 << 20) /* of events and arguments as they are in memory: what a reader holds at a time */
+#define FRAME_BYTES (512 << 10) /* of events and arguments as they are in memory: each column reads all of them, from a cache of the processor */
 #define LONGEST_SOURCE 255
 enum { FRAME_ZSTD = 2, FRAME_COLUMNS = 8 };
 typedef struct {
