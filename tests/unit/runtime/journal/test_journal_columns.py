@@ -348,7 +348,7 @@ def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
     noise = np.frombuffer(random.Random(0).randbytes(64 * 8_000), EVENT_DTYPE).copy()
     noise["args_len"] = 0
     noise["category"] = 0  # else names that other tests used become categories, of which a process has a thousand
-    noise["name"] = [strings.intern(f"{'x' * 60} {number}") for number in range(len(noise))]
+    noise["name"] = [strings.intern(random.Random(number).randbytes(40).hex()) for number in range(len(noise))]
     sizes: list[list[int]] = []
     for number, events in enumerate((empty_block(8_000), noise)):
         writer = JournalWriter(tmp_path / f"journal{number}")
