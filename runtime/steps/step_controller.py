@@ -302,6 +302,7 @@ class StepController(_core.StepCounter):
             self._end_change()
             if self.state != "closed":
                 self.state = "stopped"
+            self._want(False)  # again: a signal handler may have raised before
 
     def abandon(self) -> None:
         """Stops recording while another thread is inside of a call that does not return."""

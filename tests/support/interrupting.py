@@ -7,7 +7,7 @@ import ctypes
 import gc
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -34,17 +34,26 @@ class Interrupter:
         """The point at which it interrupted last."""
         self._left = self._again = 0
         self._instead: Callable[[], object] | None = None
+        self._inside: Collection[str] = ()
 
     def __call__(
-        self, call: Callable[[], object], point: int, instead: Callable[[], object] | None = None, *, again: int = 0
+        self,
+        call: Callable[[], object],
+        point: int,
+        instead: Callable[[], object] | None = None,
+        *,
+        again: int = 0,
+        inside: Collection[str] = (),
     ) -> bool:
         """Makes a call, and interrupts it at its `point`-th point, from 1; returns whether there was one.
 
         Args:
             instead: what to call there; default: to raise `Late`.
             again: interrupt a second time at this point after the first one; 0: do not.
+            inside: qualified names of the functions whose points count; default: all.
         """
         self._left, self._again, self.where, self._instead = point, again, "", instead
+        self._inside = inside
         gc.disable()  # what it calls on behalf of others ignores what is raised
         tracer = sys.gettrace()
         sys.settrace(None)  # a tool that traces, such as coverage, would have thousands of points of its own
@@ -65,7 +74,8 @@ class Interrupter:
         if not self._left:
             return
         # Not in here, nor where Python itself ignores what is raised.
-        if frame.f_code.co_filename not in (__file__, _weakrefset.__file__):
+        counts = not self._inside or frame.f_code.co_qualname in self._inside
+        if counts and frame.f_code.co_filename not in (__file__, _weakrefset.__file__):
             self._left -= 1
             if not self._left:
                 self.where += f"{frame.f_code.co_qualname}, line {frame.f_lineno}; "

@@ -156,6 +156,23 @@ def test_a_close(tmp_path: Path) -> None:
             assert written(tmp_path / str(number)) == ["before"], interrupt.where
 
 
+def test_a_stop_beside_another_profiler(tmp_path: Path) -> None:
+    """Nothing is recorded for a profiler that has stopped, also where another one keeps the session."""
+    never = sc.schedule(wait=1, warmup=0, active=1, skip_first=1000)
+    functions = {f"StepController.{name}" for name in ("end", "_set_pauses", "_change", "_want")} | {"_finish"}
+    point = 0
+    with sc.trace(schedule=never, output_dir=tmp_path / "other"), interrupting() as interrupt:
+        for point in itertools.count(1):
+            profiler = profiler_in(tmp_path / str(point))
+            profiler.start()
+            interrupted = interrupt(profiler.stop, point, inside=functions)
+            assert profiler.statistics().state == "running" or not _core.recording(), interrupt.where
+            close(profiler)
+            if not interrupted:
+                break
+    assert point > 10
+
+
 class Alarm(Exception):
     """What a program's handler raises to end what takes too long: no more than an `Exception`."""
 
