@@ -136,6 +136,7 @@ class Lifecycle:
                 self.control.start(self.opened.recorder.directory)
             steps.begin()
         except BaseException:
+            observing.end(steps)
             if steps.state == "starting":
                 steps.state = before
             raise

@@ -24,9 +24,11 @@ import numpy as np
 import pytest
 
 import stepscope as sc
+from stepscope.backends import Sink
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
-from stepscope.runtime.errors import ControlError
+from stepscope.runtime.errors import BackendError, ControlError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.observers import processor_demand, task_runs
@@ -194,6 +196,32 @@ def test_the_last_profiler_takes_the_callback_away(tmp_path: Path) -> None:
             assert gc.callbacks.count(_core.collection) == 1
         assert _core.collection in gc.callbacks
     assert _core.collection not in gc.callbacks
+
+
+class Slow(ScriptedBackend):
+    """A backend that opens only when it may."""
+
+    may = threading.Event()
+
+    def open(self, sink: Sink) -> None:
+        assert self.may.wait(30)
+        super().open(sink)
+
+
+def test_a_start_that_gives_up_takes_the_callback_away(tmp_path: Path) -> None:
+    """Nothing is recorded for a profiler that has not started."""
+    backend = Slow()
+    profiler = sc.trace(
+        start=False,
+        backends=[backend],
+        output_dir=tmp_path,
+        options=sc.Options(start_timeout=0.1, signals=("collections",)),
+    )
+    with pytest.raises(BackendError, match="gave up"):
+        profiler.start()
+    assert _core.collection not in gc.callbacks
+    backend.may.set()
+    profiler.close()
 
 
 def busy_function() -> None:
@@ -776,6 +804,8 @@ def test_torch_is_as_it_was(tmp_path: Path) -> None:
 MANY_CATEGORIES = """
 import asyncio, gc, json, os, tempfile, time
 import stepscope as sc
+from stepscope.backends import Sink
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 
