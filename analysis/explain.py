@@ -1,4 +1,4 @@
-"""Judges a recording: findings in order of what they cost, or why nothing can be said."""
+"""Judges a recording: findings in order of what they cost, or why there is no answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 NOTHING_OF_TASKS = "Nothing stands out: nothing blocks the event loop for long or often, and no tasks or items pile up."
 MOSTLY = 0.5
-"""Share of a step in code of which only the program knows what it is for, from which on it is told where that is."""
+"""Share of a step in code without a known purpose, from which on the answer names the place of that code."""
 
 
 def explain(
@@ -69,7 +69,7 @@ def explain(
 
 
 def refused(path: str, why: str) -> Answer:
-    """The answer that nothing can be said."""
+    """The answer that there is no answer, with the reason."""
     return Answer(path=path, verdict=NOT_ENOUGH, refused=why)
 
 
@@ -133,10 +133,10 @@ def _nothing(rank: RankSummary, steps: int) -> str:
     samples = rank.samples_in_steps()
     places = most_sampled(samples, 1) if len(samples) >= FEWEST_SAMPLES else ()
     named = rank.largest_span()
-    said = [f"{spans:.0%} of each step is in your spans, most of it in {named}"] if spans >= FINDING and named else []
-    said += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
+    parts = [f"{spans:.0%} of each step is in your spans, most of it in {named}"] if spans >= FINDING and named else []
+    parts += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
     where = f"; {places[0].share:.0%} of the samples of the stack are in {places[0]}" if places else ""
-    return f"No fault that is known. {', '.join(said)}{where}."
+    return f"No fault that is known. {', '.join(parts)}{where}."
 
 
 def _busy_device(rank: RankSummary) -> str:
@@ -248,7 +248,7 @@ def _shares(summary: RankSummary) -> tuple[Share, ...]:
 
 
 def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Leaves out findings that another one explains: one cause that two rules see is said once."""
+    """Leaves out findings that another one explains: one cause that two rules see is reported once."""
     ids = {one.id for one in findings}
     hidden = {echo for name, echoes in ECHOES.items() if name in ids for echo in echoes}
     causes = max((one.cost or 0.0 for one in findings if one.id in DEVICE_IDLE_CAUSES), default=0.0)
@@ -262,7 +262,7 @@ def _refusal(steps: int, summaries: list[RankSummary]) -> str:
             return "Nothing was recorded: the trace has no events."
         return "Nothing was recorded: add TorchBackend() or spans, or run the program with `stepscope run`."
     if any(summary.recorded.foreign for summary in summaries):
-        # The device's facts are said all the same.
+        # The device's facts are reported all the same.
         count = "No steps were" if steps == 0 else "1 step was" if steps == 1 else f"{steps} steps were"
         return (
             f"{count} recorded; to judge steps, {FEWEST_STEPS} or more are needed: `schedule(wait=1, warmup=5, active=30)` and "
@@ -298,25 +298,25 @@ def _trust(recording: Recording, summaries: list[RankSummary], missing: Counter[
 
 def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
     """Facts that the data lack. Of torch only if the program uses it, of steps only if it has some."""
-    said: list[str] = []
+    missing: list[str] = []
     numbers: list[tuple[RankSummary, set[int]]] = [
         (summary, set(summary.judged_steps["step"].tolist())) for summary in summaries if len(summary.facts) > 1
     ]
     if len(numbers) > 1 and len(numbers[0][1].intersection(*(steps for _, steps in numbers))) < FEWEST_STEPS:
         which = ", ".join(f"{summary.name} {min(steps)} to {max(steps)}" for summary, steps in numbers[:4] if steps)
-        said.append(f"which rank others wait for (the ranks have few steps of the same numbers: {which})")
+        missing.append(f"which rank others wait for (the ranks have few steps of the same numbers: {which})")
     stepping = [summary for summary in summaries if len(summary.facts) > 1]
     if not any(summary.samples or summary.has_python for summary in summaries):
-        said.append("lines of code (no stack samples)")
+        missing.append("lines of code (no stack samples)")
     if any(not np.isfinite(summary.judged_steps["cpu_ns"]).any() for summary in stepping):
-        said.append("processor time and memory of steps (no signals)")
+        missing.append("processor time and memory of steps (no signals)")
     activities = [each for summary in summaries for device in summary.devices for each in device.meanwhile]
     if any(each.name == NAMES[Activity.PYTHON] for each in activities):
-        said.append("how much of the time in Python is the profiler's own (with_stack slows it down)")
+        missing.append("how much of the time in Python is the profiler's own (with_stack slows it down)")
     without = [summary for summary in stepping if not summary.judged_steps["operators"].any()]
     of_torch = ("enumerate(DataLoader)", "Optimizer.step", "torch.save")
     if any(summary.loaders or summary.row(*of_torch) for summary in without):  # something of it was recorded
-        said.append("operators (record torch with TorchBackend or `stepscope run`)")
+        missing.append("operators (record torch with TorchBackend or `stepscope run`)")
     elif len(without) < len(stepping) and not any(summary.devices for summary in summaries):
-        said.append("device activity (none was recorded)")
-    return tuple(said)
+        missing.append("device activity (none was recorded)")
+    return tuple(missing)

@@ -118,9 +118,9 @@ class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     computation_ns: int
     """Kernels other than those of collectives, and sets of memory."""
     communication_ns: int
-    """Kernels of collectives with no computation beside them. Whether anything waited for them is not known."""
+    """Kernels of collectives that no computation overlaps. Whether anything waited for them is not known."""
     copy_ns: int
-    """Copies with no kernel beside them."""
+    """Copies that no kernel overlaps."""
     meanwhile: tuple[HostActivity, ...]
     """The activity of the host while the device idled. Each nanosecond counts once, so these add up to `idle_ns`. It need not be what
     kept the device idle."""
@@ -203,7 +203,7 @@ class TagMemory(msgspec.Struct, frozen=True):
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a device, as its allocator tells of it."""
+    """Memory of a device, as its allocator reports it."""
 
     device: str
     """Such as `cpu/0` or `gpu/1`."""
@@ -305,7 +305,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     flops: FlopsAnswer | None = None
     """`None` if neither shapes of operators' inputs nor FLOPs were recorded."""
     memory: tuple[DeviceMemory, ...] = ()
-    """Devices of whose allocations a backend has told, the one with the highest peak first."""
+    """Devices whose allocations a backend has reported, the one with the highest peak first."""
     collectives: tuple[CollectiveTimes, ...] = ()
     """The longest first."""
     pipelines: tuple[PipelineAnswer, ...] = ()
@@ -369,7 +369,7 @@ def processes(ranks: Sequence[int | None]) -> str:
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer on a run: what is slow and why, or why that cannot be said."""
+    """The answer on a run: what is slow and why, or why there is no answer."""
 
     path: str
     verdict: str

@@ -108,11 +108,11 @@ def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], b
     found: Finding | None = answer.findings[0] if answer.findings and not answer.refused else None
     whole = True
     while True:
-        said = list(verdict(answer)) if found is None else list(finding_lines(found, first=True))
+        lines = list(verdict(answer)) if found is None else list(finding_lines(found, first=True))
         if len(answer.findings) > 1:
             others = "; ".join(finding.title.partition(":")[0].rstrip(".") for finding in answer.findings[1:])
-            said.append(Line(Text(others), 2, "Also", "dim"))
-        texts = [text for line in said for text in wrapped(line, console)]
+            lines.append(Line(Text(others), 2, "Also", "dim"))
+        texts = [text for line in lines for text in wrapped(line, console)]
         if len(texts) <= room or found is None:
             break
         whole = False
@@ -168,8 +168,8 @@ def lines(answer: Answer) -> Iterator[Line]:
         slow = rank.statistics
         if slow.slowest_ns > 1.3 * slow.p50:
             yield Line(Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"))
-        beside = [("startup", rank.startup_ns), ("shutdown", rank.shutdown_ns)]
-        shown = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= SHOWN_FROM_NS]
+        around = [("startup", rank.startup_ns), ("shutdown", rank.shutdown_ns)]
+        shown = [f"{name} {human_time(ns)}" for name, ns in around if ns >= SHOWN_FROM_NS]
         if shown:
             yield Line(Text(f"Beside steps: {', '.join(shown)}"))
     for number, text in enumerate(rank.saved if rank is not None else ()):
@@ -273,8 +273,8 @@ def without_steps(answer: Answer) -> Iterator[Line]:
     if rank is None:
         return
     if rank.places:
-        said = [f"{place.share:.0%} {printable(short_places(str(place)))}" for place in rank.places]
-        yield Line(Text(f"samples of the stack: {', '.join(said)}"), 2, "Where")
+        places = [f"{place.share:.0%} {printable(short_places(str(place)))}" for place in rank.places]
+        yield Line(Text(f"samples of the stack: {', '.join(places)}"), 2, "Where")
         return
     shown = rank.tasks[:MOST_TASK_NAMES]
     names = [f"{each.count:,} × {shorten(printable(each.name), MOST_NAME)}" for each in shown]
@@ -374,7 +374,7 @@ def _device(answer: Answer) -> Iterator[Line]:
         "Device",
         "bold",
     )
-    # The finding has said it.
+    # The finding has reported it.
     if device.meanwhile and not any(finding.id == "device-idle" for finding in answer.findings[:MOST_SHOWN]):
         yield Line(Text(f"while it idled, the host was in: {meanwhile_of(device)}"), 13)
     if device.kernels:

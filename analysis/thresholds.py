@@ -90,7 +90,7 @@ OVERSUBSCRIBED = 1.1
 OVERSUBSCRIBED_WITH_OTHERS = 1.5
 """The same where other programs use processors as well: the time that the job waits for them counts as its own demand."""
 OTHERS_USE = 0.10
-"""Share of the processors from which on other programs are said to use them."""
+"""Share of the processors from which on an answer names other programs that use them."""
 BUSY_THREAD = 0.05
 """Share of a processor that a thread must use to be named."""
 OTHER_THREAD = 0.30

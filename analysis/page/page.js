@@ -102,8 +102,8 @@
       }
       tip.hidden = false;
       const room = frame.clientWidth - tip.offsetWidth;
-      const beside = place + 14 <= room ? place + 14 : place - 14 - tip.offsetWidth;
-      tip.style.left = `${Math.max(0, Math.min(room, beside))}px`;
+      const shifted = place + 14 <= room ? place + 14 : place - 14 - tip.offsetWidth;
+      tip.style.left = `${Math.max(0, Math.min(room, shifted))}px`;
       tip.style.top = `${top}px`;
       surface.setAttribute("aria-valuenow", first[at]);
       surface.setAttribute("aria-valuetext", [title, ...rows.map(([, name, value]) => `${name} ${value}`)].join(", "));

@@ -32,7 +32,7 @@ MOST_SLOW = 8
 MOST_NUMBERS = 5
 """Slow steps that are named in a sentence."""
 MUCH_WRITTEN = 1 << 20
-"""Bytes that a slow step must write for this to be said."""
+"""Bytes that a slow step must write to be reported."""
 
 
 class SlowSteps:

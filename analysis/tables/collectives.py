@@ -183,7 +183,7 @@ def _bytes_of(event: Any, batch: EventBatch) -> int:
     sized = [(shape, _SIZES[kind]) for shape, kind in tensors if kind in _SIZES]
     try:
         return sum(prod(shape) * size for shape, size in sized) if sized else UNKNOWN
-    except TypeError:  # a list of tensors, of whose types nothing is said
+    except TypeError:  # a list of tensors, without their types
         return UNKNOWN
 
 

@@ -140,7 +140,7 @@ class DataPipeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _BOTTLENECKS = ("workers", "slower", "reading", "device", "starved")
-"""Kinds of advice that tell of a bottleneck, the surest first."""
+"""Kinds of advice that show a bottleneck, the surest first."""
 
 
 def advice_on(pipeline: DataPipeline, machine_use: float | None) -> tuple[PipelineAdvice, ...]:
@@ -164,7 +164,7 @@ def all_busy(machine_use: float | None) -> str:
 
 
 def bottleneck_of(advice: Iterable[PipelineAdvice]) -> PipelineAdvice | None:
-    """The remark that tells of the bottleneck; `None` if none does."""
+    """The remark that shows the bottleneck; `None` if none does."""
     found = [each for each in advice if each.kind in _BOTTLENECKS]
     return min(found, key=lambda each: _BOTTLENECKS.index(each.kind), default=None)
 

@@ -1,1 +1,1 @@
-"""The live state: what the frames of all streams tell, in bounded memory, and the types in which it is told."""
+"""The live state: made of the frames of all streams, in bounded memory, and the types of its answers."""

@@ -1,4 +1,4 @@
-"""The windows of jobs, as their ranks' streams tell them: those of all ranks, and of all starts of each, together."""
+"""The windows of jobs, as their ranks' streams have them: those of all ranks, and of all starts of each, together."""
 
 from __future__ import annotations
 

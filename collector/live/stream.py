@@ -82,7 +82,7 @@ class Amounts(msgspec.Struct, frozen=True):
     bytes: int = 0
     """Of their files."""
     dropped: int = 0
-    """Events lost, as far as ledgers have told."""
+    """Events lost, as far as ledgers have arrived."""
     discarded: int = 0
     """Events evicted to keep the files within the limit of the disk."""
 
@@ -344,7 +344,7 @@ class Stream:
 
     @property
     def dropped(self) -> Counter[str]:
-        """Events that are not here, by who lost them and why, as far as ledgers have told."""
+        """Events that are not here, by who lost them and why, as far as ledgers have arrived."""
         lost = self.windows.dropped if self._dropped is None else self._dropped
         return lost + Counter({"journal/cap": self._capped})
 

@@ -229,7 +229,7 @@ def _owner_text(run: RunRecord) -> str:
 
 def rank_id(run: RunRecord, stream: str) -> str:
     """Names a rank in addresses: the same for each start of a rank of the same job, and of no other (`job_of`)."""
-    # No part has a tilde, so it tells where the first ends.
+    # No part has a tilde, so the first ends there.
     job = f"{_slug(run.job)}~" if run.job else ""
     if run.rank is None:
         return job + _slug(f"{run.name}-{run.host}-{run.pid}-{stream[:6]}")

@@ -1,4 +1,4 @@
-"""What the collector tells of itself: the answers of its HTTP interface, and of the live events."""
+"""The answers of the HTTP interface, and the live events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     """Name of its run."""
     job_id: str
-    """What tells its job from others: the launcher's name for it, or its run's with the number of ranks."""
+    """The identity of its job: the launcher's name for it, or its run's with the number of ranks."""
     rank: int | None
     host: str
     pid: int
@@ -44,7 +44,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """Of the file of its latest start."""
     bytes_per_s: float
     dropped: int
-    """Events lost, as far as the ledgers of closed windows have told."""
+    """Events lost, as far as the ledgers of closed windows have arrived."""
     missing_frames: int
     """Frames of its stream that are nowhere."""
     clock_bound_us: float | None

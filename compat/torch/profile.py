@@ -97,7 +97,7 @@ class profile(Results):
             with_modules: keep the hierarchy of TorchScript modules.
             experimental_config: torch's `_ExperimentalConfig`.
             execution_trace_observer: started and stopped with each window, cleaned up at the end of the `with`.
-            acc_events: let `events()` and `key_averages()` tell of all windows so far rather than of the last.
+            acc_events: let `events()` and `key_averages()` have all windows so far, not only the last.
             use_cuda: deprecated by torch.
             custom_trace_id_callback: names each window; default: a random identifier.
             post_processing_timeout_s: seconds after which `events()` gives what it has.
@@ -398,7 +398,7 @@ class profile(Results):
         self.preset_metadata[key] = value
         self.add_metadata_json(key, value)
 
-    # what is said of it
+    # facts of it
 
     @property
     def run(self) -> Profiler:

@@ -49,18 +49,18 @@ class FinishedWindow(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
 
     def reader(self) -> JournalReader:
-        """Opens the journal. Raises `ProfilerStateError` if it is gone, or there is none."""
+        """Opens the journal. Raises `ProfilerStateError` if it was deleted, or there is none."""
         if self.journal is None:
             raise ProfilerStateError("this run keeps no journal (Options.journal is off), of which results are made")
         try:
             return JournalReader(self.journal)
         except FileNotFoundError as error:
             raise ProfilerStateError(
-                f"the events of window {self.window.index} were in {self.journal}, which is gone"
+                f"the events of window {self.window.index} were in {self.journal}, which was deleted"
             ) from error
 
     def batches(self) -> Iterator[EventBatch]:
-        """The window's events. Raises `ProfilerStateError` if the journal is gone."""
+        """The window's events. Raises `ProfilerStateError` if the journal was deleted."""
         with self.reader() as reader:
             for item in reader.items(self.window.index):
                 if isinstance(item, EventBatch):
@@ -81,7 +81,7 @@ def export_window(finished: FinishedWindow, path: Path, facts: Mapping[str, Any]
     A name that ends in `.pt.trace.json` is for TensorBoard's plugin, `.gz` is compressed.
 
     Raises:
-        ProfilerStateError: if the journal is gone.
+        ProfilerStateError: if the journal was deleted.
         OutputError: if the file cannot be written.
     """
     plugin = path.name.removesuffix(".gz").endswith(".pt.trace.json")
