@@ -36,7 +36,7 @@ class GroupReadings:
         return next((facts for facts in reversed(readings) if facts), {} if readings else self.read())
 
     def read(self) -> Mapping[str, Any]:
-        """As torch's profiler writes it into traces, for tools that tell ranks apart; empty if there is no process group."""
+        """As torch's profiler writes it into traces, for tools that distinguish ranks; empty if there is no process group."""
         dist: Any = sys.modules.get("torch.distributed")
         if dist is None or not dist.is_available() or not dist.is_initialized():
             return {}
@@ -50,7 +50,7 @@ class GroupReadings:
             facts["pg_config"] = json.loads(json.dumps(dist.distributed_c10d._world.pg_config_info, default=str))
         except Exception as error:
             names = ", ".join(facts) or "nothing"
-            self.problem = f"traces tell of process groups {names} only, not all: {type(error).__name__}: {error}"
+            self.problem = f"traces have process groups {names} only, not all: {type(error).__name__}: {error}"
         return {"distributedInfo": facts}
 
 

@@ -329,7 +329,7 @@ def _failed(request: Request[Any, Any, Any], error: Exception) -> Response[Probl
 
 
 class BackgroundTasks:
-    """Runs them. One that ends though it should not is logged, and told to all who look, until the collector is restarted."""
+    """Runs them. One that ends though it should not is logged, and reported to every client until the collector is restarted."""
 
     def __init__(self) -> None:
         self._problems: dict[str, str] = {}

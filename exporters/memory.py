@@ -23,7 +23,7 @@ Method = Literal["open", "export", "close_window", "aclose"]
 class MemoryExporter:
     """Keeps batches and windows as they came.
 
-    It can be told to be a bad neighbour: to raise, to be slow, to hang, to block its loop. So users and we test that
+    It can be made a bad neighbour: to raise, to be slow, to hang, to block its loop. So users and we test that
     one exporter costs nothing but its own output.
 
     Args:

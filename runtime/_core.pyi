@@ -32,7 +32,7 @@ def open(
     directory: str, slots: int, rings: int, overflow: str, block_seconds: float = ..., session: str = ..., /
 ) -> int:
     """Opens a session in `directory`, or takes part in the `session` of another process: records into `directory` while that
-    process records. The process is told, so `directory` must say whose it is already.
+    process records. The process is notified, so `directory` must have its identity already.
 
     `slots` per ring is a power of two; a thread that fills its ring goes on in another while there are fewer than `rings`.
 
@@ -319,7 +319,7 @@ def set_standard_modules(names: frozenset[str], /) -> None:
     """Names of the modules of Python's library, whose frames are ours where stepscope called them."""
 
 def changing(by: int, /) -> int:
-    """Adds to the number of action changes that the consumer was not told of yet; returns the new number."""
+    """Adds to the number of action changes of which the consumer has no message yet; returns the new number."""
 
 def watch_signal(number: int, ours: Callable[[int, FrameType | None], None], seconds: float, /) -> None:
     """Notes that a signal, SIGTERM or SIGHUP, comes, and then calls the handler that it has. Nothing changes if that is neither
@@ -636,14 +636,14 @@ def encode_chrome(
     """Chrome JSON of a block: one event a line, each line ended by `,\\n`; microseconds since `base` (ns)."""
 
 class PerfettoEncoder:
-    """Writes blocks as packets of Perfetto's format, CLOCK_MONOTONIC in ns. It keeps what was said before, so what it gave
+    """Writes blocks as packets of Perfetto's format, CLOCK_MONOTONIC in ns. It remembers earlier packets, so what it gave
     must be in the file when it is called again, else `forget` comes first. One thread at a time.
 
     Packet sequences 1 and 2 are used for descriptors and for what others write.
     """
 
     def __init__(self, base: int, pid: int, /) -> None:
-        """`base` tells the rows of a run from those of other runs; the process `pid` is described by the caller."""
+        """`base` distinguishes the rows of a run from those of other runs; the process `pid` is described by the caller."""
 
     @property
     def held(self) -> int:

@@ -400,7 +400,7 @@ class Profiler:
         self._metadata.add(key, value)
 
     def add_metadata_json(self, key: str, value: str) -> None:
-        """Adds a fact that is JSON text already. Text that is not JSON is kept as a string, and said so in the log.
+        """Adds a fact that is JSON text already. Text that is not JSON stays a string, and is logged.
 
         Raises:
             TypeError: if key or value is no str.

@@ -127,7 +127,7 @@ def trace(
             no share of the time, a schedule or a backend that delivers only when a window ends is given with `keep_last`, or
             `fixed` names what is not there.
     """
-    said = options_from_environment(fixed)
+    environment = options_from_environment(fixed)
     chosen = settings("options", options, Options)
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str, {got(name)}")
@@ -151,16 +151,21 @@ def trace(
         raise TypeError(f"metadata must be a mapping, {got(metadata)}")
     if output_dir is not None and not isinstance(output_dir, str | os.PathLike):
         raise TypeError(f"output_dir must be a path, {got(output_dir)}")
-    if said is not None:
-        if said.schedule is not None or said.keep_last is not None or said.window is not None or not said.enabled:
-            schedule = said.schedule if said.enabled else None
-            keep_last = said.keep_last if said.enabled else None
-            schedule = never if said.window is not None or not said.enabled else schedule
-        chosen, control = said.changed(chosen), said.control or control
-        name = said.name or name
-        overhead_budget = said.overhead_budget or overhead_budget
-        metadata = {**(metadata or {}), **said.metadata}
-        if not said.enabled:
+    if environment is not None:
+        if (
+            environment.schedule is not None
+            or environment.keep_last is not None
+            or environment.window is not None
+            or not environment.enabled
+        ):
+            schedule = environment.schedule if environment.enabled else None
+            keep_last = environment.keep_last if environment.enabled else None
+            schedule = never if environment.window is not None or not environment.enabled else schedule
+        chosen, control = environment.changed(chosen), environment.control or control
+        name = environment.name or name
+        overhead_budget = environment.overhead_budget or overhead_budget
+        metadata = {**(metadata or {}), **environment.metadata}
+        if not environment.enabled:
             control = None
     chosen = with_signals(chosen)
     if control is not None and schedule is None and keep_last is None:
@@ -169,10 +174,10 @@ def trace(
     _check_items("backend", backends, Backend)
     _check_items("exporter", exporters, Exporter)
     budget = OverheadBudget.of(overhead_budget)
-    said_rank, said_size = rank_from_environment()
-    rank = said_rank if rank is None else rank
-    if said is not None and said.output_dir is not None:
-        output_dir = run_directory(said.output_dir, file_name(name))
+    announced_rank, announced_size = rank_from_environment()
+    rank = announced_rank if rank is None else rank
+    if environment is not None and environment.output_dir is not None:
+        output_dir = run_directory(environment.output_dir, file_name(name))
     output = Output.choose(output_dir, name, rank)
     consumers: list[Exporter] = list(exporters)
     if chosen.journal and not any(isinstance(exporter, JournalExporter) for exporter in consumers):
@@ -196,7 +201,7 @@ def trace(
     facts = RunFacts(
         name=name,
         rank=rank,
-        world_size=said_size if world_size is None else world_size,
+        world_size=announced_size if world_size is None else world_size,
         metadata=Metadata(with_layout(metadata or {})),
         output=output,
     )
@@ -209,8 +214,8 @@ def trace(
         budget=budget,
     )
     profiler = Profiler(facts, setup, schedule or always, start=start, control=control)
-    if said is not None and said.window is not None and said.enabled:
-        profiler.arm(said.window, trigger="environment")
+    if environment is not None and environment.window is not None and environment.enabled:
+        profiler.arm(environment.window, trigger="environment")
     return profiler
 
 
@@ -271,7 +276,7 @@ def _check_names(what: str, names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(
-            f"two {what} are named {twice[0]!r}: give one of them another name, ledgers tell them apart by it"
+            f"two {what} are named {twice[0]!r}: give one of them another name, ledgers distinguish them by it"
         )
 
 

@@ -1,6 +1,6 @@
 """The profiler of MindSpore, recorded by stepscope: change the import, and scripts run as they are.
 
-It works without MindSpore, and records its operators where it is imported. What a device cannot give is said when a
+It works without MindSpore, and records its operators where it is imported. The log has the limits of a device when a
 profiler starts. `docs/mindspore.md` has the options. Where MS_PROFILER_OPTIONS asks for it, importing this starts
 recording.
 """

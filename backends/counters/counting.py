@@ -150,7 +150,7 @@ class CountingBackend(SamplingBackend):
 
     @abstractmethod
     def _read(self) -> Iterable[Reading]:
-        """The figures now; what cannot be read is left out, and told by `_note`."""
+        """The figures now; those that cannot be read are missing, and `_note` has the reason."""
 
     def _rates(self, rates: Mapping[str, float]) -> Mapping[str, float]:
         """The values of counters, from the increase of each total in a second."""

@@ -29,7 +29,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class HostReadings:
-    """Reads the figures below `root`, where `/proc` and `/sys` are; each part raises `OSError` where the system does not tell it."""
+    """Reads the figures below `root`, where `/proc` and `/sys` are; each part raises `OSError` where the system does not have it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -210,7 +210,7 @@ class HostBackend(CountingBackend):
         """Starts the thread.
 
         Raises:
-            BackendError: if the system tells none of the figures.
+            BackendError: if the system has none of the figures.
         """
         problems = [problem for part in self._parts if (problem := self._problem_of(part))]
         if len(problems) == len(self._parts):
@@ -236,7 +236,7 @@ class HostBackend(CountingBackend):
             found = list(getattr(self._readings, part)())
         except (OSError, ValueError, KeyError, IndexError) as error:
             return _text(part, error)
-        return "" if found else f"{part}: nothing is told"
+        return "" if found else f"{part}: the system has no figures"
 
 
 def _text(part: str, error: Exception) -> str:

@@ -230,7 +230,7 @@ class NvmlBackend(CountingBackend):
                 yield reading._replace(name=f"gpu{device.number} {reading.name}")
         except NvmlError as error:
             self._missing.add((device.number, part))
-            self._note(f"{part} of gpu{device.number} is not told: {error.strerror or error}")
+            self._note(f"{part} of gpu{device.number} cannot be read: {error.strerror or error}")
 
 
 def refusal(library: str = LIBRARY) -> str:

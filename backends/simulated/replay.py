@@ -46,7 +46,7 @@ class Recording(msgspec.Struct, frozen=True):
     def load(
         cls, reader: JournalReader, window: int | None, max_bytes: int, stop: Callable[[], bool] = lambda: False
     ) -> Recording | None:
-        """Reads a journal; steps and pauses of the recorded run are left out. `None` if `stop` said so meanwhile.
+        """Reads a journal; steps and pauses of the recorded run are left out. `None` if `stop` ended it meanwhile.
 
         Raises:
             BackendError: if the events need more than `max_bytes`.

@@ -10,7 +10,7 @@ from stepscope.runtime.sources.sink import Sink
 
 
 class Gaps:
-    """Collects them for the report, and tells the sink, which tells the windows. Not for several threads at once."""
+    """Collects them for the report and the sink, which adds them to the windows. Not for several threads at once."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

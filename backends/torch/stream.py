@@ -181,13 +181,13 @@ class StreamMode:
         self._wanted = after.records and not self._closed
         if self._recording:
             _emission.check()
-            self.gaps.end(at, again=self._wanted)  # each window is told of its own
+            self.gaps.end(at, again=self._wanted)  # each window gets its own
             if self._wanted:
                 _emission.reoccupy()
         self._apply()
 
     def set_detail(self, detail: Detail) -> None:
-        """Without operators torch does not even tell of them, which is most of what they cost."""
+        """Without operators torch does not even call back, which is most of their cost."""
         self._operators = detail.operators
         self._apply()
 

@@ -60,7 +60,7 @@ class _Link(msgspec.Struct):
 class Timeline:
     """The reference: the collector's clock that most clocks of ranks were compared with, by most round trips among those.
 
-    A collector that was started again has another clock. Ranks that have seen both tell how far these are apart, which
+    A collector that was started again has another clock. Ranks that have seen both know how far these are apart, which
     holds for all ranks; it is taken to be constant, since both go on by one machine's monotonic clock.
     """
 

@@ -88,7 +88,7 @@ async def bounded(
 
 
 def ended(status: int, bounds: ProcessBounds) -> str:
-    """Why a process ended that said nothing."""
+    """Why a process ended without an answer."""
     if status in (-signal.SIGKILL, -signal.SIGXCPU):
         return f"it was ended, as it may take {bounds.seconds:g} seconds at most, or the machine had no memory left"
     return f"its process ended with {status}"

@@ -18,7 +18,7 @@ def main() -> None:
     """Does not return. Raises `OSError` if a limit cannot be set."""
     parent, memory, seconds, file = map(int, sys.argv[1:5])
     if ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "the end of the process that started this one would not be told")
+        raise OSError(ctypes.get_errno(), "this process would not notice the end of the one that started it")
     if os.getppid() != parent:
         sys.exit("who wanted this has gone")
     for what, most in (

@@ -83,7 +83,7 @@ def disk_use(directory: Path, failed: Failed = fails) -> DiskUse:
     """Looks at every file once; links are not followed.
 
     Args:
-        failed: is told what cannot be looked at; it does not count then.
+        failed: called with what cannot be read, which does not count then.
 
     Raises:
         OSError: if something cannot be looked at, unless `failed` passes it over.

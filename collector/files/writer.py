@@ -39,7 +39,7 @@ class _Job(msgspec.Struct):
 
 
 class Writer:
-    """Writes what connections give it, all that waits at once, and tells them when it is written.
+    """Writes the frames of connections, all that wait at once, and confirms them when they are written.
 
     The thread is there while anybody uses it. Methods are for the loop.
     """

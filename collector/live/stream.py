@@ -185,7 +185,7 @@ class Stream:
         self._summarized_at = -math.inf
         """When the last summary came that all collectors hear, by the monotonic clock."""
         self._end_announced = False
-        """Whether one said that the run ends; its frames may be on their way still."""
+        """Whether one announced the end of the run; its frames may be on their way still."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
         self.arrived = 0

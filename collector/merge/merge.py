@@ -169,7 +169,7 @@ class Merge:
         try:
             self._findings = list(await anyio.to_thread.run_sync(self._judge, processes))
         except Exception as error:  # what one stream claims of its steps must not cost the others their trace
-            self._notes.append(f"it cannot be said what is slow: {type(error).__name__}: {error}"[:500])
+            self._notes.append(f"the cause of slow steps is not known: {type(error).__name__}: {error}"[:500])
 
     @asynccontextmanager
     async def _reading(self, member: Member, sharing: Sharing) -> AsyncGenerator[AlignedEvents]:

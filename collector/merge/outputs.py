@@ -54,7 +54,7 @@ async def write_merged(
         format: name of a format, if the target's ending does not say it.
         job: which job, if there are several.
         selection: what to merge; by default everything.
-        progress: is told how many events were written so far.
+        progress: called with the number of events written so far.
         judge: says what is slow in the merged steps; default: the report does not say it.
 
     Raises:

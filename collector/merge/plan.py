@@ -50,7 +50,7 @@ class MergedWindow(msgspec.Struct, frozen=True, kw_only=True):
     stretches: list[Stretch]
     """By member; a member that did a part of it again has several."""
     absent: list[Member]
-    """Members that have nothing of it, though they ran then as far as one can tell."""
+    """Members that have nothing of it, though they seem to have run then."""
 
 
 def wanted(selection: Selection) -> Wanted | None:

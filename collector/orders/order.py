@@ -50,7 +50,7 @@ class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     step: int | None
-    """Number of its current step, if it said so."""
+    """Number of its current step, if it has sent it."""
     stage: str = ""
     """That it is in, such as `fit`; empty if it did not say so."""
     obeys: bool

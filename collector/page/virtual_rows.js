@@ -16,7 +16,7 @@ const ALL = 100; // a table of so many rows has them all
  * @template T
  * @template {Row} R
  * @typedef {object} RowType
- * @property {(item: T) => string} key what tells an item from others; its row is kept while it is in view
+ * @property {(item: T) => string} key what identifies an item; its row stays while it is in view
  * @property {(item: T) => R} create a row for an item
  * @property {(row: R, item: T) => void} [write] brings a row up to date
  * @property {number} [all] a table of so many rows has them all

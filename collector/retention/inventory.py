@@ -23,7 +23,7 @@ Isolated = Callable[[str, Callable[[], object]], object]
 """Does what may fail for one stream."""
 
 MAX_WINDOWS = 1000
-"""Windows of a segment that are told apart: if more ended in it, half of them are the newest and half the slowest."""
+"""Windows of a segment that are listed one by one: if more ended in it, half of them are the newest and half the slowest."""
 
 
 class StoredStream(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class Segment(msgspec.Struct, frozen=True):
     windows: list[SegmentWindow]
     """Those that ended in it, and those that go on after it."""
     first_window: int
-    """The lowest number of a window, also of those that are not told apart."""
+    """The lowest number of a window, also of those that are not listed."""
     last_window: int
     """The highest one."""
     last_ns: int

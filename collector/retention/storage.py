@@ -118,7 +118,7 @@ class Storage:
     ) -> None:
         """
         Args:
-            store: whose files they are; it is told how much may be written.
+            store: whose files they are; gets the number of bytes that may be written.
             uploaded: whether a segment is in another store, if everything is uploaded to one.
             downloads: bytes of the limit that are reserved for files that are made for downloads.
         """

@@ -48,7 +48,7 @@ def chosen_job(
         job: the name; `None` if there is one job only.
 
     Raises:
-        FormatError: if there is none of that name, or it is not said which of several.
+        FormatError: if there is none of that name, or if there are several and none was chosen.
     """
     jobs = jobs_of(recordings)
     names = ", ".join(repr(name) for name in sorted(jobs))

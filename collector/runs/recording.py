@@ -51,7 +51,7 @@ class Recording(msgspec.Struct, kw_only=True):
     """One stream. Times are ns of its own monotonic clock."""
 
     id: str
-    """Of the stream, where it is known; else the path of its file below the directory, as far as it tells streams apart."""
+    """Of the stream, where it is known; else the path of its file below the directory, as far as it distinguishes streams."""
     path: Path
     run: RunRecord
     syncs: list[ClockSync]
@@ -172,7 +172,7 @@ class Recording(msgspec.Struct, kw_only=True):
         return self.rows if self.complete else self.rows_of(self.marks["window"])
 
     def windows(self, rows: Rows) -> dict[int, Window]:
-        """Windows, by number: those that have an end as it says, the others as their events tell. Raises `OSError` or
+        """Windows, by number: those that have an end by that, the others by their events. Raises `OSError` or
         `FormatError` if they cannot be read."""
         found: dict[int, Window] = {}
         if (rows["closed"] == 0).any():
@@ -264,7 +264,7 @@ def _marks(parts: Sequence[Rows], shared_marks: dict[bytes, Marks]) -> Marks:
 
 
 def _around(syncs: list[ClockSync], rows: Rows) -> list[ClockSync]:
-    """The round trips that tell how the clock was in some windows: those near them, and some before and after each change of the
+    """The round trips that measure the clock in some windows: those near them, and some before and after each change of the
     collector's clock. All, if there is no window, or these are as many."""
     if not len(rows):
         return syncs
@@ -349,7 +349,7 @@ def _sane_window(window: Window) -> Window:
 
 
 def _unfinished(path: Path, numbers: Collection[int]) -> dict[int, Window]:
-    """Windows that have no end, as outlines of indexes tell them, and the events after the last index."""
+    """Windows that have no end, by the outlines of indexes, and the events after the last index."""
     with JournalReader(path) as reader:
         index = reader.index() or reader.own_index()
         windows = {number: UnfinishedWindow(number) for number in numbers}

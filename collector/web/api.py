@@ -173,7 +173,7 @@ class Api(Controller):
 
     @post(
         ORDERS,
-        summary="Asks running processes for a window, extends or aborts one, or tells what is armed",
+        summary="Asks running processes for a window, extends or aborts one, or lists what is armed",
         status_code=200,
         dto=Exact[WindowOrder],
         return_dto=None,
@@ -246,7 +246,7 @@ class Api(Controller):
     ) -> Response[bytes]:
         download = _kind(self._collector.downloads.of_all, kind)
         group = await self._group(request, window, job)
-        # Also what a rank did before it was started again: which windows belong together its steps tell.
+        # Also what a rank did before it was started again: its steps show which windows belong together.
         wanted = {
             stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
         }

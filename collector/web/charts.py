@@ -59,7 +59,7 @@ class Charts:
         """The median, lowest and highest step time of all ranks at each time, and the step times of some.
 
         Args:
-            ids: of the ranks to tell one by one, the first `MOST_SERIES` of them.
+            ids: of the ranks to list one by one, the first `MOST_SERIES` of them.
             job: of its ranks; default: of all.
         """
         found = await self._layout(range, job)

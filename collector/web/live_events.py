@@ -68,8 +68,8 @@ class LiveEvents:
         """Server-sent events: `snapshot`, full at first and with what has changed then; `end` when the collector stops.
 
         Args:
-            job: tells of the ranks of this job only, whether or not it is there yet.
-            alone: does not tell which other jobs there are.
+            job: sends the ranks of this job only, whether or not it is there yet.
+            alone: does not list other jobs.
         """
         view = _View(job, alone)
         listener = _Listener(view)

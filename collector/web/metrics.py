@@ -64,7 +64,7 @@ def _amounts(job: JobView) -> Iterator[tuple[_Family, str, str, float]]:
     yield gauge, "stepscope_shared_ranks", "Ranks that several processes are at once", job.shared
     yield counter, "stepscope_received_events", "Events received", job.events
     yield counter, "stepscope_received_bytes", "Bytes of journals received", job.bytes
-    yield counter, "stepscope_dropped_events", "Events lost, as ledgers tell", job.dropped
+    yield counter, "stepscope_dropped_events", "Events lost, by the ledgers", job.dropped
     yield (
         counter,
         "stepscope_unwritten_audit_lines",

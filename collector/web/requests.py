@@ -134,7 +134,7 @@ class _Sending(ASGIStreamingResponse):
     async def _sent(self, scope: Scope, send: Send) -> None:
         try:
             first = await anext(self._chunks, b"")
-        except ProblemError as error:  # nothing was sent yet: it can be told
+        except ProblemError as error:  # nothing was sent yet, so it can be the answer
             await send_problem(scope, send, error)
             return
         await self.start_response(send)

@@ -43,7 +43,7 @@ class Token(msgspec.Struct, frozen=True):
     """A token, without its text."""
 
     digest: bytes
-    """SHA-256 of the text: all have one length, so a comparison does not tell how long a token is."""
+    """SHA-256 of the text: all have one length, so a comparison does not reveal the length of a token."""
     scopes: frozenset[Scope]
     job: str | None = None
     """The only job to which it gives access; `None`: all jobs."""

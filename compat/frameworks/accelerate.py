@@ -97,7 +97,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
             other = "schedule_option" if name == "schedule" else name
             raise ValueError(f"settings[{name!r}] is a field of its own here; give {other}=...")
         if settings.get("unit") == "epoch":
-            raise ValueError("settings['unit']: Accelerate tells of no epochs; call step() once for each")
+            raise ValueError("settings['unit']: Accelerate reports no epochs; call step() once for each")
         option = self.schedule_option
         if "keep_last" not in settings:
             # Accelerate's own names; a wrong one is refused by name.

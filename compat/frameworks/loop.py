@@ -34,7 +34,7 @@ Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 def no_backends() -> Sequence[Backend]:
-    """For frameworks whose operators nobody tells of."""
+    """For frameworks whose operators are not reported."""
     return ()
 
 
@@ -262,7 +262,7 @@ def _single_number(value: Any) -> float:
 class TracingCallback:
     """The base of every callback: its loop, profiler and errors.
 
-    A context manager, for frameworks that do not tell callbacks of an exception: leaving closes the run.
+    A context manager, for frameworks that do not report exceptions to callbacks: leaving closes the run.
     """
 
     loop: Loop

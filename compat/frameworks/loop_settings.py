@@ -122,7 +122,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for item in self.exporters:
             if isinstance(item, type) or not (isinstance(item, Exporter) or callable(item)):
                 raise TypeError(f"{item!r} is neither an exporter nor a function that makes one of a directory")
-        self.build()  # whatever trace() has to say of the rest is said now
+        self.build()  # trace() checks the rest now
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], also: Mapping[str, tuple[str, Any]] | None = None) -> LoopSettings:
@@ -163,7 +163,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Args:
             output: directory of the run, all ranks; `None` for a new one.
             rank, world_size: of this process.
-            backends: what records if the user has not said.
+            backends: what records if the user has not chosen.
             instances: whether exporters that were given ready-made take part.
         """
         exporters: list[Exporter] = []

@@ -29,9 +29,9 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
     the begin, so a resumed training goes on counting. In a step are a span `micro_step` for each batch whose gradients
     are accumulated and one `optimizer_step`; numbers that the Trainer logs are counters. An evaluation in the course
     of a training is a span of the step that it falls in. One by itself is a run `evaluate`, whose steps are batches; as
-    the Trainer tells only of a batch's end, it begins with batch 1.
+    the Trainer reports only a batch's end, it begins with batch 1.
 
-    The Trainer tells callbacks of no exception: where a program goes on after one, write
+    The Trainer reports no exception to callbacks: where a program goes on after one, write
     `with StepscopeCallback() as tracing:` around the training, and the window is closed as incomplete at once. Without
     that it is when the next training begins, the callback is deleted, or the program ends. What goes wrong with tracing
     is in `errors` and the log, and never reaches the training.
@@ -113,7 +113,7 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
 
     @stores_errors
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.loop.exit("micro_step")  # of releases that do not tell of the optimizer
+        self.loop.exit("micro_step")  # of releases that do not report the optimizer
         self.loop.step()
 
     @stores_errors
@@ -155,7 +155,7 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
         self.loop.exit("prediction_step")
         self.loop.exit("evaluation")
 
-    # what else is told
+    # other calls
 
     @stores_errors
     def on_log(

@@ -16,7 +16,7 @@ CATEGORY = "mstx"
 """Category of marks in the default domain; of others it has `:` and the domain behind it."""
 
 MAX_OPEN = 65_536
-"""Ranges that may be open at once; further ones are not recorded, and said so once."""
+"""Ranges that may be open at once; further ones are not recorded, which the log has once."""
 
 _numbers = itertools.count(1)
 _open: dict[int, tuple[_core.span, str]] = {}
@@ -38,7 +38,7 @@ def is_wanted_domain(category: str, include: tuple[str, ...], exclude: tuple[str
 
 
 class mstx:
-    """The calls of `mindspore.profiler.mstx`. Wrong arguments are said in the log once, and nothing is recorded."""
+    """The calls of `mindspore.profiler.mstx`. Wrong arguments are logged once, and nothing is recorded."""
 
     @staticmethod
     def mark(message: str, stream: Any = None, domain: str = "default") -> None:

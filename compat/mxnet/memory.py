@@ -133,7 +133,7 @@ class Allocations:
                 yield label or NONE, requested_bytes, one.device, one.bytes
 
     def _unexplained_memory(self) -> list[tuple[str, int]]:
-        """By device what is in use beside the allocations that backends tell of, by this process and others."""
+        """By device what is in use apart from the allocations that backends report, by this process and others."""
         try:
             nvml = Nvml(LIBRARY)
         except NvmlError:  # no driver, no devices

@@ -37,7 +37,7 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The Chrome trace. `{rank}` and `{pid}` are replaced; where there are several ranks and it names neither, `_rank<n>` is
     put before its ending. With `.gz` it is compressed."""
     gpu_memory_profile_filename_prefix: str = ""
-    """`dump` writes the allocations that backends told of to `<prefix>-pid_<pid>.csv`; empty: it does not."""
+    """`dump` writes the allocations that backends reported to `<prefix>-pid_<pid>.csv`; empty: it does not."""
     profile_all: bool = False
     """As if all of the next four were True."""
     profile_symbolic: bool = True
@@ -72,7 +72,7 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """By which ways windows can be asked of the running program, as in `stepscope.trace`. Nothing is recorded then but
     what is asked for."""
     forward: Forward | None = None
-    """Who is told of tasks, frames, events and markers besides, such as `NvtxForward()`."""
+    """Further receivers of tasks, frames, events and markers, such as `NvtxForward()`."""
 
     def records(self, kind: str) -> bool:
         """True if a kind is to be recorded: `symbolic`, `imperative`, `memory` or `api`."""

@@ -139,7 +139,7 @@ class ChromeFile(TraceFile):
 
     In array form the file is at its place from the beginning. In object form it grows under a temporary name, because
     no viewer loads it before it is complete; `stepscope recover` writes one that a killed process left anew. A file that is
-    `closed` is complete after every piece: it always ends with the name of its process, said again, and the closing brackets.
+    `closed` is complete after every piece: it always ends with the name of its process, once more, and the closing brackets.
     """
 
     groups = True

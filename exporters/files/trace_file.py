@@ -198,7 +198,7 @@ class TraceFile(ABC):
                 await self.output.close()
                 raise
         if self._failed:
-            return  # as was said when it failed
+            return  # it was reported when it failed
         try:
             await self.output.close()
         except OutputError:

@@ -1,4 +1,4 @@
-"""The connection to NATS, which tells nobody anything before it is as safe as it must be."""
+"""The connection to NATS, which sends nothing before it is as safe as it must be."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Guarded(Client):
             protected = scheme == "wss" or scheme != "ws" and bool(info.get("tls_required"))
             plain = not self._servers_meant.wants_tls(scheme) and self._servers_meant.may_be_plain(host)
             if not protected and not plain:
-                raise NatsError(f"nats: {host} does without TLS, so it is told nothing")
+                raise NatsError(f"nats: {host} does without TLS, so nothing is sent to it")
             if scheme in ("ws", "wss"):
                 # The client of `nats` follows redirects, also to hosts without TLS.
                 for answer in _redirects(self._transport, host):
@@ -103,7 +103,7 @@ def _redirects(transport: Any, host: str) -> Sequence[Any]:
         history: Sequence[Any] = transport._ws._response.history
     except AttributeError as error:
         raise NatsError(
-            f"nats: with these versions of nats-py and aiohttp it cannot be seen whether {host} redirects, so it is told nothing: {error}"
+            f"nats: with these versions of nats-py and aiohttp it cannot be seen whether {host} redirects, so nothing is sent to it: {error}"
         ) from error
     return history
 

@@ -28,7 +28,7 @@ class NatsExporter(CollectorExporter):
             `_` and `-`, at most 32.
         access: credentials and certificates, in files.
         limits: of what JetStream keeps, if this exporter is the first to use it.
-        settings: times and sizes. Messages are no larger than the server takes (1 MB unless it is told otherwise).
+        settings: times and sizes. Messages are no larger than the server takes (1 MB unless it is configured otherwise).
 
     Raises:
         ValueError: for a URL that is none of NATS or holds a secret, for one that leads to another machine without TLS, for

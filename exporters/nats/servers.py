@@ -85,7 +85,7 @@ class Servers:
 
 
 def _checked(url: str) -> SplitResult:
-    """The parts of a URL. Whatever is wrong with it is said without it: it may hold a secret."""
+    """The parts of a URL. Messages about a wrong one do not have it: it may have a secret."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0

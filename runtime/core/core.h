@@ -159,7 +159,7 @@ typedef struct {
 } Parent;
 /* control_page.c: one page that all processes of a session share; private memory in a process that is in none. */
 #define PAGE 65536 /* the largest page of the systems that this runs on */
-#define REFUSED 256 /* processes told apart; more share counts, and all of it has to fit the smallest page */
+#define REFUSED 256 /* processes with counts of their own; more share counts, and all of it has to fit the smallest page */
 typedef struct {
     char magic[8];
     atomic_int recording;   /* what is recorded now: what span() looks at */

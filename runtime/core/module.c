@@ -30,7 +30,7 @@ PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_Fro
     PLAIN(clear_wake, ring_py_clear_wake, NOARGS, NULL) \
     PLAIN(close, ring_py_close, NOARGS, NULL) \
     FAST(collection, readings_py_collection, NULL) \
-    PLAIN(copy_span, span_py_copy, O, "The same as its method `copy`: a function, which torch's compiler can be told of.") \
+    PLAIN(copy_span, span_py_copy, O, "The same as its method `copy`: a function, which torch's compiler knows.") \
     PLAIN(count_touching, survey_py_count_touching, VARARGS, NULL) \
     PLAIN(count_until, search_py_count_until, VARARGS, NULL) \
     FAST(counter, span_py_counter, \

@@ -600,7 +600,7 @@ class JournalWriter:
             self.changed.notify_all()
         except BaseException:
             if self._earlier:
-                # Frames of earlier calls are gone: what they said is said again, and positions do not hold.
+                # Frames of earlier calls are missing: their facts are written again, and positions do not hold.
                 self.lost += self._unwritten.total()
                 self._segment_events -= self._unwritten
                 self._open_windows.clear()

@@ -34,7 +34,7 @@ from stepscope.runtime.windows.window import Window
 log = logging.getLogger("stepscope")
 
 RUNS = Path("stepscope_runs")
-"""Where runs have their directories, if nothing is said."""
+"""The default directory of runs."""
 
 _WRONG_NAMES = frozenset(
     getattr(errno, name) for name in "EACCES EPERM EROFS ENOENT ENOTDIR EEXIST EISDIR ELOOP EINVAL ENAMETOOLONG".split()
@@ -54,7 +54,7 @@ class _Journal(Protocol):
 
 
 _warned: set[str] = set()
-"""Why runs of this process are not in the working directory: it is said once."""
+"""Why runs of this process are not in the working directory; logged once."""
 
 
 def file_name(name: str) -> str:

@@ -30,7 +30,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     __fixed__: ClassVar[dict[str, str]] = {
-        "activities": "torch is told of its activities when the backend is made",
+        "activities": "torch gets its activities when the backend is made",
         "backends": "backends are opened when the profiler starts",
         "exporters": "exporters are opened when the profiler starts",
         "interval": "a backend takes its interval when it is made",

@@ -30,7 +30,7 @@ def this_host() -> str:
 
 
 def job_from_environment(variables: Sequence[str] = JOB_VARIABLES) -> str:
-    """The id of the job as the user or the launcher announces it in the environment; empty where nothing is said."""
+    """The id of the job as the user or the launcher announces it in the environment; empty by default."""
     for name in variables:
         text = os.environ.get(name, "").strip()
         if text and text != "none":  # what torchrun says if nobody chose an id
@@ -46,7 +46,7 @@ def is_child() -> bool:
 
 def rank_from_environment() -> tuple[int | None, int | None]:
     """(rank, world size) as launchers announce them in the environment, else as torch.distributed has them, if it is in use;
-    `None` where nothing is said. A number that is too large or negative is ignored, with a warning in the log."""
+    `None` by default. A number that is too large or negative is ignored, with a warning in the log."""
 
     rank = _number(valid_rank, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "MS_NODE_ID")
     sizes = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "RANK_SIZE", "MS_WORKER_NUM")
@@ -61,7 +61,7 @@ def rank_from_environment() -> tuple[int | None, int | None]:
 
 
 def local_world_size() -> int | None:
-    """How many ranks of the job run on this machine, as launchers announce it; `None` where nothing is said."""
+    """How many ranks of the job run on this machine, as launchers announce it; `None` by default."""
     return _number(valid_world_size, "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 

@@ -155,7 +155,7 @@ class BoundSource(Source):
         after = self._waiting[-1][1].name
         why = "has ended" if self.lost else "has not called step() since"
         return (
-            f"backend {self.name!r} was not told of the change to {after}: it is bound to the thread "
+            f"backend {self.name!r} did not get the change to {after}: it is bound to the thread "
             f"{self._thread_name!r}, which {why}; call stop() there, or go on stepping until it is done"
         )
 

@@ -86,7 +86,7 @@ def test_a_message_without_a_fact_is_not_taken_over(suite: Suite, lacking: str) 
     assert suite.messages() == kept
 
 
-def test_what_is_not_said_any_more_is_removed_and_told(suite: Suite) -> None:
+def test_what_is_not_reported_any_more_is_removed_and_reported(suite: Suite) -> None:
     """A test that is gone, one case of a test, and a message of a test that is still there."""
     suite.write(TWO.replace("[1, 2]", "[1]").replace("    said(", "    print("))
     failed = suite.run()
@@ -137,6 +137,6 @@ def test_what_differs_from_run_to_run() -> None:
     )
 
 
-def test_no_message_is_of_a_test_that_is_gone() -> None:
+def test_no_message_is_of_a_test_that_is_missing() -> None:
     """`make messages` removes them."""
     assert left_over(json.loads(SNAPSHOT.read_text(encoding="utf-8")), SNAPSHOT.parent) == set()

@@ -38,7 +38,7 @@ def test_help_explains_every_field(kind: type[msgspec.Struct]) -> None:
         assert all(line in shown for line in field.text.splitlines())
 
 
-def test_fields_are_told_with_type_default_and_range() -> None:
+def test_fields_are_reported_with_type_default_and_range() -> None:
     """As a person would write them, whatever the annotations are made of."""
     told = {field.name: (field.type, field.default, field.range) for field in fields_of(stepscope.Options)}
     assert told["memory_bytes"] == ("int", "256 << 20", "at least 1 << 24")
@@ -58,7 +58,7 @@ def test_ranges_are_those_that_are_checked() -> None:
         stepscope.Options(ring_bytes=(1 << 12) - 1)
 
 
-def test_without_sources_the_fields_are_told() -> None:
+def test_without_sources_the_fields_are_reported() -> None:
     """A struct that has none, as one written at a prompt: names, types and defaults are known all the same."""
     scope: dict[str, Any] = {"__name__": "stepscope.nowhere", "Documented": Documented}
     source = 'class Made(Documented):\n    """What it is."""\n    given: int\n    size: int = 3\n'

@@ -123,14 +123,14 @@ def test_a_process_left_running_is_a_problem_and_is_ended() -> None:
     assert tally.outcome.exported == 2
 
 
-def test_what_cannot_be_tried_here_is_told() -> None:
+def test_what_cannot_be_tried_here_is_reported() -> None:
     """It is neither a problem nor a trial."""
     (tally,) = _specimens("absent")
     assert tally.good and tally.outcome.tried == 0
     assert table.remarks([tally]) == ["misbehaving/absent: not tried, a part is missing. Get it."]
 
 
-def test_time_is_shared_and_what_was_cut_short_is_told() -> None:
+def test_time_is_shared_and_what_was_cut_short_is_reported() -> None:
     """Every fault is tried once, or as often as it insists on, even if there is no time at all."""
     faults = [fault for fault in load(SPECIMENS).faults if fault.name in ("good", "leaving")]
     tallies = torture(faults, package=SPECIMENS, seconds=0.0)
@@ -152,7 +152,7 @@ def test_lanes_try_several_faults_at_a_time(notes: Path) -> None:
     assert beside["good"].outcome == alone["good"].outcome
 
 
-def test_the_command_tells_table_problems_and_seed(
+def test_the_command_reports_table_problems_and_seed(
     tmp_path: Path, notes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The status says that something was wrong, the seed how to see it again; the page has the machine and no path."""

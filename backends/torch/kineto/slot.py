@@ -87,7 +87,7 @@ class _Calls(threading.local):
     emits = False
     """Whether the slot of this thread has our emission of operators."""
     stands_in = False
-    """Whether a profiler of the program began that is told that it records, and does not."""
+    """Whether a profiler of the program began that believes that it records, and does not."""
     in_operator = False
     """Whether a recording of kineto ended on this thread inside of an operator, which may still run."""
 

@@ -1,7 +1,7 @@
 """Functions of torch's libraries that its Python interface does not have, each checked before it is used.
 
 Nothing here is taken on trust: every address, offset and calling convention is compared with what torch's Python
-interface says of the same thing, in this process. Whatever does not agree is not used, and the reason is told.
+interface says of the same thing, in this process. Symbols that do not agree are not used, and the report has the reason.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class DynamicProfilerArgs:
         activities: 0 for CPU and NPU, 1 for CPU, 2 for NPU, or names.
         parallel_strategy, with_stack, data_simplification: see `ProfilerOptions`.
         is_valid: whether this was read from a file that could be read.
-        further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`;
+        further: `run_id`, which distinguishes a window from another one of the same steps; `command`, one of `COMMANDS`;
             `steps`, how many are recorded, in place of `stop_step`; `ranks`, those that record, as `"0,3-5"` or a list;
             `prof_path`, a directory that takes the place of the monitor's `output_path`, unless it is `UNSET_PATH`;
             `overlap`, which is `queue` for a window that begins when the one that it overlaps has ended;

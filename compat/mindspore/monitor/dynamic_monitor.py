@@ -180,9 +180,9 @@ class DynamicProfilerMonitor:
         """Number of the last step that has ended."""
         self._errors_to_raise: deque[str] = deque()
         self._early = False
-        """Whether the window was begun where this was made, before anybody said that this is a callback."""
-        # The loop's first step goes on already, unless `step()` is called at its begin. A callback of MindSpore is told of
-        # it: so rank 0 has until then to plan a window that begins with it.
+        """Whether the window was begun where this was made, before it was known that this is a callback."""
+        # The loop's first step goes on already, unless `step()` is called at its begin. MindSpore calls a callback for
+        # it, so rank 0 has until then to plan a window that begins with it.
         goes_on = step_position == "end" and not (several and _is_callback(type(self)))
         self._windows = WindowFollower(
             "dynamic profiler",

@@ -58,7 +58,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Write durations, waiting and bytes of collectives. `Level1` and `Level2` do so too."""
     profile_memory: bool = False
     parallel_strategy: bool = False
-    """Write the place of this process in the job, and the layout that the framework tells."""
+    """Write the place of this process in the job, and the layout that the framework reports."""
     start_profile: bool = True
     aicore_metrics: AicoreMetrics = AicoreMetrics.AiCoreNone
     l2_cache: bool = False

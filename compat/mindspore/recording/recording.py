@@ -30,7 +30,7 @@ log = logging.getLogger("stepscope")
 class Recording:
     """Records captures, each from `start()` to `stop()`, any number of them. Several may run at once.
 
-    The log and `limitations` name options that the device cannot follow, when this is made; the log and `estimate` tell what
+    The log and `limitations` name options that the device cannot follow, when this is made; the log and `estimate` have what
     recording is likely to cost, when it starts.
     """
 
@@ -193,7 +193,7 @@ class Recording:
             self._capture.profiler.add_metadata(key, value)
 
     def add_metadata_json(self, key: str, value: str) -> None:
-        """Adds a fact given as JSON text. Text that is not JSON is kept as a str, and said so in the log.
+        """Adds a fact given as JSON text. Text that is not JSON stays a str, and is logged.
 
         Raises:
             TypeError: if key or value is no str.

@@ -35,7 +35,7 @@ class DeviceTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory(self) -> str:
-        """The name of the device whose memory training needs, as allocators tell of it."""
+        """The name of the device whose memory training needs, as allocators report it."""
         return f"gpu/{self.device_id}" if self.device == "GPU" else "cpu/0"
 
 

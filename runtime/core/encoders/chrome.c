@@ -231,7 +231,7 @@ static inline void put_local_id(Out *o, uint64_t id) {
     PUT(o, "\"}");
 }
 
-/* What readers of device activity cannot do without, unless the event's own arguments said it. */
+/* What readers of device activity cannot do without, unless the event's own arguments have it. */
 static void put_links(Out *o, const Event *e, uint8_t role) {
     if (role == ROLE_DEVICE) {
         const Track *track = track_get(e->track);
@@ -302,7 +302,7 @@ static void put_point(Out *o, const Event *e, char scope, const char *name, size
 
 static void put_counter(Out *o, const Event *e) {
     const String *name = strings_get(e->name);
-    if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
+    if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: an instant has it */
         char text[MAX_NAME * 6 + 16];
         const char *value = not_finite_text(e);
         memcpy(text, name->json, name->json_len);

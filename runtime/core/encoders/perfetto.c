@@ -213,7 +213,7 @@ void put_point(Encoder *c, Row *row, const Event *e) {
     put_named_point(c, row, e, e->kind == KIND_MEMORY ? "[memory]" : NULL, 8);
 }
 
-/* What tells the older kinds of events apart. */
+/* The letters of the older kinds of events. */
 static void put_legacy(Encoder *c, char phase, uint32_t id_tag, uint64_t id, bool bound) {
     size_t legacy = proto_open(&c->out, LEGACY);
     proto_uint(&c->out, LEGACY_PHASE, (uint64_t)phase);
@@ -222,7 +222,7 @@ static void put_legacy(Encoder *c, char phase, uint32_t id_tag, uint64_t id, boo
     proto_close(&c->out, legacy);
 }
 
-/* One end of what does not nest on its row: readers find room for such pairs, told apart by id and category. */
+/* One end of what does not nest on its row: readers find room for such pairs, distinguished by id and category. */
 static void put_half(Encoder *c, Row *row, const Event *e, int64_t ts, char phase, uint64_t id, bool whole) {
     Begun begun = open_event(c, row, ts, LEGACY_PHASES);
     put_identity(c, row, e);
@@ -244,7 +244,7 @@ void put_pair(Encoder *c, Row *row, const Event *e, uint64_t id) {
 }
 
 static void put_counter(Encoder *c, Row *row, const Event *e) {
-    if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
+    if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: an instant has it */
         char text[MAX_NAME + 16];
         const String *name = strings_get(e->name);
         const char *what = not_finite_text(e);

@@ -67,7 +67,7 @@ typedef struct {
 /* A row of the viewer: a sequence of packets, with a clock and interned names of its own. */
 typedef struct {
     uint64_t uuid;
-    int64_t last;      /* time of its last packet: its clock tells differences */
+    int64_t last;      /* time of its last packet: its clock has differences */
     uint32_t sequence; /* 0: none yet, or its state was forgotten */
     uint32_t iids[3];  /* interned so far, by kind */
     uint32_t track;
@@ -102,7 +102,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Output out;
-    uint64_t base;     /* tells the rows of one run from those of others */
+    uint64_t base;     /* distinguishes the rows of one run from those of others */
     int64_t pid;       /* of the run, whose process is described by others */
     uint64_t serial;   /* ids of spans that do not nest and have none */
     int32_t window;

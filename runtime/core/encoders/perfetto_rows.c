@@ -3,7 +3,7 @@
  * Spans come when they end. Readers sort packets by their times and take those of one time in the order of the file, so
  * that order decides how spans nest that begin together, and which of two that touch comes first. In a block it is found by
  * going through the spans from the last end to the first. Across blocks, a span that begins together with an
- * enclosing one that comes later cannot be told from others before that is known. Where that is to be expected,
+ * enclosing one that comes later cannot be distinguished from others before that is known. Where that is to be expected,
  * at the borders of what was recorded, its begin is delayed; a span that comes too late to nest is drawn apart. */
 #include "encoders/perfetto.h"
 
@@ -269,7 +269,7 @@ static uint32_t make_nodes(Encoder *c, const Row *row) {
 
 static inline bool within(const Node *x, const Node *outer) {
     if (x->begin < outer->begin) return false;
-    /* An empty one at the very begin of the other may as well come before it: times do not tell. */
+    /* An empty one at the very begin of the other may as well come before it: times do not show that. */
     return x->end > outer->begin || (x->parent && x->parent == outer->id);
 }
 

@@ -22,7 +22,7 @@ void drain_after_fork(void) {
 
 static uint32_t dropped_name;
 
-/* `ring` and `upto`, the ring's serial behind the gap, tell recovery which gaps of a ring are known already. */
+/* `ring` and `upto`, the ring's serial behind the gap, show recovery which gaps of a ring are known already. */
 static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint64_t missing, uint64_t ring, uint64_t upto) {
     if (!from || from > until) from = until;
     out->events[out->count++] = (Event){.ts = from,

@@ -189,7 +189,7 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value) {
         arg_put_object(buffer, key, number);
         Py_DECREF(number);
     } else if (!PyErr_Occurred()) {
-        /* An unknown object: its repr may be slow, wait for a device, or raise. Its type is all that is said. */
+        /* An unknown object: its repr may be slow, wait for a device, or raise. Only its type is recorded. */
         count_one(&g_counts.arguments_opaque);
         put_type(buffer, key, Py_TYPE(value), -1);
     }

@@ -1,8 +1,8 @@
 /* Which stack a span goes to: that of the running task, or that of the thread.
  *
  * The coroutines of tasks are watched where that can be done (coroutine.c): then it is known whose step runs. Other
- * tasks are told apart by their context (contextvars). A context variable holds, per context, the scope that belongs to
- * it; a context that was copied from another inherits the other's: that tells the parent of a thread's or callback's
+ * tasks are distinguished by their context (contextvars). A context variable holds, per context, the scope that belongs to
+ * it; a context that was copied from another inherits the other's: that shows the parent of a thread's or callback's
  * spans. The interpreter numbers the changes of a thread's context, so as long as a thread's number stays, its stack
  * does, at the cost of one comparison. */
 #include "core.h"

@@ -221,7 +221,7 @@ static uint32_t find(const Stack *s, uint64_t id) {
 }
 
 /* Whether a span is the top, whose frame, if it has one, is not; and how long others were the innermost. What was opened
- * after it must have ended for certain: of spans without a frame, levels tell, as no two that are open have the same. */
+ * after it must have ended for certain: of spans without a frame, levels show it, as no two that are open have the same. */
 static bool __attribute__((noinline)) is_top(const Stack *s, const Open *open, uint32_t depth, int64_t end, int64_t *inner) {
     uint32_t at = find(s, open->id), framed = depth % DEEP, above = at + 1;
     if (at == STACK_FRAMES)

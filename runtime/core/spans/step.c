@@ -18,7 +18,7 @@ typedef struct {
 } StepCounter;
 
 static uint32_t step_name;
-/* Changes of some profiler's action that the consumer has not been told of yet: until it is, it does not decide
+/* Changes of some profiler's action of which the consumer has no message yet: until it is, it does not decide
  * to which window the events belong that it has drained. */
 static atomic_int changing;
 

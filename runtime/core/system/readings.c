@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 enum { CPU, RUN_QUEUE, RESIDENT, FAULTS, PREEMPTIONS, WRITTEN, SIGNALS }; /* as runtime/windows/step_facts.py has them */
-#define SHORT_COLLECTION 20000 /* ns; shorter ones of generation 0 are too many to tell of */
+#define SHORT_COLLECTION 20000 /* ns; shorter ones of generation 0 are too many to record */
 
 static uint32_t names[SIGNALS], collection_name, generation_key, collected_key, uncollectable_key;
 static uint16_t signal_category, collection_category;

@@ -8,7 +8,7 @@ from stepscope.runtime.settings.checked import Checked
 
 
 class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fires when an exception leaves the profiler's `with`, and when `Profiler.caught` tells of one.
+    """Fires when an exception leaves the profiler's `with`, and when `Profiler.caught` reports one.
 
     Raises:
         TypeError: if `only` holds something else than exception types.
@@ -36,5 +36,5 @@ class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise TypeError(f"Raised.only holds {kind!r}; give exception types, such as only=(RuntimeError,)")
 
     def evaluator(self) -> Evaluator:
-        """Finds nothing by looking: the profiler is told."""
+        """Finds nothing by itself: the profiler reports exceptions."""
         return FindsNothing()

@@ -159,11 +159,11 @@ def _python() -> Check:
 
 def _environment() -> Check:
     try:
-        said = options_from_environment()
+        environment = options_from_environment()
         with_signals(Options())
     except ControlError as error:
         return Check("environment", "no", str(error), "correct it, or unset the variable: profilers do not start")
-    if said is not None and not said.enabled:
+    if environment is not None and not environment.enabled:
         return Check("environment", "limited", "STEPSCOPE_OPTIONS has enabled: false", "unset it: profilers stay off")
     found = [name for name in ("STEPSCOPE_OPTIONS", "STEPSCOPE_SIGNALS", "STEPSCOPE_JOIN") if os.environ.get(name)]
     return Check("environment", "ok", f"followed: {', '.join(found)}" if found else "no variable of stepscope is set")

@@ -91,8 +91,8 @@ def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
     except urllib.error.HTTPError as error:
         with error:
             if 300 <= error.code < 400:
-                said = redirected(error.headers.get("Location", ""))
-                raise ControlError(f"{given.url} answered {error.code}, {said}") from error
+                reason = redirected(error.headers.get("Location", ""))
+                raise ControlError(f"{given.url} answered {error.code}, {reason}") from error
             raise ControlError(f"the collector at {given.url} refuses: {_refusal(error)}") from error
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -335,9 +335,9 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
     return 0 if result.outcome == "done" else 1
 
 
-def _where(said: Any) -> str:
+def _where(status: Any) -> str:
     """The step at which a loop is."""
-    return f"{said.stage}, step {said.step}" if said.stage else f"step {said.step}"
+    return f"{status.stage}, step {status.step}" if status.stage else f"step {status.step}"
 
 
 def _text(command: str, answer: Answer) -> str:

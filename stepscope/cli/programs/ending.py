@@ -53,7 +53,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[tuple[str, str], ...] = ()
     """Further lines: a label and a text."""
     failed: str = ""
-    """Why the program failed before its first step; it stands where else too few steps to judge would be said."""
+    """Why the program failed before its first step; shown instead of the note that there are too few steps."""
     width: int = _WIDTH
     colour: bool = False
     says_more: bool = True
@@ -102,18 +102,18 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         finally:
             os.close(into)
-        said, until = bytearray(), time.monotonic() + SIGNAL_WAIT_S
+        text, until = bytearray(), time.monotonic() + SIGNAL_WAIT_S
         while _select([out], [], [], max(until - time.monotonic(), 0))[0]:
             more = _read(out, 1 << 16)
             if not more:
                 break
-            said += more
+            text += more
         else:
             os.kill(child, signal.SIGKILL)
-            said.clear()
+            text.clear()
         os.close(out)
         _waitpid(child, 0)
-        return said.decode(errors="replace")
+        return text.decode(errors="replace")
 
     def _judged(self) -> Answer:
         from stepscope.analysis.explain import judge
@@ -159,14 +159,16 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
                 break
             time.sleep(_POLL_S)
         absent = [rank for rank in range(self.ranks) if rank not in there]
-        said: list[str] = []
+        missing: list[str] = []
         if absent:
-            said.append(
+            missing.append(
                 f"{_ranks(absent)}: nothing of {'it' if len(absent) == 1 else 'them'} is in {opening.shown(place)}"
             )
         if running:
-            said.append(f"{_ranks(running)}: not ended {RANKS_WAIT_S:.0f} s after this one, judged as far as recorded")
-        return [("Missing", "; ".join(said))] if said else []
+            missing.append(
+                f"{_ranks(running)}: not ended {RANKS_WAIT_S:.0f} s after this one, judged as far as recorded"
+            )
+        return [("Missing", "; ".join(missing))] if missing else []
 
 
 def _newest_run(place: Path) -> tuple[int, bool]:

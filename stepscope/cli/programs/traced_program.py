@@ -150,7 +150,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             self.watch.forget()
             self.steps.detach()
             self.profiler.stop()
-            call_on_main_thread(self.profiler.stop)  # whose operators torch records there until it is told
+            call_on_main_thread(self.profiler.stop)  # torch records its operators there until this
         if self.prints_ending:
             where = opening.shown(self.profiler.output.path)
             ends = "with this step" if steps else "now"
@@ -268,7 +268,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
         if not timed_out and self.prints_ending and _takes_text():
             asked = self._ending()
-            answer = asked.text_of_other_process().lstrip("\n")  # a line was said already
+            answer = asked.text_of_other_process().lstrip("\n")  # a line was printed already
             _write(answer or "".join(f"{label}  {text}\n" for label, text in asked.notes))
 
     def _opening(self) -> list[str]:

@@ -211,7 +211,7 @@ def test_which_windows_there_are(run: Path) -> None:
     assert which_windows([0, 1]) == "it has windows 0 and 1" and which_windows([4]) == "it has only window 4"
 
 
-def test_step_0_is_said_to_be_startup(tmp_path: Path) -> None:
+def test_step_0_is_reported_as_startup(tmp_path: Path) -> None:
     """Of a run whose steps an optimizer ends, so that the list agrees with the number of steps in the answer."""
     require("torch")
     program = tmp_path / "train.py"

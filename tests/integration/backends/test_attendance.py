@@ -171,7 +171,7 @@ def test_each_window_is_judged_alone(output_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["nowhere", "serve"])
-def test_nothing_is_said_where_nobody_else_recorded(where: str, output_dir: Path) -> None:
+def test_nothing_is_reported_where_nobody_else_recorded(where: str, output_dir: Path) -> None:
     """A window without work is empty, whose reason names the thread; one with work of the bound thread lacks nothing."""
     with workers("serve", "train") as (serve, train):
         train(work)  # before the window
@@ -187,7 +187,7 @@ def test_nothing_is_said_where_nobody_else_recorded(where: str, output_dir: Path
 
 
 @pytest.mark.parametrize("why", ["lost", "not bound", "not recording"])
-def test_nothing_is_said_of_backends_that_have_another_reason(why: str, output_dir: Path) -> None:
+def test_nothing_is_reported_of_backends_that_have_another_reason(why: str, output_dir: Path) -> None:
     """They lost what they saw, see all threads, or did not record."""
 
     class Idle(ScriptedBackend):

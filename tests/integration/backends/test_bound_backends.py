@@ -245,7 +245,7 @@ def test_a_bound_thread_that_has_ended_is_named(call: str, output_dir: Path, cap
     assert why in errors_of(profiler) and why in " ".join(profiler.diagnostics()) and why in caplog.text
 
 
-def test_a_recording_between_two_steps_is_said_to_be_missed(output_dir: Path) -> None:
+def test_a_recording_between_two_steps_is_reported_as_missed(output_dir: Path) -> None:
     """It began and ended elsewhere while its thread did not step: the backend is never told, and the report says so."""
     backend = bound()
     profiler = sc.trace(backends=[backend], output_dir=output_dir, options=ALWAYS_LATE)

@@ -175,7 +175,7 @@ def readings(root: Path, *parts: str) -> dict[str, float]:
     return {reading.name: reading.value for part in parts for reading in getattr(found, part)()}
 
 
-def test_what_the_system_tells(tmp_path: Path) -> None:
+def test_what_the_system_reports(tmp_path: Path) -> None:
     """Nothing is counted twice: parts of disks, disks made of disks, interfaces made of cards."""
     write(tmp_path, MACHINE)
     found = readings(tmp_path, "cpu", "memory", "disk", "network")
@@ -321,10 +321,10 @@ def test_counters_of_devices(library: str, begun: Callable[[], int], output_dir:
     assert max(found["gpu0 nvlink sent B/s"]) > 4 << 20 and set(found["gpu0 nvlink received B/s"]) == {0}
     assert "gpu1 pcie sent B/s" not in found and "gpu1 nvlink sent B/s" not in found and "gpu1 memory busy %" in found
     assert backend.report().notes == (
-        "power of gpu0 is not told: nvmlDeviceGetPowerUsage: this driver does not have it",
-        "pcie of gpu1 is not told: nvmlDeviceGetPcieThroughput: Not Supported",
-        "nvlink of gpu1 is not told: nvmlDeviceGetFieldValues: Not Supported",
-        "power of gpu1 is not told: nvmlDeviceGetPowerUsage: this driver does not have it",
+        "power of gpu0 cannot be read: nvmlDeviceGetPowerUsage: this driver does not have it",
+        "pcie of gpu1 cannot be read: nvmlDeviceGetPcieThroughput: Not Supported",
+        "nvlink of gpu1 cannot be read: nvmlDeviceGetFieldValues: Not Supported",
+        "power of gpu1 cannot be read: nvmlDeviceGetPowerUsage: this driver does not have it",
     )
 
 

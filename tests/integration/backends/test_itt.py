@@ -241,7 +241,7 @@ def test_importing_stepscope_first_arms_torch() -> None:
     assert python(code).split() == ["True", "True", "True"]
 
 
-def test_importing_torch_first_is_told() -> None:
+def test_importing_torch_first_is_reported() -> None:
     """Too late to arm: the reason says what to do."""
     code = (
         "import torch; from stepscope.backends.torch import arm as torch_arm; print(torch_arm.arm(), torch_arm.reason())\n"

@@ -234,7 +234,7 @@ def test_without_arming_auto_falls_back_and_says_so(tmp_path: Path) -> None:
     assert "operators cannot arrive live: torch was imported before stepscope" in refused
 
 
-def test_without_torch_the_reason_is_told(tmp_path: Path) -> None:
+def test_without_torch_the_reason_is_reported(tmp_path: Path) -> None:
     """Making the backend and importing stepscope need no torch; recording without it says what is missing."""
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -136,7 +136,7 @@ async def test_lines_of_the_audit_that_find_no_room_are_counted(
     assert [f'"number":{number}' in line for number, line in enumerate(written[1:])] == [True] * 3
 
 
-async def test_lines_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+async def test_lines_that_cannot_be_written_are_reported(tmp_path: Path) -> None:
     """By the page's state and to Prometheus; and a collector whose audit hangs ends all the same."""
     (tmp_path / "audit.jsonl").mkdir()
     async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving() as url:

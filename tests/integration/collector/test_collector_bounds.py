@@ -167,7 +167,7 @@ async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
     good.close()
 
 
-async def test_a_writer_without_a_thread_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_writer_without_a_thread_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exporter is to come again, and is served when there may be one."""
     start = threading.Thread.start
     failed: list[str] = []

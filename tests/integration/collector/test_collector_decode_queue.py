@@ -179,7 +179,7 @@ def test_records_that_are_too_large_are_passed_over(what: str) -> None:
         assert bool(shown(stream)) == there
 
 
-def test_a_window_of_very_many_steps_is_told_whole() -> None:
+def test_a_window_of_very_many_steps_is_reported_whole() -> None:
     """Its steps are no reason to leave its accounts out."""
     stream = Stream(STREAM, run_of())
     frame = window(steps=bytes(24 * 100_000), ledger=large_ledger(3))

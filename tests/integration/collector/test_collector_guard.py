@@ -32,7 +32,7 @@ def stream_url(url: str) -> str:
     return f"ws://{urlsplit(url).netloc}/v1/stream"
 
 
-def test_nothing_is_told_without_the_token(tmp_path: Path) -> None:
+def test_nothing_is_reported_without_the_token(tmp_path: Path) -> None:
     """No data, no metrics, no stream; the page and what describes the interface have no data. Tries are noted, tokens never."""
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")

@@ -247,7 +247,7 @@ async def test_streams_are_limited(tmp_path: Path) -> None:
     assert len(list((tmp_path / "streams").iterdir())) == 2
 
 
-async def test_a_full_disk_is_told_and_gets_over(small_disk: Path) -> None:
+async def test_a_full_disk_is_reported_and_gets_over(small_disk: Path) -> None:
     """Nothing is confirmed that is not written; other requests are answered meanwhile."""
     async with collecting(small_disk / "c") as running:
         (small_disk / "ballast").write_bytes(b"x" * (900 << 10))

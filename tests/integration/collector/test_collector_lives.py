@@ -201,7 +201,7 @@ def test_reasons_of_losses_are_bounded() -> None:
     assert len(windows.newest()) <= MAX_WINDOWS
 
 
-async def test_too_many_connections_are_told_to_come_again(tmp_path: Path) -> None:
+async def test_too_many_connections_are_asked_to_come_again(tmp_path: Path) -> None:
     """A place may become free."""
     async with (
         collecting_here(tmp_path, max_streams=1) as running,

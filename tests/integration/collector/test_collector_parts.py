@@ -35,7 +35,7 @@ async def fails() -> None:
     raise ValueError("a fault of ours")
 
 
-async def test_which_have_ended_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_which_have_ended_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """With the reason; not of those that go on, or may be done, and not of the end of all."""
     parts = BackgroundTasks()
     async with parts.working({"a": goes_on(), "b": fails(), "c": is_done()}, {"d": is_done(), "e": fails()}):
@@ -68,7 +68,7 @@ async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         await asyncio.to_thread(look, url)
 
 
-async def test_live_events_that_cannot_be_told_any_more() -> None:
+async def test_live_events_that_cannot_be_reported_any_more() -> None:
     """Who listens is let go instead of waiting for ever, and who comes again is told."""
     faults = [ValueError("a fault of ours")]
     told: list[BaseException] = []

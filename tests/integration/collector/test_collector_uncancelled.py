@@ -92,7 +92,7 @@ async def test_an_exporter_comes_again_while_its_stream_hangs(
     assert (stream.next, stream.bytes, stream.missing) == (welcome.next + 20, len(written), 0)
 
 
-async def test_what_was_written_counts_though_its_connection_has_gone(
+async def test_what_was_written_counts_though_its_connection_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its events, the end of its window, and what is missing before it: nobody tells of them again."""

@@ -82,7 +82,7 @@ def merged(
     return exporter, asyncio.run(merge.together(exporter))
 
 
-def test_jobs_of_one_directory_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_of_one_directory_are_distinguished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the launcher's id, or else by name and size; which one must be said, and the choice is listed."""
     add_rank(tmp_path, 0, job="one")
     add_rank(tmp_path, 0, job="two")

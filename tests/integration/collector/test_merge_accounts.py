@@ -57,7 +57,7 @@ def lost(overflow: int, queue: int, in_flight: int = 0) -> Ledger:
     )
 
 
-def test_what_each_rank_lost_is_told(tmp_path: Path) -> None:
+def test_what_each_rank_lost_is_reported(tmp_path: Path) -> None:
     """By rank, source, output and reason, in the window and in the run; nothing is mixed, nothing is left out."""
     for rank in (0, 1):
         add_rank(tmp_path, rank, make_window(ledger=lost(2 + 3 * rank, 7 * rank, rank)))

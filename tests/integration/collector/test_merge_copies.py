@@ -100,7 +100,7 @@ def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:
         assert len(report.members) == 1 and report.members[0].ended and report.notes == []
 
 
-def test_copies_of_which_neither_has_all_are_told(tmp_path: Path) -> None:
+def test_copies_of_which_neither_has_all_are_reported(tmp_path: Path) -> None:
     """The one with more events counts, and what is left out is said."""
     add_rank(tmp_path / "a", 0)
     (stream,) = (tmp_path / "a").glob("streams/*")

@@ -58,7 +58,7 @@ async def test_what_the_report_says_to_do_sends_everything(tmp_path: Path) -> No
     assert spans_of(journal)["work"] == 40
 
 
-async def test_a_wrong_token_is_said_and_the_command_asks_for_one(tmp_path: Path) -> None:
+async def test_a_wrong_token_is_reported_and_the_command_asks_for_one(tmp_path: Path) -> None:
     """Whether the run had another token, or none."""
     async with collecting(tmp_path / "c", token="t") as running:
         for token in ("token='wrong'", "token=None"):
@@ -68,7 +68,7 @@ async def test_a_wrong_token_is_said_and_the_command_asks_for_one(tmp_path: Path
             assert re.search(r"send that with: .* --token-file FILE$", done.stdout, re.MULTILINE), done.stdout
 
 
-async def test_a_path_that_takes_no_streams_is_said(tmp_path: Path) -> None:
+async def test_a_path_that_takes_no_streams_is_reported(tmp_path: Path) -> None:
     """It does not look as if a right were missing, and the path that does is named."""
     async with collecting(tmp_path / "c") as running:
         with pytest.raises(InvalidStatus) as refused:
@@ -101,7 +101,7 @@ def test_an_account_of_older_versions_is_read() -> None:
     assert msgspec.json.decode(old, type=Ledger).outputs["x"].unsent == 0
 
 
-def test_the_way_into_nats_is_told_as_options(tmp_path: Path) -> None:
+def test_the_way_into_nats_is_reported_as_options(tmp_path: Path) -> None:
     """As the command line takes them."""
     access = NatsAccess(user="me", password_file=tmp_path / "p", ca=tmp_path / "ca", insecure=True)
     assert access.options() == [

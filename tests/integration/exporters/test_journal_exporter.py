@@ -92,7 +92,7 @@ anyio.run(main)
 
 
 @pytest.mark.checklist("F11")
-async def test_the_size_limit_is_kept_and_told(tmp_path: Path) -> None:
+async def test_the_size_limit_is_kept_and_reported(tmp_path: Path) -> None:
     """At its limit, which leaves room for the names of all tests before, the journal stops, with markers and counts; windows
     and the end are still written."""
     exporter = JournalExporter(tmp_path / "journal", max_bytes=1 << 22)
@@ -185,7 +185,7 @@ async def fill(small_disk: Path, ballast_bytes: int) -> None:
     assert written > 0
 
 
-async def test_misuse_is_told(tmp_path: Path) -> None:
+async def test_misuse_is_reported(tmp_path: Path) -> None:
     """Wrong arguments and calls out of order raise; closing what was never opened does not."""
     with refused(ValueError, "max_bytes", "65536", "10"):
         JournalExporter(max_bytes=10)

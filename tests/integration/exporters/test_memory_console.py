@@ -66,7 +66,7 @@ async def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
-async def test_memory_fails_where_it_is_told(tmp_path: Path, method: str) -> None:
+async def test_memory_fails_where_it_is_made_to(tmp_path: Path, method: str) -> None:
     """Each method can be made to raise; the others go on."""
     exporter = MemoryExporter(fail={method: OutputError("told to")})  # type: ignore[dict-item] # pyright: ignore
     batch = batch_of(spans(["x"]))

@@ -160,7 +160,7 @@ def test_spans_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
             assert server.names()["work"] > 0
 
 
-async def test_misuse_is_said(tmp_path: Path) -> None:
+async def test_misuse_is_reported(tmp_path: Path) -> None:
     """Before it is open, and files that are not there."""
     exporter = OtlpExporter("http://127.0.0.1:9")
     with refused(ClosedError, "http://127.0.0.1:9/v1/traces"):

@@ -62,7 +62,7 @@ def test_a_file_without_a_secret_is_refused(text: str, tmp_path: Path, capsys: p
     assert not (tmp_path / "c").exists()
 
 
-def test_a_file_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported_at_once(tmp_path: Path) -> None:
     """Not when the run is over and nothing was sent; who may not read one, or named its directory, is told as well."""
     url, token = "ws://localhost:7788", tmp_path / "token"
     with refused(FileNotFoundError, token):
@@ -100,7 +100,7 @@ def test_a_short_token_lets_nobody_else_in(tmp_path: Path, insecure: bool) -> No
     CollectorSettings(directory=tmp_path, token="t").check_exposure()
 
 
-def test_what_a_delivery_lacks_is_said_once(tmp_path: Path) -> None:
+def test_what_a_delivery_lacks_is_reported_once(tmp_path: Path) -> None:
     """Not by the log as well, which would say that it is tried again. Where nobody is, the log says why."""
     with trace(output_dir=tmp_path / "run"):
         pass

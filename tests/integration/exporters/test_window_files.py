@@ -221,7 +221,7 @@ def test_the_ledger_of_the_run_is_in_what_is_converted(tmp_path: Path) -> None:
     assert last["name"] == "stepscope" and last["args"]["ledger"]["sources"]["recorder"]["accepted"] >= 2000
 
 
-def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_journal_is_reported_as_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It converts, with a word."""
     (tmp_path / "journal").write_bytes(b"")
     assert main(["convert", str(tmp_path / "journal"), str(tmp_path / "trace.json")]) == 0

@@ -126,7 +126,7 @@ async def test_an_error_inside_ends_it(tmp_path: Path) -> None:
         pass
 
 
-async def test_what_keeps_it_from_listening_is_said(tmp_path: Path) -> None:
+async def test_what_keeps_it_from_listening_is_reported(tmp_path: Path) -> None:
     """A port that is taken, an address of another machine, a certificate that is none; the directory is free again."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for settings in (
@@ -153,7 +153,7 @@ def test_ipv6(tmp_path: Path) -> None:
         assert collector.ranks() == {}
 
 
-def test_streams_are_told(tmp_path: Path) -> None:
+def test_streams_are_reported(tmp_path: Path) -> None:
     """The code of the WebSocket's end says that the service restarts, so that exporters come again."""
     with collecting(tmp_path) as collector:
         with connect(

@@ -114,7 +114,7 @@ def test_what_cannot_be_uploaded(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--follow", "nan"], "seconds above 0"),
     ],
 )
-def test_wrong_usage_is_told(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_reported(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["upload", "somewhere", "memory://x", *given])
     assert ended.value.code == 2 and said in capsys.readouterr().err

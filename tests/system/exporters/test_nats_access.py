@@ -155,7 +155,7 @@ async def test_a_certificate_that_nobody_vouches_for(start: Start, certificates:
     await stopped(exporter)
 
 
-async def test_a_server_without_tls_is_told_nothing(tmp_path: Path) -> None:
+async def test_a_server_without_tls_gets_nothing(tmp_path: Path) -> None:
     """It may be somebody else's: neither a secret nor anything else goes there, whichever way TLS was asked for."""
     heard: list[bytes] = []
     serving: set[asyncio.Task[None] | None] = set()
@@ -261,7 +261,7 @@ def test_others_must_not_listen(tmp_path: Path) -> None:
         {"certificate": "here", "key": "gone"},
     ],
 )
-def test_a_file_that_is_not_there_is_said_at_once(access: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported_at_once(access: dict[str, Any], tmp_path: Path) -> None:
     """Not when the run is over and nothing was sent."""
     (tmp_path / "here").write_text("something")
     files = {name: value if name == "user" else tmp_path / value for name, value in access.items()}

@@ -361,7 +361,7 @@ def test_a_program_is_not_begun_in_vain(arguments: tuple[str, ...], code: int, s
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_program_that_records_nothing_is_told_how(tmp_path: Path) -> None:
+def test_a_program_that_records_nothing_gets_advice(tmp_path: Path) -> None:
     """Behind the report, which says that its window is empty; of one that failed, the error says enough."""
     for program, told in (("pass", True), ("1 / 0", False), ("import stepscope; stepscope.instant('x')", False)):
         (tmp_path / "p.py").write_text(program)

@@ -306,7 +306,7 @@ async def test_charts_are_bounded() -> None:
         assert set(found.series[0].step_ms) == {1000.0}
 
 
-async def test_a_slow_listener_is_told_the_latest_only() -> None:
+async def test_a_slow_listener_gets_the_latest_only() -> None:
     """What it does not take is not kept for it; then it gets everything at once."""
     streams = Streams(64)
     events = LiveEvents(Live(streams, Downloads(Path("/nowhere")), exposed=False))

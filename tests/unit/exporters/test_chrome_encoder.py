@@ -65,7 +65,7 @@ def test_span(scene: Scene) -> None:
     }  # fmt: skip
 
 
-def test_flags_are_said(scene: Scene) -> None:
+def test_flags_are_reported(scene: Scene) -> None:
     """A span that was open, cut or left by an exception says so, beside arguments of any name."""
     scene.span("x", 0, 1, flags=Flag.OPEN | Flag.CLIPPED | Flag.ERROR, error=3)
     (event,) = encode(scene)

@@ -54,7 +54,7 @@ def test_span(scene: Scene) -> None:
     assert isinstance(drawn.args["fast"], bool)
 
 
-def test_flags_are_said(scene: Scene) -> None:
+def test_flags_are_reported(scene: Scene) -> None:
     """A span that was open, cut or left by an exception says so, beside arguments of any name."""
     scene.span("x", 0, 1, flags=Flag.OPEN | Flag.CLIPPED | Flag.ERROR, error=3)
     assert only(encode(scene)).args == {"had not ended": True, "was cut": True, "left by exception": True, "error": 3}

@@ -57,7 +57,7 @@ def messages():
 """Each is said once in a process, so what is said is looked at in one of its own."""
 
 
-def test_wrong_arguments_are_said_once() -> None:
+def test_wrong_arguments_are_reported_once() -> None:
     """Nothing raises into training: 0 is returned, nothing is recorded, and the log says why, once for each call."""
     numbers, said = run_program(
         SAYING

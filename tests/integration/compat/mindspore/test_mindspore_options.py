@@ -217,7 +217,7 @@ def test_options_that_change_nothing() -> None:
 
 
 @pytest.mark.checklist("C8", "C9", "D6")
-def test_limits_are_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_limits_are_reported_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is silently ignored: the log says it when the profiler is made, and the profiler can be asked."""
     with caplog.at_level(logging.WARNING, "stepscope"):
         profiler = Profiler(output_path=tmp_path, start_profile=False, hbm_ddr=True)

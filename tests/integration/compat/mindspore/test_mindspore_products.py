@@ -365,7 +365,7 @@ def test_what_levels_and_activities_record(
 
 
 @pytest.mark.checklist("B20")
-def test_the_cost_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_cost_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log has the likely cost of a recording when it starts, by the recordings of the profiler so far."""
     with caplog.at_level(logging.INFO, "stepscope"):
         profiler = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)

@@ -393,7 +393,7 @@ def exported(directory: Path, destroy: Any = None) -> tuple[Any, str]:
     return json.loads((directory / "trace.json").read_text()), str(profile.run.report())
 
 
-def test_a_group_that_is_gone_is_told(group: None, tmp_path: Path) -> None:
+def test_a_group_that_is_missing_is_reported(group: None, tmp_path: Path) -> None:
     """A program destroys its group, and exports afterwards."""
     trace, _ = exported(tmp_path, torch.distributed.destroy_process_group)
     told = trace["distributedInfo"]
@@ -401,7 +401,7 @@ def test_a_group_that_is_gone_is_told(group: None, tmp_path: Path) -> None:
     assert len(told["pg_config"]) == 1
 
 
-def test_what_torch_does_not_tell_is_said(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_does_not_report_is_reported(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of torch keeps the groups elsewhere: traces have the rest, and the report says so."""
     monkeypatch.setattr(groups, "problem", groups.problem)  # of the whole process
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_world", object())
@@ -412,4 +412,4 @@ def test_what_torch_does_not_tell_is_said(group: None, tmp_path: Path, monkeypat
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     trace, report = exported(tmp_path)
     assert trace["distributedInfo"] == {"backend": "gloo", "rank": 0, "world_size": 1, "pg_count": 1}
-    assert "traces tell of process groups backend, rank, world_size, pg_count only" in report
+    assert "traces have process groups backend, rank, world_size, pg_count only" in report

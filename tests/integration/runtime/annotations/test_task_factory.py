@@ -157,7 +157,7 @@ async def test_entering_a_coroutine_twice_is_refused() -> None:
     check_self_times(log.of(Kind.SPAN))
 
 
-def test_never_awaited_is_still_said() -> None:
+def test_never_awaited_is_still_reported() -> None:
     """Python's warning about a forgotten coroutine names the coroutine."""
     with pytest.warns(RuntimeWarning, match="coroutine 'wait' was never awaited"):
         _core.Coroutine(wait())

@@ -226,7 +226,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         stepscope.trace(control=nothing, output_dir=tmp_path)
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """The loop goes on; diagnostics say what is not watched."""
     (tmp_path / "file").write_text("")
     with controlled(tmp_path, control=Control(path=str(tmp_path / "file" / "x.json"), poll=0.01)) as (profiler, _, _):
@@ -250,7 +250,7 @@ def test_a_directory_that_others_may_open_is_not_used(tmp_path: Path) -> None:
     assert [said(window)["run_id"] for window in windows] == ["followed"]
 
 
-def test_ranks_without_a_world_size_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_a_world_size_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They agree with no others; a process that is alone hears nothing of that."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -265,7 +265,7 @@ def test_ranks_without_a_world_size_are_told(tmp_path: Path, monkeypatch: pytest
         assert not any("no world size" in note for note in profiler.diagnostics())
 
 
-def test_children_of_multiprocessing_are_told(tmp_path: Path) -> None:
+def test_children_of_multiprocessing_are_reported(tmp_path: Path) -> None:
     """As `torch.multiprocessing.spawn` makes ranks, which join a process group later."""
     context = multiprocessing.get_context("spawn")
     asked: Any = context.SimpleQueue()

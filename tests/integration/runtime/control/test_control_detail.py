@@ -97,7 +97,7 @@ def test_events_in_some_steps_of_one_window(output_dir: Path) -> None:
 
 @pytest.mark.checklist("A4", "A8")
 @pytest.mark.parametrize("warmup", [0, 2])
-def test_a_backend_is_told_for_one_window(output_dir: Path, warmup: int) -> None:
+def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> None:
     """On its own thread, before the window and when it has ended; also when the window is cut or withdrawn."""
 
     class Told:

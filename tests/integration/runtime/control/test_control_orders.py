@@ -269,7 +269,7 @@ async def test_ranks_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
     assert _lines(tmp_path, 3, "all") == []
 
 
-async def test_jobs_of_one_name_and_different_sizes_are_told_apart(tmp_path: Path) -> None:
+async def test_jobs_of_one_name_and_different_sizes_are_distinguished(tmp_path: Path) -> None:
     """Neither has an id: an order is for one of them, by the name that the page shows, and the other hears nothing of it."""
     small, large = tmp_path / "small", tmp_path / "large"
     small.mkdir()

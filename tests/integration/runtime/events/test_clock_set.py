@@ -105,7 +105,7 @@ def test_runs_of_other_processes_keep_their_clock(tmp_path: Path, one_hour: Wall
     assert run_here(tmp_path, pid=1).wall(9 * SECOND) == 9 * SECOND
 
 
-def test_windows_tell_the_new_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_report_the_new_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In `wall_start_ns`, in the base of a file of one window, and in a sentence where the clock was set in the window."""
     wall = WallClock()
     monkeypatch.setattr(clock, "wall_clock", wall)

@@ -39,7 +39,7 @@ def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     profile.check_accounts()
 
 
-def test_what_was_done_is_told_in_words(output_dir: Path) -> None:
+def test_what_was_done_is_reported_in_words(output_dir: Path) -> None:
     """How often it fired and why, what was saved, and nothing that did not happen."""
     profile = Profile(output_dir)
     with profile.profiler as profiler:
@@ -52,7 +52,7 @@ def test_what_was_done_is_told_in_words(output_dir: Path) -> None:
     assert said == list(profile.flight.lines(closed=True)) == ["fired 1 time: why (1)", "saved 1 window"]
 
 
-def test_where_windows_are_is_told(output_dir: Path) -> None:
+def test_where_windows_are_is_reported(output_dir: Path) -> None:
     """The latest of those that stay, with what shows the last one; nothing of those that were deleted."""
     profile = Profile(output_dir, keep_newest=2, keep_slowest=0)
     with profile.profiler as profiler:

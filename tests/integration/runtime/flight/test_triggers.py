@@ -144,7 +144,7 @@ def test_not_finite_fires_when_a_counter_becomes_so() -> None:
     assert fired(("loss", math.nan)) == ["counter 'loss' is nan"]
 
 
-def test_not_finite_watches_what_it_is_told_to() -> None:
+def test_not_finite_watches_what_it_is_asked_to() -> None:
     """Other counters, and other kinds of events, do not count."""
     evaluator = NotFinite(counters=("loss",)).evaluator()
     block = counters(("norm", math.nan), ("loss", math.nan))

@@ -11,7 +11,7 @@ from stepscope.runtime.overhead.budget import MIN_RECORDED_NS, OverheadStatistic
 from stepscope.runtime.steps.transition_costs import TransitionStatistics
 
 
-def test_starts_changes_and_stops_are_told_apart(output_dir: Path) -> None:
+def test_starts_changes_and_stops_are_distinguished(output_dir: Path) -> None:
     """Each has its time, and the report a line of them."""
     with sc.trace(schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=3), output_dir=output_dir) as profiler:
         before = profiler.statistics().transitions

@@ -94,7 +94,7 @@ def test_the_command(read_only: Path, tmp_path: Path) -> None:
     assert ended.returncode == 1 and "worked" not in ended.stdout and said(ended.stderr, "output_dir")
 
 
-def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+def test_a_working_directory_that_is_missing(tmp_path: Path) -> None:
     """Where every path is absolute nobody asks for it; what is relative costs its exporter, and the default goes elsewhere."""
     (tmp_path / "program.py").write_text(PROGRAM)
     gone = ["sh", "-c", 'mkdir gone && cd gone && rmdir "$PWD" && exec "$@"', "sh"]

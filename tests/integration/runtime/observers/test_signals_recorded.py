@@ -460,7 +460,7 @@ def test_tables_leave_out_what_is_recorded_all_the_time(tmp_path: Path) -> None:
     assert "cpu_ns" in found.profiler.summary(format="json")
 
 
-def test_a_loop_without_events_is_said_to_have_none(tmp_path: Path) -> None:
+def test_a_loop_without_events_is_reported_to_have_none(tmp_path: Path) -> None:
     """Signals alone are nothing that somebody recorded; a window that only they are in is nobody's."""
     with traced(tmp_path, "steps", "stacks", "threads", schedule=sc.schedule(wait=0, warmup=0, active=2)) as found:
         for _ in range(4):

@@ -271,7 +271,7 @@ def test_wants_of_several_add_up() -> None:
     assert strings.intern("nobody asked")
 
 
-def test_a_change_tells_what_it_was_asked_for_by() -> None:
+def test_a_change_reports_what_it_was_asked_for_by() -> None:
     """Not what was measured later, while it waited for the next step."""
     budget = sc.control.OverheadBudget(fraction=0.01, interval=1.0, background=0.0)
     overhead_controller = OverheadController(budget, DetailFilter(), transitions=lambda: 0)

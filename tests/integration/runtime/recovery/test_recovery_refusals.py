@@ -57,7 +57,7 @@ def test_a_zombie_does_not_run(tmp_path: Path) -> None:
     assert not is_running(process.pid, start)
 
 
-def test_nothing_to_recover_is_said(tmp_path: Path) -> None:
+def test_nothing_to_recover_is_reported(tmp_path: Path) -> None:
     """A directory without anything, or with something else, is an error that says so."""
     with refused(FormatError, tmp_path):
         recover(tmp_path)

@@ -272,7 +272,7 @@ def test_directories_that_are_no_session(tmp_path: Path) -> None:
     assert parts(session) == []
 
 
-def test_processes_are_told_apart() -> None:
+def test_processes_are_distinguished() -> None:
     """A process is its number and its start; a number alone may be another's by now."""
     me = process_identity()
     assert is_running(me["pid"], me["start_time"])

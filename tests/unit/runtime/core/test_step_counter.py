@@ -65,7 +65,7 @@ def test_marks_do_not_depend_on_recording() -> None:
     assert (second.ts, second.track, second.parent) == (at, track, parent)
 
 
-def test_changes_are_told_when_they_are_due() -> None:
+def test_changes_are_reported_when_they_are_due() -> None:
     """`_transition` gets the step and the moment of its mark, and the consumer waits until it is done."""
     steps = Steps(next_change=2)
     with recording() as log:
@@ -89,7 +89,7 @@ def test_an_error_at_a_change_reaches_the_caller() -> None:
     assert (steps.number, len(log.of(Kind.STEP)), _core.changing(0)) == (1, 1, 0)
 
 
-def test_what_was_asked_is_told_at_the_next_step() -> None:
+def test_what_was_asked_is_reported_at_the_next_step() -> None:
     """Also where no change is due; and who steps is known."""
     steps = Steps()
     with recording():

@@ -103,7 +103,7 @@ def test_threads_agree_on_ids() -> None:
     assert [strings.text(number) for number in found[0]] == names
 
 
-def test_additions_are_told_once_and_in_order() -> None:
+def test_additions_are_reported_once_and_in_order() -> None:
     """`since` continues where it ended: readers write each text once."""
     serial, everything = strings.since(0)
     assert len(everything) == serial == len({number for number, _ in everything})

@@ -219,9 +219,7 @@ class Told(MemoryExporter):
 
 @pytest.mark.parametrize("error", [None, RuntimeError("not now")])
 @pytest.mark.parametrize("when", ["at once", "inside"])
-async def test_one_that_is_told_of_the_end_need_not_be_cancelled(
-    error: Exception | None, when: str, tmp_path: Path
-) -> None:
+async def test_one_that_gets_the_end_need_not_be_cancelled(error: Exception | None, when: str, tmp_path: Path) -> None:
     """It is told on its own thread, while its `export` awaits or before; what it raises is kept, and costs no event."""
     exporter = Told(error)
     assert isinstance(exporter, SupportsEarlyClose) and not isinstance(MemoryExporter(), SupportsEarlyClose)

@@ -33,7 +33,7 @@ class Later(MemoryExporter):
         return told
 
 
-async def test_events_are_in_flight_until_an_exporter_tells_of_them(tmp_path: Path) -> None:
+async def test_events_are_in_flight_until_an_exporter_reports_them(tmp_path: Path) -> None:
     """Also those of a window that is closed; then they are exported, or dropped for its reasons."""
     exporter = Later(DeliveryResult(0, 12, {"rate": 5, "filter": 3}))
     assert isinstance(exporter, SupportsDeferredAck) and not isinstance(MemoryExporter(), SupportsDeferredAck)
@@ -49,7 +49,7 @@ async def test_events_are_in_flight_until_an_exporter_tells_of_them(tmp_path: Pa
     assert outlet.statistics().waiting_events == 0
 
 
-async def test_what_an_exporter_never_tells_of_is_dropped(tmp_path: Path) -> None:
+async def test_what_an_exporter_never_reports_is_dropped(tmp_path: Path) -> None:
     """Nothing stays in flight for ever."""
     exporter = Later(DeliveryResult(0, 4))
     async with running(exporter, tmp_path) as outlet:
@@ -73,7 +73,7 @@ async def test_what_an_exporter_never_tells_of_is_dropped(tmp_path: Path) -> Non
         ([DeliveryResult(0, 7, unsent=9), DeliveryResult(3, 1, unsent=1)], 7, 7, {}),
     ],
 )
-async def test_an_exporter_cannot_tell_of_more_than_it_has(
+async def test_an_exporter_cannot_report_more_than_it_has(
     told: list[DeliveryResult], exported: int, unsent: int, dropped: dict[str, int], tmp_path: Path
 ) -> None:
     """Nor of windows that it was never given: accounts stay whole."""
@@ -94,7 +94,7 @@ async def test_an_export_that_raises_leaves_the_account_to_the_exporter(tmp_path
     assert (ledger_of(outlet).exported, ledger_of(outlet).dropped) == (10, {})
 
 
-async def test_windows_that_were_forgotten_are_still_settled(tmp_path: Path) -> None:
+async def test_windows_that_were_forgotten_are_still_finished(tmp_path: Path) -> None:
     """Their events count in the accounts of the run."""
     exporter = Later()
     async with running(exporter, tmp_path) as outlet:

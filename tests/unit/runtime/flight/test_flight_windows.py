@@ -123,7 +123,7 @@ def test_pause_lies_in_the_window() -> None:
     run.check_accounts()
 
 
-def test_losses_are_told_to_the_window_of_their_time() -> None:
+def test_losses_are_counted_in_the_window_of_their_time() -> None:
     """Gaps of rings, and what a source says that it lost, are in the ledger of the window; older ones are not."""
     run = Run().until(2 * STEP)
     run.windows.add_source("device")

@@ -18,7 +18,7 @@ async def test_a_condition_that_holds_is_not_waited_for() -> None:
         await LoopCondition().wait_for(lambda: True)
 
 
-async def test_no_change_told_by_another_thread_is_missed() -> None:
+async def test_no_change_made_by_another_thread_is_missed() -> None:
     """A thousand changes, each told right when the waiting for it begins."""
     change, value = LoopCondition(), 0
     turn = threading.Semaphore(0)
@@ -94,7 +94,7 @@ def test_a_loop_that_has_not_looked_yet_is_woken_once() -> None:
         loop.close()
 
 
-def test_a_loop_that_has_ended_is_told_in_vain() -> None:
+def test_a_loop_that_has_ended_is_called_in_vain() -> None:
     """Telling never raises."""
     change = LoopCondition()
 

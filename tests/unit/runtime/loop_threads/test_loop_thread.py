@@ -55,7 +55,7 @@ async def test_work_can_be_cancelled(early: bool) -> None:
     assert seen == ["cancelled"] or early
 
 
-async def test_what_work_raises_is_told() -> None:
+async def test_what_work_raises_is_reported() -> None:
     """Nobody else would hear of it."""
     seen: list[BaseException] = []
 

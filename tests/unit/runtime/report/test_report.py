@@ -33,7 +33,7 @@ def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
     assert said | could_be <= explained
 
 
-def test_what_cost_and_overhead_measure_is_told(output_dir: Path) -> None:
+def test_what_cost_and_overhead_measure_is_reported(output_dir: Path) -> None:
     """One is time of single threads that passed, the other processor time of all of them: they are not to be added up."""
     with sc.trace(output_dir=output_dir) as profiler:
         time.sleep(1.1)  # a shorter run is not judged
@@ -45,7 +45,7 @@ def test_what_cost_and_overhead_measure_is_told(output_dir: Path) -> None:
     assert f"\n  overhead {overhead}" in str(profiler.report())
 
 
-def test_a_window_that_began_with_the_end_is_told(output_dir: Path) -> None:
+def test_a_window_that_began_with_the_end_is_reported(output_dir: Path) -> None:
     """What was recorded of it is said not to be given: the lines add up."""
     with sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=5), output_dir=output_dir) as profiler:
         for _ in range(10):

@@ -105,7 +105,7 @@ def test_each_nanosecond_counts_once_and_for_the_first_phase(
     assert all((again[name] == found[name]).all() for name in ("step", "begin", "phases", "operators", "operator_ns"))
 
 
-def test_long_runs_are_settled_on_the_way() -> None:
+def test_long_runs_are_finished_on_the_way() -> None:
     """The same facts, and nothing is kept of steps that are over."""
     builder = StepFactsBuilder()
     count = 4 * MANY_OPEN
@@ -122,7 +122,7 @@ def test_long_runs_are_settled_on_the_way() -> None:
     assert (found["operators"] == 1).all()
 
 
-def test_a_step_without_end_is_settled_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_end_is_finished_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held of a run that never steps does not grow, and its phases add up all the same."""
     monkeypatch.setattr(step_facts, "MOST_INTERVALS", 200)
     monkeypatch.setattr(step_facts, "MANY_INTERVALS", 100)

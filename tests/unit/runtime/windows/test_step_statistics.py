@@ -187,7 +187,7 @@ def test_small_windows_are_counted_together_as_each_alone(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs(), st.data())
-def test_steps_are_settled_as_soon_as_all_of_them_came(
+def test_steps_are_finished_as_soon_as_all_of_them_came(
     monkeypatch: pytest.MonkeyPatch, run: tuple[list[int], list[Block], int], data: st.DataObject
 ) -> None:
     """However few are kept open, the facts are those of the whole."""

@@ -98,7 +98,7 @@ def test_what_had_not_come_when_a_window_closed_is_missing_once() -> None:
     assert (late, lost) == (70, 10)
 
 
-def test_a_source_that_is_gone_is_not_waited_for() -> None:
+def test_a_source_that_is_missing_is_not_waited_for() -> None:
     """A backend that failed to open must not hold windows up."""
     state = windows()
     state.add_source("device")
@@ -208,7 +208,7 @@ def test_a_step_with_a_pause_in_it() -> None:
     assert events_of(batches, STEPS)["track"].tolist() == [99, 1]
 
 
-def test_marks_may_be_told_ahead_and_out_of_order() -> None:
+def test_marks_may_come_ahead_and_out_of_order() -> None:
     """Events of a drain are divided only when all of its steps are known, whichever ring they were in."""
     state = windows()
     state.open(StepMark(0, 0, 1))
