@@ -1,4 +1,4 @@
-"""Outcomes of events until `SupportsDeferredAck.settle` reports them."""
+"""Outcomes of events until `SupportsDeferredAck.delivery_results` reports them."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class OtlpExporter:
             sender.closing()
 
     async def aclose(self) -> None:
-        """Sends the rest. What a cancelled call did not send is not settled, and so counts as `closed`.
+        """Sends the rest. Events that a cancelled call did not send have no result, and so count as `closed`.
 
         Raises:
             BrokenError: if something could not be sent; it is counted.
@@ -159,7 +159,7 @@ class OtlpExporter:
             self._current = None
             await self._close_senders()
 
-    def settle(self) -> Iterable[DeliveryResult]:
+    def delivery_results(self) -> Iterable[DeliveryResult]:
         """Returns what became of events since the last call."""
         return self._outcomes.drain()
 

@@ -254,7 +254,7 @@ class CollectorExporter:
         if problem := await self._save_unsent():
             raise OutputError(problem)
 
-    def settle(self) -> list[DeliveryResult]:
+    def delivery_results(self) -> list[DeliveryResult]:
         """Returns outcomes since the last call: events that were confirmed, or are in the journal when the run ends, are exported."""
         if not self._closed:
             self._account()

@@ -91,11 +91,11 @@ class DeliveryResult(msgspec.Struct, frozen=True):
 class SupportsDeferredAck(Protocol):
     """An exporter whose `export` returns before the events are exported, such as one that collects them.
 
-    Events are in flight until `settle` reports their outcome, also those of an `export` that raised. Unreported events count as
+    Events are in flight until `delivery_results` reports their outcome, also those of an `export` that raised. Unreported events count as
     dropped in the end, with the reason `closed`.
     """
 
-    def settle(self) -> Iterable[DeliveryResult]:
+    def delivery_results(self) -> Iterable[DeliveryResult]:
         """Returns outcomes since the last call. Called on the exporter's thread, after each of its methods, or at a group's end."""
         ...
 

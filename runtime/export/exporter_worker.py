@@ -530,7 +530,7 @@ class ExporterWorker:
         cap = self._cap()
         if cap == self._cap_seen and not self._reports:
             return
-        results = [] if self._deferred is None else list(self._deferred.settle())
+        results = [] if self._deferred is None else list(self._deferred.delivery_results())
         unsent = None if self._unsent is None else self._unsent.unsent_files
         losses = [] if self._counting is None else list(self._counting.take_lost())
         cap = 0 if self._deferred is not None else cap

@@ -90,7 +90,7 @@ class Training:
 
     def confirmed(self) -> int:
         """Events that the collector has written."""
-        self._confirmed += sum(one.exported for one in self.exporter.settle())
+        self._confirmed += sum(one.exported for one in self.exporter.delivery_results())
         return self._confirmed
 
     def journal(self, directory: Path) -> Path:
@@ -120,7 +120,7 @@ def in_file(path: Path) -> Counter[int]:
         return found
 
 
-async def settled(collector: Collector) -> None:
+async def idle(collector: Collector) -> None:
     """Nobody writes any more: what has to be evicted for what was written is."""
     for _ in range(2):
         await collector.store.quota.wait_measured()
@@ -158,7 +158,7 @@ async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
             names.append(run.exporter.stream)
             assert disk_use(directory).total <= limit
             newest = run.sent
-        await settled(collector)
+        await idle(collector)
         last = names[-1]
         there = [name for name in names if (directory / "streams" / name / "journal").exists()]
         assert there == names[-len(there) :] and 2 <= len(there) < runs // 2

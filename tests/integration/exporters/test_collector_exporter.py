@@ -92,13 +92,13 @@ async def test_what_is_confirmed_is_exported_and_no_sooner(tmp_path: Path) -> No
     await exporter.open(run_in(tmp_path))
     for window, count in ((0, 3), (1, 4), (0, 5)):
         await exporter.export(batch_of(spans(["x"] * count), window=window))
-    assert exporter.settle() == []
+    assert exporter.delivery_results() == []
     async with collecting(tmp_path / "c", port=port):
         await poll(lambda: (found := exporter.statistics()) and found.confirmed)
         await exporter.close_window(window_of(0, batch_of(spans(["x"]))))
         await exporter.aclose()
-    assert Counter({one.window: one.exported for one in exporter.settle()}) == {0: 8, 1: 4}
-    assert exporter.settle() == []
+    assert Counter({one.window: one.exported for one in exporter.delivery_results()}) == {0: 8, 1: 4}
+    assert exporter.delivery_results() == []
     (journal,) = journals(tmp_path / "c")
     assert spans_of(journal) == {"x": 12}
 
@@ -114,18 +114,18 @@ async def test_what_finds_no_room_is_counted(tmp_path: Path) -> None:
         await exporter.export(early)
         await exporter.close_window(window_of(number, early))
     assert sum(path.stat().st_size for path in (tmp_path / BUFFER_DIRECTORY).iterdir()) <= 1 << 20
-    assert not exporter.settle()
+    assert not exporter.delivery_results()
     async with collecting(tmp_path / "c", port=port):
         await poll(lambda: exporter._shipper is not None and exporter._shipper.is_confirmed)  # pyright: ignore[reportPrivateUsage]
-        confirmed = sum(one.exported for one in exporter.settle())
+        confirmed = sum(one.exported for one in exporter.delivery_results())
         assert 0 < confirmed < 6000
         assert sum(path.stat().st_size for path in (tmp_path / BUFFER_DIRECTORY).iterdir()) < 1 << 18
         for _ in range(10):
             await exporter.export(late)
         await exporter.aclose()
-    settled = exporter.settle()
-    assert sum(one.exported for one in settled) == 10
-    assert sum(one.dropped.get("cap", 0) for one in settled) == 6000 - confirmed
+    results = exporter.delivery_results()
+    assert sum(one.exported for one in results) == 10
+    assert sum(one.dropped.get("cap", 0) for one in results) == 6000 - confirmed
     (journal,) = journals(tmp_path / "c")
     found = spans_of(journal)
     assert (found["early"], found["late"]) == (confirmed, 10)
@@ -170,12 +170,12 @@ async def test_a_collector_with_another_directory_gets_everything_again(tmp_path
     await exporter.open(run)
     async with collecting(tmp_path / "one", port=port):
         await exporter.export(batch_of(spans(["before"])))
-        await poll(lambda: exporter.settle())
+        await poll(lambda: exporter.delivery_results())
     async with collecting(tmp_path / "two", port=port):
         await poll(lambda: (found := exporter.statistics()) and found.connections == 2)
         await exporter.export(batch_of(spans(["before", "after"])))
         await exporter.aclose()
-    assert sum(one.exported for one in exporter.settle()) == 2
+    assert sum(one.exported for one in exporter.delivery_results()) == 2
     (journal,) = journals(tmp_path / "two")
     assert spans_of(journal) == {"before": 2, "after": 1}
     with JournalReader(journal) as reader:
@@ -235,7 +235,7 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
     await exporter.open(run_in(tmp_path / "run"))
     async with collecting(tmp_path / "c", port=port):
         await exporter.export(batch_of(spans([f"{n}" for n in range(50)])))
-        await poll(lambda: exporter.settle())
+        await poll(lambda: exporter.delivery_results())
     await exporter.export(batch_of(spans([f"{n}" for n in range(50, 80)])))
     journal = tmp_path / "run" / BUFFER_DIRECTORY / BUFFER
     with refused(ProfilerStateError, journal):
@@ -245,7 +245,7 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    assert sum(one.unsent for one in exporter.settle()) == 30
+    assert sum(one.unsent for one in exporter.delivery_results()) == 30
     assert exporter.unsent_files is not None and exporter.unsent_files.place == str(journal)
     async with collecting(tmp_path / "c", port=port) as running:
         (found,) = delivery.journals_in(tmp_path / "run")

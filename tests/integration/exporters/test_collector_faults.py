@@ -140,8 +140,8 @@ async def stopped(exporter: CollectorExporter, seconds: float = 0.3) -> str:
 
 def accounts(exporter: CollectorExporter) -> tuple[int, int]:
     """Events that were exported, and that were dropped as undelivered, since the last time."""
-    settled = exporter.settle()
-    return sum(one.exported for one in settled), sum(one.dropped.get("undelivered", 0) for one in settled)
+    results = exporter.delivery_results()
+    return sum(one.exported for one in results), sum(one.dropped.get("undelivered", 0) for one in results)
 
 
 def run_of(directory: Path) -> Run:
@@ -182,8 +182,8 @@ async def test_a_server_that_is_no_collector(kind: str, tmp_path: Path) -> None:
         else:
             await poll(lambda: (found := exporter.statistics()) and found.last_error)
             assert await stopped(exporter) == ""
-        (settled,) = exporter.settle()
-        assert (settled.exported, settled.unsent, settled.dropped) == (2, 2, {})
+        (result,) = exporter.delivery_results()
+        assert (result.exported, result.unsent, result.dropped) == (2, 2, {})
     journal = tmp_path / "run" / "unsent" / "buffer"
     assert exporter.unsent_files is not None and exporter.unsent_files.place == str(journal)
     assert spans_of(journal) == {"a": 1, "b": 1}

@@ -46,7 +46,7 @@ async def test_segments_that_are_nowhere_any_more_are_counted(tmp_path: Path) ->
             await exporter.export(batch)
             await exporter.close_window(window_of(number, batch))
             await poll(lambda: (shipper := exporter._shipper) and shipper.is_confirmed)  # pyright: ignore[reportPrivateUsage]
-        assert sum(one.exported for one in exporter.settle()) == 300
+        assert sum(one.exported for one in exporter.delivery_results()) == 300
     await exporter.export(batch_of(spans(["after", "after"]), window=300))
     async with collecting(tmp_path / "two", port=port) as running:
         await exporter.aclose()

@@ -51,9 +51,9 @@ async def send(exporter: OtlpExporter, path: Path) -> Sent:
             await call
         except BrokenError as error:
             sent.errors.append(str(error))
-        for settled in exporter.settle():
-            sent.exported += settled.exported
-            sent.dropped.update(settled.dropped)
+        for result in exporter.delivery_results():
+            sent.exported += result.exported
+            sent.dropped.update(result.dropped)
     assert sent.exported + sent.dropped.total() == EVENTS
     return sent
 
@@ -188,8 +188,8 @@ async def test_a_receiver_without_metrics_is_asked_once(tmp_path: Path) -> None:
                 await exporter.close_window(window_of(window, batch))
             except BrokenError as error:
                 errors.append(str(error))
-            for settled in exporter.settle():
-                counted.update(settled.dropped)
+            for result in exporter.delivery_results():
+                counted.update(result.dropped)
         await exporter.aclose()
         assert len([got for got in server.received if got.path == "/v1/metrics"]) == 1
         assert counted == {"rejected": 9}
@@ -351,9 +351,9 @@ async def test_a_span_that_is_too_large_alone_costs_itself(tmp_path: Path) -> No
         await exporter.export(batch)
         with refused(BrokenError, "413", snapshot=False):  # versions of Python name this status differently
             await exporter.close_window(window_of(0, batch))
-        (settled,) = exporter.settle()
+        (result,) = exporter.delivery_results()
         await exporter.aclose()
-        assert (settled.exported, settled.dropped) == (EVENTS - 1, {"rejected": 1})
+        assert (result.exported, result.dropped) == (EVENTS - 1, {"rejected": 1})
         assert server.names() == Counter(name for name in names if len(name) < 100)
 
 

@@ -328,7 +328,7 @@ def otlp(data: bytes) -> None:
             carried += request.events
             if request.signal == "traces":
                 ExportTraceServiceRequest.FromString(request.encode())
-    assert carried + sum(sum(settled.dropped.values()) for settled in outcomes.drain()) == count
+    assert carried + sum(sum(result.dropped.values()) for result in outcomes.drain()) == count
 
 
 def otlp_answers(data: bytes) -> None:

@@ -193,8 +193,8 @@ async def test_a_secret_that_is_corrected(start: Start, tmp_path: Path) -> None:
     file(tmp_path / "secret", SECRET)
     await exporter.export(batch_of(spans(["x"])))
     await exporter.aclose()
-    (settled,) = exporter.settle()
-    assert settled.exported == 1
+    (result,) = exporter.delivery_results()
+    assert result.exported == 1
 
 
 @pytest.mark.parametrize(

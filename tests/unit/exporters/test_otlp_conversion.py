@@ -50,8 +50,8 @@ class Converted:
         for window in sorted(self.offered) if close else ():
             self._take(conversion.close_window(window_of(window, batch_of(empty_block(), window=window))))
         self._take(conversion.close())
-        for settled in self.outcomes.drain():
-            self.dropped.setdefault(settled.window, Counter()).update(settled.dropped)
+        for result in self.outcomes.drain():
+            self.dropped.setdefault(result.window, Counter()).update(result.dropped)
 
     def _take(self, requests: Any) -> None:
         for request in requests:

@@ -138,7 +138,7 @@ def test_a_step_without_end_is_finished_on_the_way(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_span_around_steps_hides_none_of_its_own() -> None:
-    """One block holds it and those that lie in it; also if it ends where steps are settled already."""
+    """One block holds it and those that lie in it; also if it ends where steps are finished already."""
     spans = [
         span(100, 200, Phase.SPAN),
         span(50, 5 * STEP_NS, Phase.SPAN),

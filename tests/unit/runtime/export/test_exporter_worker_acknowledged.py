@@ -26,7 +26,7 @@ class Later(MemoryExporter):
         self.told = list(told)
         """What it tells when a window closes."""
 
-    def settle(self) -> Iterable[DeliveryResult]:
+    def delivery_results(self) -> Iterable[DeliveryResult]:
         if "close_window" not in self.calls:
             return []
         told, self.told = self.told, []
@@ -132,7 +132,7 @@ class Keeper(Later):
             self.unsent_files = UnsentFiles("some/where", "nobody answered", "send some/where")
             raise
 
-    def settle(self) -> Iterable[DeliveryResult]:
+    def delivery_results(self) -> Iterable[DeliveryResult]:
         told, self.told = self.told, []
         return told
 
