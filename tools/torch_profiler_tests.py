@@ -11,75 +11,82 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Collection
+from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import stepscope.torch as ours
 
 TIMEOUT_S = 1800
 """Seconds for one run of all tests."""
 
+ABSENT = "type('Absent', (), {'__getattr__': lambda self, name: None})()"
+"""Stands in for a name that torch does not have: it cannot be called, and its attributes are `None`."""
 
-def with_our_imports(source: str) -> str:
-    """The text of a test module that takes from `stepscope.torch` what that offers, and the rest from torch.
+
+def with_imports(source: str, offered: Collection[str]) -> str:
+    """The text of a test module that takes the `offered` names from `stepscope.torch`, and the rest from torch.
 
     Both `from torch.profiler import name` and `torch.profiler.name` are changed, also in programs that the module has as text.
+    `ABSENT` takes the place of a name that the installed torch does not have: tests that call it fail with both.
     """
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt | ast.expr)]
-    found = [(node, changed) for node in nodes if (changed := _changed(node))]
+    found = [(node, changed) for node in nodes if (changed := _changed(node, offered))]
     lines = source.splitlines(keepends=True)
     for node, changed in sorted(found, key=lambda one: (one[0].lineno, one[0].col_offset), reverse=True):
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         before = lines[first].encode()[: node.col_offset].decode()
         after = lines[last].encode()[node.end_col_offset or 0 :].decode()
         lines[first : last + 1] = [before + changed + after]
-    return "".join(lines).replace("import torch\n", "import torch\nimport stepscope.torch as _ours\n", 1)
+    text = "".join(lines)
+    return text.replace("import torch\n", "import torch\nimport stepscope.torch as _ours\n", 1) if offered else text
 
 
-def _changed(node: ast.stmt | ast.expr) -> str:
+def _changed(node: ast.stmt | ast.expr, offered: Collection[str]) -> str:
     """The new text of a node; empty if it stays."""
     match node:
-        case ast.ImportFrom(module="torch.profiler", level=0):
-            return "; ".join(f"from {our_or_their(alias.name)} import {ast.unparse(alias)}" for alias in node.names)
-        case ast.Attribute(value=ast.Attribute(value=ast.Name(id="torch"), attr="profiler")) if (
-            node.attr in ours.__all__
-        ):
+        case ast.ImportFrom(module=str(module), level=0) if module.startswith("torch."):
+            return "; ".join(_import(module, alias, offered) for alias in node.names)
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id="torch"), attr="profiler")) if node.attr in offered:
             return f"_ours.{node.attr}"
         case ast.Constant(value=str(text)) if "from torch.profiler import" in text:
-            return repr(with_our_imports(text))
+            return repr(with_imports(text, offered))
         case _:
             return ""
 
 
-def our_or_their(name: str) -> str:
-    """The module to import a name from."""
-    return "stepscope.torch" if name in ours.__all__ else "torch.profiler"
+def _import(module: str, alias: ast.alias, offered: Collection[str]) -> str:
+    """The statement that imports a name."""
+    if module == "torch.profiler" and alias.name in offered:
+        module = "stepscope.torch"
+    import_module(module)
+    try:
+        resolve_name(f"{module}.{alias.name}")
+    except AttributeError:
+        return f"{alias.asname or alias.name} = {ABSENT}"
+    return f"from {module} import {ast.unparse(alias)}"
 
 
-def run_tests(file: Path, folder: Path, chosen: str) -> dict[str, str]:
-    """Runs a test module with pytest. Returns `passed`, `skipped` or the first line of the failure, for each test.
+def run_tests(source: str, file: Path, chosen: str) -> dict[str, str]:
+    """Runs a test module of this text as `file`. Returns `passed`, `skipped` or the first line of the failure, for each test.
 
     Raises:
         SystemExit: if pytest reports no result, as where the module cannot be imported.
     """
-    report = folder / f"{file.stem}.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={report}",
-        "--rootdir",
-        str(folder),
-    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(source)
+    report = file.with_suffix(".xml")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "--rootdir=."]
     done = subprocess.run(
-        [*command, *(["-k", chosen] if chosen else []), str(file)],
-        cwd=folder,
+        [*command, *(["-k", chosen] if chosen else []), file.name],
+        cwd=file.parent,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # some of the tests count the threads that there are
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -105,13 +112,12 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for the changed module and pytest's reports")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        source = options.tests.read_text()
-        theirs, changed = folder / "test_with_torch.py", folder / "test_with_stepscope.py"
-        theirs.write_text(source)
-        changed.write_text(with_our_imports(source))
-        before, after = (run_tests(file, folder, options.chosen) for file in (theirs, changed))
+        folder = (options.keep or Path(temporary)).resolve()
+        source, name = options.tests.read_text(), options.tests.name  # some of the tests look for the name in stacks
+        before, after = (
+            run_tests(with_imports(source, offered), folder / place / name, options.chosen)
+            for place, offered in (("with_torch", ()), ("with_stepscope", ours.__all__))
+        )
     passes = [name for name, result in before.items() if result == "passed"]
     failed = {name: after.get(name, "not run") for name in passes if after.get(name) != "passed"}
     for name, why in failed.items():

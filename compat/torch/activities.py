@@ -25,6 +25,10 @@ class ProfilerActivity(enum.Enum):
     PrivateUse1 = 5
 
 
+class KindError(ValueError, RuntimeError):
+    """Raised for a kind of event that an activity does not have. torch raises `RuntimeError`, as it begins to record."""
+
+
 _RUNTIMES = {"CUDA_RUNTIME", "CUDA_DRIVER", "XPU_RUNTIME", "XPU_DRIVER", "PRIVATEUSE1_RUNTIME", "PRIVATEUSE1_DRIVER"}
 _ON_DEVICE = {"GPU_MEMCPY", "GPU_MEMSET", "CONCURRENT_KERNEL"}
 KINDS: dict[str, set[str]] = {
@@ -135,7 +139,7 @@ def _check_kinds(activity: str, kinds: object) -> None:
             raise TypeError(f"kinds of events of {activity} must be str, {got(kind)}")
         if kind not in allowed and not _is_newer():
             hint = did_you_mean(kind, allowed)
-            raise ValueError(f"activities hold {kind!r}, which is no kind of event of {activity}{hint}")
+            raise KindError(f"activities hold {kind!r}, which is no kind of event of {activity}{hint}")
 
 
 def _is_newer() -> bool:

@@ -100,7 +100,7 @@ class profile(Results):
             acc_events: let `events()` and `key_averages()` have all windows so far, not only the last.
             use_cuda: deprecated by torch.
             custom_trace_id_callback: names each window; default: a random identifier.
-            post_processing_timeout_s: seconds after which `events()` gives what it has.
+            post_processing_timeout_s: seconds after which `events()` gives what it has, with a warning on torch's logger.
             mode: of `TorchBackend`: `auto`, `stream` or `kineto`.
             name: of the run, in reports and outputs.
             output_dir: of the run's journal; default: a new directory under `stepscope_runs`.
@@ -124,7 +124,7 @@ class profile(Results):
             if not isinstance(post_processing_timeout_s, int | float):
                 raise TypeError(f"post_processing_timeout_s must be a number, {got(post_processing_timeout_s)}")
             if not post_processing_timeout_s >= 0:
-                raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
+                raise ValueError(f"post_processing_timeout_s must be non-negative, got {post_processing_timeout_s!r}")
         flags: dict[str, Any] = {
             "record_shapes": record_shapes,
             "profile_memory": profile_memory,

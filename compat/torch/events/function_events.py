@@ -69,7 +69,8 @@ class MemoryUsage:
         return [(at, (host, device)) for at, host, device in zip(*chosen, strict=True)]
 
 
-log = logging.getLogger("stepscope")
+log = logging.getLogger("torch.autograd.profiler")
+"""torch's, since programs that wait for this message listen there."""
 
 _NUMBERED, _ASYNC = int(Flag.NUMBERED), int(Flag.ASYNC)
 _FUNCTION, _BACKWARD, _USER = 0, 1, 7
@@ -168,7 +169,9 @@ class FunctionEvents:
         for number, (columns_of_one, (on_device, annotation)) in enumerate(zip(columns, others, strict=True)):
             if self._deadline is not None and clock.now() > self._deadline:
                 log.warning(
-                    "events() stopped after post_processing_timeout_s, with %d of %d events", number, len(block)
+                    "events() timed out after post_processing_timeout_s, with partial results: %d of %d events",
+                    number,
+                    len(block),
                 )
                 break
             details = {

@@ -155,11 +155,12 @@ def test_a_callback_may_end_the_profile() -> None:
         ({"activities": ["CPU twice"]}, ValueError, ["activities", "CPU"]),
         ({"activities": ["CPU"]}, TypeError, ["activities", "torch.profiler.ProfilerActivity", "CPU"]),
         ({"activities": [{OwnActivity.CPU: ["CPU_OPS"]}]}, ValueError, ["'CPU_OPS'", "CPU", "'CPU_OP'"]),
+        ({"activities": [{OwnActivity.CPU: ["NONE"]}]}, RuntimeError, ["'NONE'", "CPU"]),  # as torch's is
         ({"activities": [{OwnActivity.CPU: "CPU_OP"}]}, TypeError, ["kinds of events of CPU", "a list", "'CPU_OP'"]),
         ({"activities": [{OwnActivity.CPU: [3]}]}, TypeError, ["kinds of events of CPU", "str", "3"]),
         ({"schedule": 3}, TypeError, ["schedule", "3"]),
         ({"on_trace_ready": "x"}, TypeError, ["on_trace_ready", "'x'"]),
-        ({"post_processing_timeout_s": -1}, ValueError, ["post_processing_timeout_s", "-1"]),
+        ({"post_processing_timeout_s": -1}, ValueError, ["post_processing_timeout_s must be non-negative", "-1"]),
         ({"post_processing_timeout_s": "1"}, TypeError, ["post_processing_timeout_s", "a number", "'1'"]),
         ({"mode": "stream", "record_shapes": True}, ValueError, ["record_shapes", "mode='stream'"]),
         ({"mode": "live"}, ValueError, ["mode", "auto", "stream", "kineto", "live"]),
