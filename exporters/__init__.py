@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stepscope.exporters.otlp.options import OtlpOptions as OtlpOptions
     from stepscope.exporters.parquet import ParquetExporter as ParquetExporter
     from stepscope.exporters.perfetto import PerfettoExporter as PerfettoExporter
+    from stepscope.exporters.scalars import StepScalarExporter as StepScalarExporter
     from stepscope.exporters.stream.exporter import CollectorExporter as CollectorExporter
     from stepscope.exporters.stream.transport import LinkSettings as LinkSettings
     from stepscope.exporters.tensorboard import tensorboard_trace_handler as tensorboard_trace_handler
@@ -53,6 +54,7 @@ else:
             "stepscope.exporters.otlp.options": ("OtlpOptions",),
             "stepscope.exporters.parquet": ("ParquetExporter",),
             "stepscope.exporters.perfetto": ("PerfettoExporter",),
+            "stepscope.exporters.scalars": ("StepScalarExporter",),
             "stepscope.exporters.tensorboard": ("tensorboard_trace_handler",),
             "stepscope.runtime.events.record": ("Kind",),
         },
@@ -77,6 +79,7 @@ __all__ = [
     "ParquetExporter",
     "PerfettoExporter",
     "Run",
+    "StepScalarExporter",
     "tensorboard_trace_handler",
 ]
 

@@ -24,6 +24,7 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.parquet import ParquetExporter
 from stepscope.exporters.perfetto import PerfettoExporter
+from stepscope.exporters.scalars import StepScalarExporter
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import strings
@@ -106,6 +107,7 @@ CASES: dict[str, tuple[Factory, ReadBack | None, bool]] = {
     "perfetto-windows": (lambda directory: PerfettoExporter(directory / "w{window}.pftrace"), packet_spans, True),
     "parquet": (lambda directory: ParquetExporter(directory / "trace.parquet"), parquet_spans, True),
     "tensorboard": (lambda directory: TensorBoardExporter(directory), json_spans, True),
+    "scalars": (lambda directory: StepScalarExporter(directory), None, True),
     "journal-synced": (lambda directory: JournalExporter(directory / "x", fsync="always"), journal_spans, True),
 }
 

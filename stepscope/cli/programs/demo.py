@@ -16,6 +16,7 @@ from stepscope.cli.common import opening
 from stepscope.cli.common.messages import Progress, add_json, message, print_json
 from stepscope.cli.programs.ending import Ending, width
 from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.scalars import StepScalarExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import OutputError, StepscopeError
 from stepscope.runtime.options import SIGNALS, Options
@@ -130,7 +131,11 @@ def _train(training: Training, epochs: int, directory: Path, say: Callable[[str]
     profiler = trace(
         schedule=SCHEDULE,
         backends=[TorchBackend("stream")],
-        exporters=[tensorboard_trace_handler(directory / "tensorboard"), ChromeTraceExporter(directory / "trace.json")],
+        exporters=[
+            ChromeTraceExporter(directory / "trace.json"),
+            tensorboard_trace_handler(directory / "tensorboard"),
+            StepScalarExporter(directory / "tensorboard"),
+        ],
         name="demo",
         output_dir=directory,
         metadata={"network": str(training.network), "epochs": epochs},

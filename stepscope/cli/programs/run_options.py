@@ -20,6 +20,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.perfetto import PerfettoExporter
+from stepscope.exporters.scalars import StepScalarExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ScheduleError, StepscopeError
@@ -180,7 +181,7 @@ def exporters_of(arguments: argparse.Namespace, directory: Path) -> tuple[dict[s
             exporters.append(make(files[exporter]))
         elif exporter == "tensorboard":
             files[exporter] = directory / "tensorboard"
-            exporters.append(tensorboard_trace_handler(files[exporter]))
+            exporters += [tensorboard_trace_handler(files[exporter]), StepScalarExporter(files[exporter])]
         elif exporter == "console":
             exporters.append(ConsoleExporter())
     if arguments.collector is not None:
