@@ -40,6 +40,7 @@ CHAPTERS: dict[str, tuple[Callable[..., Any], ...]] = {
         sc.ChromeTraceExporter,
         sc.PerfettoExporter,
         sc.tensorboard_trace_handler,
+        sc.exporters.StepScalarExporter,
         sc.exporters.ConsoleExporter,
         sc.exporters.JournalExporter,
         sc.exporters.MemoryExporter,
