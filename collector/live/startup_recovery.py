@@ -228,7 +228,7 @@ def _lost_between_segments(reader: FrameReader, indexes: Sequence[IndexFrame]) -
     for latest, index in pairwise(indexes):
         following = reader.files.next_begin(latest.position)
         if following is not None and following <= index.position:
-            number = reader.number_at(following)
+            number = reader.first_number(following)
             lost += 0 if number is None else max(number - latest.number - 1, 0)
     return lost
 

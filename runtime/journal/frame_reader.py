@@ -87,18 +87,17 @@ class FrameReader:
 
     def resume_after(self, at: int) -> bool:
         """Continues after the frame at a position, of which only the header is read. Returns false if there is none."""
-        found = self._header_at(at)
+        found = self._frame_header(self.files.pread_one(fmt.FRAME_HEADER.size, at))
         if found is not None:
             self.resume(found[2] + 1, at + fmt.FRAME_HEADER.size + found[3])
         return found is not None
 
-    def number_at(self, at: int) -> int | None:
-        """The number of the frame at a position, of which only the header is read; `None` if there is none."""
-        found = self._header_at(at)
+    def first_number(self, begin: int) -> int | None:
+        """The number of the first frame of the later segment that begins at a position; `None` if its header is damaged."""
+        found = self._frame_header(self.files.at(begin + 1).frame_header)
         return None if found is None else found[2]
 
-    def _header_at(self, at: int) -> tuple[int, int, int, int, int] | None:
-        head = self.files.pread_one(fmt.FRAME_HEADER.size, at)
+    def _frame_header(self, head: bytes) -> tuple[int, int, int, int, int] | None:
         if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
             return None
         return fmt.decode_frame_header(head, 0, self._sync)

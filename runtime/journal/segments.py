@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
@@ -16,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal.format import FILE_HEADER, MAX_FILE_HEADER, FileHeader, decode_file_header
+from stepscope.runtime.journal.format import FILE_HEADER, FRAME_HEADER, MAX_FILE_HEADER, FileHeader, decode_file_header
 
 SEGMENT_BYTES = 64 << 20
 SEGMENT_AGE_S = 3600
@@ -38,6 +37,8 @@ class Segment(msgspec.Struct, frozen=True):
     begin: int
     """Position of its first frame in the journal."""
     header_bytes: int
+    frame_header: bytes = b""
+    """Header of its first frame, of a later file that was found."""
 
     @property
     def path(self) -> Path:
@@ -127,6 +128,8 @@ class SegmentFiles:
         first = str(first_file(path))
         self._segments = [Segment(first, 0, FILE_HEADER.size, FILE_HEADER.size)]
         self._begins = [FILE_HEADER.size]
+        self._ends: list[int] = []
+        """Positions of the ends of all files but the last, when the next one was found."""
         self._descriptor(first)
 
     def close(self) -> None:
@@ -147,12 +150,8 @@ class SegmentFiles:
 
     def frame_bytes(self, end: int) -> int:
         """Bytes of the frames before a position that are in files."""
-        found = 0
-        for segment in self._segments:
-            with contextlib.suppress(FileNotFoundError):
-                size = os.lstat(segment.name).st_size - segment.header_bytes
-                found += max(min(size, end - segment.begin), 0)
-        return found
+        ends = zip(self._begins, [*self._ends, self.end], strict=True)
+        return sum(max(min(its_end, end) - begin, 0) for begin, its_end in ends)
 
     def at(self, position: int) -> Segment:
         """The segment that has the byte before a position."""
@@ -174,7 +173,11 @@ class SegmentFiles:
         if self._alone:
             return False
         while len(self._segments) > 1 and not os.path.lexists(self._segments[-1].name):
-            del self._segments[-1], self._begins[-1]  # deleted; or it could not be written, and the one before goes on
+            del (
+                self._segments[-1],
+                self._begins[-1],
+                self._ends[-1],
+            )  # deleted; or it could not be written, and the one before goes on
         before = len(self._segments)
         try:
             numbers = segment_numbers(self._path)
@@ -182,10 +185,11 @@ class SegmentFiles:
             return False
         for number in numbers[bisect_right(numbers, self._segments[-1].number) :]:
             name = f"{self._path}.{number}"
-            header = self._header(name, number, sync)
-            if header is not None and header.sync == sync and header.begin >= self.end:
-                self._segments.append(Segment(name, number, header.begin, header.nbytes))
+            header, frame_header = self._header(name, number, sync)
+            if header is not None and header.sync == sync and header.begin >= (end := self.end):
+                self._segments.append(Segment(name, number, header.begin, header.nbytes, frame_header))
                 self._begins.append(header.begin)
+                self._ends.append(end)
         return len(self._segments) > before
 
     def pread_one(self, nbytes: int, position: int) -> bytes:
@@ -237,17 +241,18 @@ class SegmentFiles:
             return b""
         return os.pread(descriptor, nbytes, segment.offset(position))
 
-    def _header(self, name: str, number: int, sync: bytes) -> FileHeader | None:
-        """The header of a later file; `None` if it is none of this journal."""
+    def _header(self, name: str, number: int, sync: bytes) -> tuple[FileHeader | None, bytes]:
+        """The header of a later file, `None` if it is none of this journal; and that of its first frame."""
         try:
-            head = os.pread(self._descriptor(name), MAX_FILE_HEADER + len(sync), 0)
+            head = os.pread(self._descriptor(name), MAX_FILE_HEADER + FRAME_HEADER.size, 0)
             header = decode_file_header(head)
         except (OSError, FormatError):
-            return None
-        if header is None and sync in (head[12:16], head[MAX_FILE_HEADER:]):
+            return None, b""
+        frame_header = head[MAX_FILE_HEADER:]
+        if header is None and (head[12:16] == sync or frame_header.startswith(sync)):
             self.damaged_header = True
-            return FileHeader(sync, number, self.end)
-        return header if header is None or header.segment == number else None
+            header = FileHeader(sync, number, self.end)
+        return header if header is None or header.segment == number else None, frame_header
 
     def _descriptor(self, name: str) -> int:
         descriptor = self._descriptors.get(name)

@@ -251,7 +251,7 @@ async def test_of_a_damaged_index_only_its_segment_is_read(
     """Its windows and events are counted by the frames since the index before, those of other segments by their indexes."""
     monkeypatch.setattr(frame_reader, "_SCAN_BYTES", 1 << 14)
     made = SegmentedStream(tmp_path, segment_bytes=20_000)
-    made.grow(250)
+    made.grow(700)
     made.end()
     store = Store(CollectorSettings(directory=tmp_path))
     monkeypatch.setattr(startup_recovery, "ALL_FILES", 0)
