@@ -194,25 +194,16 @@ def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
     for stream, paths in copies.items():
         found = list(filter(None, map(_read_part, paths))) if len(paths) > 1 else []
         _leave_out_other_runs(stream, found, joined)
-        while len(parts := _in_order(found)) > 1:
-            if place is None:
-                place = room()
-                for directory in sources:
-                    for name in (server_clock.read_clock_names(directory) or ()) if directory.is_dir() else ():
-                        server_clock.add_clock_name(place, name)
-            target = place / "streams" / stream / "journal"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                _write(target, parts)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EFBIG):
-                    raise
-                target.unlink(missing_ok=True)
-            farthest = max(parts, key=lambda part: part.end)
-            why = f"this part of stream {stream} claims a position that no file has: {farthest.end:,}"
-            joined.leave_out(farthest.path, why)
-            found.remove(farthest)
+        if len(_in_order(found)) < 2:
+            continue
+        if place is None:
+            place = room()
+            for directory in sources:
+                for name in (server_clock.read_clock_names(directory) or ()) if directory.is_dir() else ():
+                    server_clock.add_clock_name(place, name)
+        target = place / "streams" / stream / "journal"
+        target.parent.mkdir(parents=True)
+        parts = _write_possible(target, stream, found, joined)
         if len(parts) < 2:
             continue
         joined.parts.update(part.path for part in parts)
@@ -260,6 +251,24 @@ def _read_part(path: Path) -> _Part | None:
         return None
     finally:
         reader.close()
+
+
+def _write_possible(target: Path, stream: str, parts: list[_Part], joined: Joined) -> list[_Part]:
+    """Puts parts together, without those that claim a position that no file has. Returns those that count; of less than two nothing is
+    written."""
+    while len(counting := _in_order(parts)) > 1:
+        try:
+            _write(target, counting)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EFBIG):
+                raise
+            target.unlink(missing_ok=True)
+        farthest = max(counting, key=lambda part: part.end)
+        why = f"this part of stream {stream} claims a position that no file has: {farthest.end:,}"
+        joined.leave_out(farthest.path, why)
+        parts.remove(farthest)
+    return counting
 
 
 def _write(target: Path, parts: Sequence[_Part]) -> None:
