@@ -25,7 +25,7 @@ from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.files.private_files import make_directories, replace_private
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.journal.segments import first_file, segment_paths
+from stepscope.runtime.journal.segments import first_file, journal_bytes, segment_paths
 from stepscope.runtime.journal.writer import MIN_BYTES
 
 log = logging.getLogger("stepscope.collector")
@@ -100,7 +100,7 @@ class Store:
             for stream, path in self.journals():
                 self._streams.add(stream)
                 try:
-                    self.bytes += sum(segment.stat().st_size for segment in segment_paths(path))
+                    self.bytes += journal_bytes(path)
                 except OSError as error:
                     log_unreadable(path, error)
         except OSError as error:
@@ -329,7 +329,7 @@ class Store:
         for entry in sorted(os.scandir(self.streams), key=lambda entry: entry.name):
             if not _STREAM.fullmatch(entry.name):
                 continue
-            path = Path(entry.path) / "journal"
+            path = Path(f"{entry.path}/journal")
             try:
                 there = entry.is_dir(follow_symlinks=False) and stat.S_ISREG(_mode(first_file(path)))
             except OSError as error:

@@ -15,7 +15,7 @@ from stepscope.runtime.files.private_files import DeletionCheck
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record, encode_record
-from stepscope.runtime.journal.segments import Segment, segment_path, segment_paths
+from stepscope.runtime.journal.segments import Segment, journal_bytes, segment_path, segment_paths
 
 Frame = tuple[int, int, memoryview]
 """Type, flags, payload."""
@@ -88,7 +88,7 @@ class StreamFile:
             paths = segment_paths(self.path)
             if paths:
                 self._open_last(paths)
-                self.size = sum(path.stat().st_size for path in segment_paths(self.path))
+                self.size = journal_bytes(self.path)
         except BaseException:
             self.close()
             raise
@@ -214,7 +214,7 @@ class StreamFile:
             raise
         self.close()
         begin = new_frames.position if new_frames.segment else fmt.FILE_HEADER.size
-        self._descriptor, self._segment = descriptor, Segment(path, new_frames.segment, begin, len(header))
+        self._descriptor, self._segment = descriptor, Segment(str(path), new_frames.segment, begin, len(header))
         self._end = begin
         self.size += len(header)
         self._synced = None

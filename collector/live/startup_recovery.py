@@ -6,9 +6,9 @@ import asyncio
 import logging
 import os
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from stepscope.runtime.accounting.ledger import MAX_COUNT
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
-from stepscope.runtime.journal.index import ROW, ROWS, index_records
+from stepscope.runtime.journal.index import ROW, ROWS, IndexFrame, index_frames
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.journal.segments import SEGMENT_AGE_S, segment_numbers, segment_path
 from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
@@ -79,7 +79,7 @@ class _Tail(msgspec.Struct):
     lost_frames: int = 0
     """Frames that are missing between segments, also of those that were evicted."""
     present: set[int] = msgspec.field(default_factory=set[int])
-    """Numbers of the windows, of which all events are counted, also those that were evicted."""
+    """Numbers of the windows of which all events are counted, also those that were evicted; of a stream that has such events."""
 
 
 class StartupRecovery:
@@ -183,11 +183,11 @@ class StartupRecovery:
 
 def _open_tail(path: Path, read_bytes: int, files: int) -> tuple[_Tail, _Part]:
     """Finds the end of a stream of which the frames are read, and reads the first of them."""
-    made, written = _times(path)
     reader = FrameReader(path, follow=False)
     try:
-        tail = _Tail(reader, run_in(reader), made, written, read_evicted(path), (0, 0))
+        tail = _Tail(reader, run_in(reader), *_times(reader), read_evicted(path), (0, 0))
         _skip_earlier(tail, read_bytes, files)
+        reader.files.close_before(reader.position[1])
         tail.segments = (reader.files.at(reader.files.begin).number, reader.files.at(reader.position[1]).number)
         return tail, _read(tail)
     except BaseException:
@@ -201,50 +201,50 @@ def _skip_earlier(tail: _Tail, read_bytes: int, files: int) -> None:
     end = least = reader.files.end
     for _ in range(files):
         least = reader.files.at(least).begin
-    records = index_records(reader, gaps=True)
-    while records and records[-1][0] > max(least, end - read_bytes):
-        records.pop()
-    if not records or not reader.resume_after(records[-1][0]):
+    indexes = index_frames(reader, gaps=True)
+    while indexes and indexes[-1].position > max(least, end - read_bytes):
+        indexes.pop()
+    if not indexes:
         return
-    stored = b"".join(one.rows[: len(one.rows) // ROW.size * ROW.size] for _, one in records)
-    rows, open = np.frombuffer(stored, ROWS), records[-1][1].open
+    reader.resume(indexes[-1].number + 1, indexes[-1].end)
+    stored = b"".join(one.record.rows[: len(one.record.rows) // ROW.size * ROW.size] for one in indexes)
+    rows, open = np.frombuffer(stored, ROWS), indexes[-1].record.open
     tail.events = _sum([*rows["events"].tolist(), *(count for one in open for count in one.events.values())])
     tail.windows, tail.dropped = len(rows), _sum(rows["dropped"].tolist())
-    tail.present = {*rows["window"].tolist(), *(one.window for one in open)}
-    tail.lost_frames = _lost_between_segments(reader, [position for position, _ in records])
+    if tail.evicted:
+        tail.present = {*rows["window"].tolist(), *(one.window for one in open)}
+    tail.lost_frames = _lost_between_segments(reader, indexes)
 
 
-def _lost_between_segments(reader: FrameReader, indexes: Sequence[int]) -> int:
+def _lost_between_segments(reader: FrameReader, indexes: Sequence[IndexFrame]) -> int:
     """Frames that are missing before the last index, between segments: by the numbers of the last index of each segment, with which it
     ends, and of the first frame of the next one.
 
     Args:
         reader: of the stream.
-        indexes: positions of the index frames, in their order; not empty.
+        indexes: the index frames, in their order.
     """
-    lost, begin = 0, reader.files.begin
-    while (following := reader.files.next_begin(begin)) is not None and following <= indexes[-1]:
-        latest = indexes[bisect_left(indexes, following) - 1]
-        last = reader.frame_at(latest) if begin <= latest < following else None
-        first = reader.frame_at(following)
-        if last is not None and first is not None:
-            lost += max(first[1] - last[1] - 1, 0)
-        begin = following
+    lost = 0
+    for latest, index in pairwise(indexes):
+        following = reader.files.next_begin(latest.position)
+        if following is not None and following <= index.position:
+            number = reader.first_number(following)
+            lost += 0 if number is None else max(number - latest.number - 1, 0)
     return lost
 
 
 def _sum(counts: Iterable[int]) -> int:
     """The sum of counts of an index, which a rank made: none is negative, and the sum is within the bounds of counts."""
-    return min(sum(max(count, 0) for count in counts), MAX_COUNT)
+    return min(sum(count for count in counts if count > 0), MAX_COUNT)
 
 
-def _times(path: Path) -> tuple[int, float]:
+def _times(reader: FrameReader) -> tuple[int, float]:
     """Unix time at which the stream was seen first, or somewhat earlier, in ns; and of its last change, in seconds."""
-    segments = segment_numbers(path)
-    made = os.stat(path.parent).st_mtime_ns
-    if segments != [0]:
-        made = min(made, os.stat(segment_path(path, segments[0])).st_mtime_ns - SEGMENT_AGE_S * 10**9)
-    return made, os.stat(segment_path(path, segments[-1])).st_mtime
+    first, last = reader.files.at(reader.files.begin), reader.files.at(reader.files.end)
+    made = os.stat(reader.path.parent).st_mtime_ns
+    if (first.number, last.number) != (0, 0):
+        made = min(made, os.stat(first.name).st_mtime_ns - SEGMENT_AGE_S * 10**9)
+    return made, os.stat(last.name).st_mtime
 
 
 def _read(tail: _Tail) -> _Part:

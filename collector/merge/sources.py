@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from stepscope.collector.runs.recording import (
     recordings_in,
     stream_of,
 )
+from stepscope.exporters.stream.protocol import identity
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.index import read_index, scan
-from stepscope.runtime.journal.records import ClockSync, RunRecord
+from stepscope.runtime.journal.records import ClockSync, RunRecord, decode_record
 from stepscope.runtime.journal.segments import Segment
 
 CHUNK = 1 << 20
@@ -142,11 +144,16 @@ class Joined(msgspec.Struct, frozen=True):
     journals: list[Path]
     """Each where a collector would keep it."""
     parts: set[Path]
-    """Journals of which all is in those."""
+    """Journals of which all is in those, and those that are left out."""
     notes: list[str]
     """Sentences: the changes that were made."""
     unreadable: list[UnreadableJournal]
-    """Journals that cannot be put together; they are among `parts`."""
+    """Journals that are left out."""
+
+    def leave_out(self, path: Path, why: str) -> None:
+        """Leaves out a journal that is wrong. The others of its stream are read without it."""
+        self.parts.add(path)
+        self.unreadable.append(UnreadableJournal(str(path), why))
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -160,6 +167,8 @@ class _Part(msgspec.Struct, frozen=True):
     """Number of the frame that follows its last."""
     end: int
     """Where its whole frames end."""
+    run: RunRecord | None
+    """Identity of the run of which it says that it is, if that is its first frame."""
 
 
 def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
@@ -183,8 +192,9 @@ def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
     joined = Joined([], set(), [], [])
     place: Path | None = None
     for stream, paths in copies.items():
-        parts = _in_order(paths)
-        if len(parts) < 2:
+        found = list(filter(None, map(_read_part, paths))) if len(paths) > 1 else []
+        _leave_out_other_runs(stream, found, joined)
+        if len(_in_order(found)) < 2:
             continue
         if place is None:
             place = room()
@@ -193,16 +203,10 @@ def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
                     server_clock.add_clock_name(place, name)
         target = place / "streams" / stream / "journal"
         target.parent.mkdir(parents=True)
-        joined.parts.update(part.path for part in parts)
-        try:
-            _write(target, parts)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EFBIG):
-                raise
-            target.unlink(missing_ok=True)
-            why = f"a part of stream {stream} claims a position that no file has: {max(part.end for part in parts):,}"
-            joined.unreadable.extend(UnreadableJournal(str(part.path), why) for part in parts)
+        parts = _write_possible(target, stream, found, joined)
+        if len(parts) < 2:
             continue
+        joined.parts.update(part.path for part in parts)
         joined.journals.append(target)
         joined.notes.append(
             f"parts of stream {stream} were put together: {', '.join(str(part.path) for part in parts)}"
@@ -210,13 +214,20 @@ def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
     return joined
 
 
-def _in_order(paths: Sequence[Path]) -> list[_Part]:
+def _leave_out_other_runs(stream: str, parts: list[_Part], joined: Joined) -> None:
+    """Takes out the parts that say that they are of another run than most with the same sync word, or than the earliest."""
+    ordered = sorted(parts, key=lambda part: part.first)
+    like = [part for part in ordered if part.sync == ordered[0].sync and part.run is not None]
+    usual = Counter(part.run for part in like).most_common(1)
+    for part in [part for part in like if part.run != usual[0][0]]:
+        parts.remove(part)
+        joined.leave_out(part.path, f"this part of stream {stream} says that it is of another run than the others")
+
+
+def _in_order(parts: Sequence[_Part]) -> list[_Part]:
     """Those of which each has what follows the one before; only the first, if it has everything."""
-    if len(paths) < 2:
-        return []
-    found = sorted(filter(None, map(_read_part, paths)), key=lambda part: (part.first, -part.next))
     chain: list[_Part] = []
-    for part in found:
+    for part in sorted(parts, key=lambda part: (part.first, -part.next)):
         if not chain or part.sync == chain[0].sync and part.next > chain[-1].next:
             chain.append(part)
     return chain
@@ -228,15 +239,36 @@ def _read_part(path: Path) -> _Part | None:
     except (FormatError, OSError):
         return None
     try:
-        if reader.sync_word is None or reader.peek() is None:
+        frame = reader.peek()
+        if reader.sync_word is None or frame is None:
             return None
         first = reader.head[1]
+        record = decode_record(frame[0], frame[2]) if frame[0] == fmt.FrameType.RUN else None
+        run = identity(record) if isinstance(record, RunRecord) else None
         index = read_index(reader) or scan(reader)
-        return _Part(path, reader.sync_word, reader.files.at(reader.files.begin), first, *index.end)
+        return _Part(path, reader.sync_word, reader.files.at(reader.files.begin), first, *index.end, run)
     except OSError:
         return None
     finally:
         reader.close()
+
+
+def _write_possible(target: Path, stream: str, parts: list[_Part], joined: Joined) -> list[_Part]:
+    """Puts parts together, without those that claim a position that no file has. Returns those that count; of less than two nothing is
+    written."""
+    while len(counting := _in_order(parts)) > 1:
+        try:
+            _write(target, counting)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EFBIG):
+                raise
+            target.unlink(missing_ok=True)
+        farthest = max(counting, key=lambda part: part.end)
+        why = f"this part of stream {stream} claims a position that no file has: {farthest.end:,}"
+        joined.leave_out(farthest.path, why)
+        parts.remove(farthest)
+    return counting
 
 
 def _write(target: Path, parts: Sequence[_Part]) -> None:

@@ -240,6 +240,6 @@ def _scanned(reader: FrameReader) -> _Found:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             continue  # the readers of the stream count it as damage
         open.pop(record.index, None)
-        pace = (record.end_ns - record.start_ns) / max(len(record.numbers), 1)
+        pace = (record.end_ns - record.start_ns) / max(record.count, 1)
         closed.append(SegmentWindow(record.index, record.end_ns, pace, record.range))
     return closed, open

@@ -80,15 +80,14 @@ class ClosedRecord(msgspec.Struct, frozen=True):
     complete: bool = False
 
     @property
-    def numbers(self) -> NDArray[np.int64]:
+    def count(self) -> int:
         """Of its steps."""
-        count = len(self.steps) // _STEP_BYTES
-        return np.frombuffer(self.steps, "<i8", 3 * count).reshape(-1, 3)[:, 0]
+        return len(self.steps) // _STEP_BYTES
 
     @property
     def range(self) -> Steps | None:
         """Numbers of its first and its last step."""
-        numbers = self.numbers
+        numbers = np.frombuffer(self.steps, "<i8", 3 * self.count)[::3]
         return (int(numbers.min()), int(numbers.max())) if len(numbers) else None
 
 
@@ -208,7 +207,7 @@ class StreamWindows:
             open=False,
             start_ns=record.start_ns,
             end_ns=record.end_ns,
-            steps=len(record.numbers),
+            steps=record.count,
             first_step=None if steps is None else steps[0],
             last_step=None if steps is None else steps[1],
             complete=record.complete,

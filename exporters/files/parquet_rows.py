@@ -63,6 +63,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 """Type and meaning of each column."""
 
+ALWAYS = {"host", "window", "ts", "dur", "kind", "name", "process", "pid"}
+"""Columns without nulls, of which nothing says where they are."""
 RISING = {"ts", "id"}
 """Columns that are written as differences, which takes half the time of compressing them, and less space."""
 DIVERSE = {*RISING, "dur", "self_dur", "value", "parent", "cut", "open", "error"}
@@ -124,7 +126,7 @@ class ParquetRows:
         }
         return arrow.schema(
             [
-                arrow.field(name, types[type], metadata={"description": description})
+                arrow.field(name, types[type], nullable=name not in ALWAYS, metadata={"description": description})
                 for name, (type, description) in COLUMNS.items()
             ]
         )

@@ -27,6 +27,9 @@ from stepscope.runtime.errors import FormatError
 HELLO_SPARE = 86_400.0
 """Seconds that a `Hello` is kept longer than JetStream keeps messages. An exporter says it again twice in that time, so it is
 there as long as any message of its stream."""
+MAX_KEYS = 1 << 17
+MAX_VALUE = 64 << 10
+"""Values of a bucket, and bytes of one: beyond, the oldest values go, which are those of streams that ended, as exporters repeat theirs."""
 LEASE_SECONDS = 15.0
 OLDEST = "Stepscope-Oldest"
 """Header of a message: frames before this number were stored when it was composed, or are nowhere."""
@@ -131,7 +134,7 @@ async def put(context: JetStreamContext, bucket: str, key: str, value: bytes) ->
 
 
 async def bucket(context: JetStreamContext, name: str, ttl: float | None = None, *, direct: bool = True) -> KeyValue:
-    """A key-value bucket, which is created if it does not exist. One that exists is left as it is.
+    """A key-value bucket of `MAX_KEYS` values, which is created if it does not exist. One that exists is left as it is.
 
     Args:
         ttl: seconds after which a value vanishes.
@@ -142,9 +145,11 @@ async def bucket(context: JetStreamContext, name: str, ttl: float | None = None,
         subjects=[f"$KV.{name}.>"],
         storage=StorageType.FILE,
         max_msgs_per_subject=1,
+        max_msgs=MAX_KEYS,
+        max_msg_size=MAX_VALUE,
         max_age=ttl,
         duplicate_window=min(ttl or 120.0, 120.0),
-        discard=DiscardPolicy.NEW,
+        discard=DiscardPolicy.OLD,
         deny_delete=True,
         allow_direct=direct,
         # With rollups, which buckets usually have, a user of one job could remove the values of all others.

@@ -48,7 +48,7 @@ class AppendFile:
                 os.ftruncate(self._fd, segment.offset(size))
             else:
                 self._fd, self.path = _create(path)
-                self._segment = Segment(self.path, 0, FILE_HEADER.size, FILE_HEADER.size)
+                self._segment = Segment(str(self.path), 0, FILE_HEADER.size, FILE_HEADER.size)
                 self._lock = acquire(self.path)
         except OSError as error:
             raise self._error(error, "create" if segment is None else "open") from error
@@ -88,7 +88,7 @@ class AppendFile:
         self._fd, self._deletion = descriptor, DeletionCheck()
         release(self._lock)
         self._lock = lock
-        self._segment = Segment(path, number, self.size, len(header))
+        self._segment = Segment(str(path), number, self.size, len(header))
         self.size += len(content) - len(header)
         self.segment_began_s = time.monotonic()
 

@@ -87,13 +87,20 @@ class FrameReader:
 
     def resume_after(self, at: int) -> bool:
         """Continues after the frame at a position, of which only the header is read. Returns false if there is none."""
-        head = self.files.pread(fmt.FRAME_HEADER.size, at)
-        if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
-            return False
-        found = fmt.decode_frame_header(head, 0, self._sync)
+        found = self._frame_header(self.files.pread_one(fmt.FRAME_HEADER.size, at))
         if found is not None:
-            self.resume(found[2] + 1, at + len(head) + found[3])
+            self.resume(found[2] + 1, at + fmt.FRAME_HEADER.size + found[3])
         return found is not None
+
+    def first_number(self, begin: int) -> int | None:
+        """The number of the first frame of the later segment that begins at a position; `None` if its header is damaged."""
+        found = self._frame_header(self.files.at(begin + 1).frame_header)
+        return None if found is None else found[2]
+
+    def _frame_header(self, head: bytes) -> tuple[int, int, int, int, int] | None:
+        if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
+            return None
+        return fmt.decode_frame_header(head, 0, self._sync)
 
     def restart(self) -> None:
         """Continues at the first frame."""
@@ -203,7 +210,7 @@ class FrameReader:
                 at = at + len(block) if block else min(self.files.next_begin(at) or end, end)
                 file.seek(first.offset(at))
             file.truncate()
-        return Segment(path, first.number, first.begin, first.header_bytes)
+        return Segment(str(path), first.number, first.begin, first.header_bytes)
 
     def skip(self, skipped: Callable[[bytes], bool] = lambda _: True) -> bool:
         """Skips the next complete frame, without reading its events if `skipped` returns true. Returns false at the end."""
@@ -280,7 +287,7 @@ class FrameReader:
         self, at: int, skipped: Callable[[bytes], bool] | None = None
     ) -> tuple[Frame | None, int, int] | None:
         """(frame, number, end) of the complete frame at a position, if any; without the frame if it is skipped."""
-        both = self.files.pread(_AHEAD_BYTES, at)
+        both = self.files.pread_one(_AHEAD_BYTES, at)
         head = both[: fmt.FRAME_HEADER.size]
         if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
             return None
@@ -296,7 +303,7 @@ class FrameReader:
         if skipped is not None and kind == fmt.FrameType.EVENTS:
             if skipped(both[len(head) : len(head) + length]):
                 return None, number, body + length
-        payload = both[len(head) : len(head) + length] if small else self.files.pread(length, body)
+        payload = both[len(head) : len(head) + length] if small else self.files.pread_one(length, body)
         if len(payload) != length or zlib.crc32(payload) != crc:
             return None
         return (kind, flags, payload), number, body + length

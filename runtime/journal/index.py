@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -62,6 +62,9 @@ ROW = struct.Struct("<12q?7x")
 
 STRETCH = struct.Struct("<7q")
 """The fields of `Stretch`."""
+
+MAX_DAMAGED = 16
+"""Index frames of a journal that are made anew: each costs a search, so with more the journal is scanned instead."""
 
 _PART_BYTES = 128 << 10
 
@@ -443,13 +446,30 @@ def read_index(frames: FrameReader, on_sync: Callable[[ClockSync], object] | Non
     return index
 
 
+class IndexFrame(NamedTuple):
+    """An index of a journal."""
+
+    position: int
+    number: int
+    """Of the frame; of one that is damaged, of the last frame before it."""
+    end: int
+    """Position at which a reader goes on with the next number."""
+    record: IndexRecord
+
+
 def index_records(frames: FrameReader, *, gaps: bool = False) -> list[tuple[int, IndexRecord]]:
-    """The index frames of a journal, in order, with their positions; none if one of them is missing, or if the journal was closed
-    with more windows than they have.
+    """The records of `index_frames`, with their positions."""
+    return [(found.position, found.record) for found in index_frames(frames, gaps=gaps)]
+
+
+def index_frames(frames: FrameReader, *, gaps: bool = False) -> list[IndexFrame]:
+    """The index frames of a journal, in order; none if one of them is missing, or if the journal was closed with more windows than
+    they have.
 
     Args:
         frames: a reader of the journal.
-        gaps: accept that segments are missing, with their index frames.
+        gaps: accept that segments are missing, with their index frames, and make the records of `MAX_DAMAGED` index frames that are
+            damaged anew, from the frames since the index before.
     """
     last = frames.last()
     end = None if last is None or last[0] != FrameType.END else decode_record(last[0], last[2])
@@ -460,20 +480,53 @@ def index_records(frames: FrameReader, *, gaps: bool = False) -> list[tuple[int,
         windows = end.windows if frames.files.begin == FILE_HEADER.size else None
     else:
         at = frames.find_last(FrameType.INDEX)
-    found: list[tuple[int, IndexRecord]] = []
+    found: list[IndexFrame] = []
+    damaged = 0
     while at >= frames.files.begin:
-        record = record_at(frames, at, FrameType.INDEX)
-        if record is None and gaps and (missing := frames.files.end_before(at)) is not None:
-            at, windows = frames.find_last(FrameType.INDEX, missing), None
-            frame = frames.frame_at(at)
-            record = record_at(frames, at, FrameType.INDEX) if frame is not None and frame[2] == missing else None
-        if not isinstance(record, IndexRecord) or (found and at >= found[-1][0]):
+        index = _index_at(frames, at)
+        if index is None and gaps and (missing := frames.files.end_before(at)) is not None:
+            index, windows = _index_at(frames, frames.find_last(FrameType.INDEX, missing)), None
+            index = index if index is not None and index.end == missing else None
+        elif index is None and gaps and damaged < MAX_DAMAGED:
+            index, damaged = _index_made_anew(frames, at), damaged + 1
+        if index is None or (found and index.position >= found[-1].position):
             return []
-        found.append((at, record))
-        at = record.before
-    if windows is not None and sum(len(record.rows) // ROW.size for _, record in found) != windows:
+        found.append(index)
+        at = index.record.before
+    if windows is not None and sum(len(index.record.rows) // ROW.size for index in found) != windows:
         return []
     return found[::-1]
+
+
+def _index_at(frames: FrameReader, at: int) -> IndexFrame | None:
+    found = frames.frame_at(at) if at > 0 else None
+    record = decode_record(FrameType.INDEX, found[0][2]) if found and found[0][0] == FrameType.INDEX else None
+    return IndexFrame(at, found[1], found[2], record) if found and isinstance(record, IndexRecord) else None
+
+
+def _index_made_anew(frames: FrameReader, at: int) -> IndexFrame:
+    """The index at a position where there is no such frame."""
+    before = _index_at(frames, frames.find_last(FrameType.INDEX, at))
+    builder, tail, number = IndexBuilder(), frames.copy(), 0
+    if before is None:
+        tail.restart()
+    else:
+        builder = IndexBuilder.after(before.position, before.record)
+        tail.resume(before.number + 1, before.end)
+
+    def skipped(beginning: bytes) -> bool:
+        nonlocal number
+        header = decode_events_header(beginning)
+        if tail.head[0] >= at or header is None:
+            return False
+        builder.add_frame(header[0], tail.head[0])
+        number = tail.head[1]
+        return True
+
+    while (frame := tail.next(skipped)) is not None and tail.head[0] < at:
+        builder.add_record(frame[0], frame[2], tail.head[0], tail.position[1])
+        number = tail.head[1]
+    return IndexFrame(at, number, at, builder.record(0))
 
 
 def record_at(frames: FrameReader, at: int, kind: FrameType) -> Any:

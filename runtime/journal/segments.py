@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
@@ -16,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal.format import FILE_HEADER, MAX_FILE_HEADER, FileHeader, decode_file_header
+from stepscope.runtime.journal.format import FILE_HEADER, FRAME_HEADER, MAX_FILE_HEADER, FileHeader, decode_file_header
 
 SEGMENT_BYTES = 64 << 20
 SEGMENT_AGE_S = 3600
 """A journal continues in a new segment when the last one has so many bytes, or is so old."""
 MAX_SEGMENTS = 0xFFFF
-MAX_DESCRIPTORS = 8
+MAX_DESCRIPTORS = 32
 """Descriptors that the reader of one journal has open at a time."""
 
 _NUMBER = re.compile("[1-9][0-9]{0,4}")
@@ -32,11 +31,19 @@ _LATER = re.compile(rf"(?P<first>.+)\.(?P<number>{_NUMBER.pattern})")
 class Segment(msgspec.Struct, frozen=True):
     """One file of a journal."""
 
-    path: Path
+    name: str
+    """Its path."""
     number: int
     begin: int
     """Position of its first frame in the journal."""
     header_bytes: int
+    frame_header: bytes = b""
+    """Header of its first frame, of a later file that was found."""
+
+    @property
+    def path(self) -> Path:
+        """Its path."""
+        return Path(self.name)
 
     def offset(self, position: int) -> int:
         """Where a position of the journal is in this file."""
@@ -59,11 +66,17 @@ def segment_paths(first: Path) -> list[Path]:
     return [segment_path(first, number) for number in segment_numbers(first)]
 
 
+def journal_bytes(first: Path) -> int:
+    """Bytes of these files. Raises `OSError` if one cannot be looked at."""
+    numbers = segment_numbers(first)
+    return sum(os.stat(f"{first}.{number}" if number else first).st_size for number in numbers)
+
+
 def segment_numbers(first: Path) -> list[int]:
     """The numbers of these files, in their order."""
-    name, begin = first.name, len(first.name) + 1
+    name, begin = first.name, f"{first.name}."
     names = os.listdir(first.parent)
-    later = (other[begin:] for other in names if other[: begin - 1] == name and other[begin - 1 : begin] == ".")
+    later = [other[len(begin) :] for other in names if other.startswith(begin)]
     numbers = [int(number) for number in later if _NUMBER.fullmatch(number)]
     return sorted([0, *numbers] if name in names else numbers)
 
@@ -108,13 +121,15 @@ class SegmentFiles:
     def __init__(self, path: Path, *, follow: bool = True, alone: bool = False) -> None:
         self._path = path
         self._links = 0 if follow else os.O_NOFOLLOW
-        self._descriptors: dict[Path, int] = {}
+        self._descriptors: dict[str, int] = {}
         self.damaged_header = False
         """Whether a later segment was found in spite of its header."""
         self._alone = alone
-        first = first_file(path)
+        first = str(first_file(path))
         self._segments = [Segment(first, 0, FILE_HEADER.size, FILE_HEADER.size)]
         self._begins = [FILE_HEADER.size]
+        self._ends: list[int] = []
+        """Positions of the ends of all files but the last, when the next one was found."""
         self._descriptor(first)
 
     def close(self) -> None:
@@ -131,16 +146,12 @@ class SegmentFiles:
     def end(self) -> int:
         """Position of the end of the last file."""
         last = self._segments[-1]
-        return last.begin + os.fstat(self._descriptor(last.path)).st_size - last.header_bytes
+        return last.begin + os.fstat(self._descriptor(last.name)).st_size - last.header_bytes
 
     def frame_bytes(self, end: int) -> int:
         """Bytes of the frames before a position that are in files."""
-        found = 0
-        for segment in self._segments:
-            with contextlib.suppress(FileNotFoundError):
-                size = os.lstat(segment.path).st_size - segment.header_bytes
-                found += max(min(size, end - segment.begin), 0)
-        return found
+        ends = zip(self._begins, [*self._ends, self.end], strict=True)
+        return sum(max(min(its_end, end) - begin, 0) for begin, its_end in ends)
 
     def at(self, position: int) -> Segment:
         """The segment that has the byte before a position."""
@@ -148,12 +159,12 @@ class SegmentFiles:
 
     def beginning(self, nbytes: int) -> bytes:
         """The first bytes of the first file, with its header."""
-        return os.pread(self._descriptor(self._segments[0].path), nbytes, 0)
+        return os.pread(self._descriptor(self._segments[0].name), nbytes, 0)
 
     def set_header(self, header: FileHeader) -> None:
         """Makes known what the header of the first file says."""
-        first = self._segments[0].path
-        self._alone = self._alone or (header.segment > 0 and first == self._path)
+        first = self._segments[0].name
+        self._alone = self._alone or (header.segment > 0 and first == str(self._path))
         self._segments[0] = Segment(first, header.segment, header.begin, header.nbytes)
         self._begins[0] = header.begin
 
@@ -161,20 +172,36 @@ class SegmentFiles:
         """Looks for further segments: files with the next numbers and the same sync word. Returns whether there are any."""
         if self._alone:
             return False
-        while len(self._segments) > 1 and not os.path.lexists(self._segments[-1].path):
-            del self._segments[-1], self._begins[-1]  # deleted; or it could not be written, and the one before goes on
+        while len(self._segments) > 1 and not os.path.lexists(self._segments[-1].name):
+            del (
+                self._segments[-1],
+                self._begins[-1],
+                self._ends[-1],
+            )  # deleted; or it could not be written, and the one before goes on
         before = len(self._segments)
         try:
             numbers = segment_numbers(self._path)
         except OSError:  # the directory can be searched only; or it was removed
             return False
         for number in numbers[bisect_right(numbers, self._segments[-1].number) :]:
-            path = segment_path(self._path, number)
-            header = self._header(path, number, sync)
-            if header is not None and header.sync == sync and header.begin >= self.end:
-                self._segments.append(Segment(path, number, header.begin, header.nbytes))
+            name = f"{self._path}.{number}"
+            header, frame_header = self._header(name, number, sync)
+            if header is not None and header.sync == sync and header.begin >= (end := self.end):
+                self._segments.append(Segment(name, number, header.begin, header.nbytes, frame_header))
                 self._begins.append(header.begin)
+                self._ends.append(end)
         return len(self._segments) > before
+
+    def pread_one(self, nbytes: int, position: int) -> bytes:
+        """Bytes at a position, of one file: no frame is in two."""
+        at = bisect_right(self._begins, position) - 1
+        if at < 0:
+            return b""
+        segment = self._segments[at]
+        descriptor = self._descriptors.get(segment.name)
+        if descriptor is None:
+            return self._read(segment, nbytes, position)
+        return os.pread(descriptor, nbytes, position - segment.begin + segment.header_bytes)
 
     def pread(self, nbytes: int, position: int) -> bytes:
         """Bytes at a position; fewer at the end, or where a file is missing or too short."""
@@ -192,7 +219,7 @@ class SegmentFiles:
         for at in range(len(self._segments) - 1):
             if self._begins[at + 1] > position:
                 break
-            descriptor = self._descriptors.pop(self._segments[at].path, None)
+            descriptor = self._descriptors.pop(self._segments[at].name, None)
             if descriptor is not None:
                 os.close(descriptor)
 
@@ -204,38 +231,39 @@ class SegmentFiles:
     def end_before(self, position: int) -> int | None:
         """End of the file before a position that is in no file, as its segment is missing or cut; `None` if it is in one."""
         segment = self.at(position + 1)
-        end = segment.begin + os.fstat(self._descriptor(segment.path)).st_size - segment.header_bytes
+        end = segment.begin + os.fstat(self._descriptor(segment.name)).st_size - segment.header_bytes
         return end if position >= end else None
 
     def _read(self, segment: Segment, nbytes: int, position: int) -> bytes:
         try:
-            descriptor = self._descriptor(segment.path)
+            descriptor = self._descriptor(segment.name)
         except FileNotFoundError:  # a run that keeps its last segments has deleted it meanwhile
             return b""
         return os.pread(descriptor, nbytes, segment.offset(position))
 
-    def _header(self, path: Path, number: int, sync: bytes) -> FileHeader | None:
-        """The header of a later file; `None` if it is none of this journal."""
+    def _header(self, name: str, number: int, sync: bytes) -> tuple[FileHeader | None, bytes]:
+        """The header of a later file, `None` if it is none of this journal; and that of its first frame."""
         try:
-            head = os.pread(self._descriptor(path), MAX_FILE_HEADER + len(sync), 0)
+            head = os.pread(self._descriptor(name), MAX_FILE_HEADER + FRAME_HEADER.size, 0)
             header = decode_file_header(head)
         except (OSError, FormatError):
-            return None
-        if header is None and sync in (head[12:16], head[MAX_FILE_HEADER:]):
+            return None, b""
+        frame_header = head[MAX_FILE_HEADER:]
+        if header is None and (head[12:16] == sync or frame_header.startswith(sync)):
             self.damaged_header = True
-            return FileHeader(sync, number, self.end)
-        return header if header is None or header.segment == number else None
+            header = FileHeader(sync, number, self.end)
+        return header if header is None or header.segment == number else None, frame_header
 
-    def _descriptor(self, path: Path) -> int:
-        descriptor = self._descriptors.get(path)
+    def _descriptor(self, name: str) -> int:
+        descriptor = self._descriptors.get(name)
         if descriptor is None:
             # Non-blocking, so that opening a FIFO returns, and it is refused.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | self._links)
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | self._links)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
-                raise FormatError(f"{path} is not a regular file")
+                raise FormatError(f"{name} is not a regular file")
             while len(self._descriptors) >= MAX_DESCRIPTORS:
                 oldest = next(iter(self._descriptors))
                 os.close(self._descriptors.pop(oldest))
-            self._descriptors[path] = descriptor
+            self._descriptors[name] = descriptor
         return descriptor

@@ -298,7 +298,7 @@ class Capture:
         steps = sum(len(window.window.steps) for window in self.windows)
         if pipeline is not None and steps:
             overhead = pipeline.overhead
-            size = sum(path.stat().st_size for path in segments.segment_paths(self.journal))
+            size = segments.journal_bytes(self.journal)
             cost_ns = overhead.training_ns + overhead.background_ns
             self.cost = RecordingCost(steps, size, cost_ns, overhead.recorded_ns)
 

@@ -26,6 +26,7 @@ from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.records import run_record
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.integration.collector.test_merge import add_rank, merged
@@ -258,8 +259,36 @@ def test_a_stream_that_lies_about_its_positions_costs_nobody_else(
     sources = [str(tmp_path / "one"), str(tmp_path / "two")]
     assert main(["merge", *sources, "--job", "job", "--out", str(out)]) == 3
     assert "ProfilerStep#7" in out.read_text()
-    (line, _) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not read")]
-    assert STREAM in line and "claims a position that no file has" in line
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not read")]
+    assert f"two/streams/{STREAM}" in line and "claims a position that no file has" in line
+
+
+def test_a_part_of_another_run_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of another run, under the name of a stream: it is named, and the other part is merged."""
+    run = msgspec.structs.replace(run_in(tmp_path), rank=0, id="0" * 32)
+    at = run.anchor.monotonic_ns
+    place = Path("streams", "0" * 32, "journal")
+    journal = recorded(tmp_path / "one" / place, run, {n: (at + n * 1000, at + n * 1000 + 999, 10) for n in range(3)})
+    reader = FrameReader(journal)
+    assert (sync := reader.sync_word) is not None
+    made = HandMade(tmp_path / "two.journal")
+    made.path.write_bytes(journal.read_bytes()[: fmt.FILE_HEADER.size])
+    made.sync = sync
+    while (frame := reader.next()) is not None:
+        kind, flags, payload = frame
+        if kind == fmt.FrameType.RUN:
+            made.record(kind, run_record(msgspec.structs.replace(run, rank=1, id="1" * 32), 0))
+        elif kind != fmt.FrameType.END:
+            made.frame(kind, payload, flags)
+    made.frame(99, b"").frame(99, b"")
+    reader.close()
+    (tmp_path / "two" / place).parent.mkdir(parents=True)
+    made.path.rename(tmp_path / "two" / place)
+    out = tmp_path / "out.json"
+    assert main(["merge", str(tmp_path / "one"), str(tmp_path / "two"), "--out", str(out)]) == 3
+    assert len(events(out)) >= 30
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not read")]
+    assert "two/streams" in line and "of another run" in line
 
 
 def test_a_stream_of_which_each_directory_has_some_segments(tmp_path: Path) -> None:

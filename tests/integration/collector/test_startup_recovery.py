@@ -244,6 +244,49 @@ async def test_a_start_reads_little_of_many_segments(tmp_path: Path, monkeypatch
     assert nbytes < sum(path.stat().st_size for path in paths) // 2
 
 
+@pytest.mark.parametrize("where", ["middle", "begin", "end"])
+async def test_of_a_damaged_index_only_its_segment_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Its windows and events are counted by the frames since the index before, those of other segments by their indexes."""
+    monkeypatch.setattr(frame_reader, "_SCAN_BYTES", 1 << 14)
+    made = SegmentedStream(tmp_path, segment_bytes=20_000)
+    made.grow(700)
+    made.end()
+    store = Store(CollectorSettings(directory=tmp_path))
+    monkeypatch.setattr(startup_recovery, "ALL_FILES", 0)
+    nbytes = 0
+    real_read = os.pread
+
+    def counted_read(file: int, size: int, at: int) -> bytes:
+        nonlocal nbytes
+        data = real_read(file, size, at)
+        nbytes += len(data)
+        return data
+
+    monkeypatch.setattr(os, "pread", counted_read)
+
+    async def restored() -> tuple[int, int, int, int]:
+        nonlocal nbytes
+        nbytes, streams = 0, Streams(8)
+        restoring = StartupRecovery(store, streams)
+        restoring.look()
+        await restoring.run()
+        (stream,) = streams.all.values()
+        return stream.events, stream.windows.count, stream.bytes, stream.missing
+
+    whole = await restored()
+    path = made.segments[{"middle": len(made.segments) // 2, "begin": 0, "end": -4}[where]]
+    reader = frame_reader.FrameReader(path, alone=True)
+    offset = reader.files.at(reader.files.begin).offset(reader.find_last(fmt.FrameType.INDEX))
+    reader.close()
+    with path.open("r+b") as file:
+        file.seek(offset + fmt.FRAME_HEADER.size)
+        file.write(bytes(40))
+    assert await restored() == (*whole[:3], 1)
+    assert nbytes < 0.75 * sum(one.stat().st_size for one in made.segments)
+
+
 async def test_a_segment_without_its_index_is_counted_by_its_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.js.errors import APIError
 
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
@@ -140,6 +141,19 @@ async def test_hellos_expire(server: NatsServer, tmp_path: Path, monkeypatch: py
             while key not in await layout.keys(context, NAMES.hellos):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     await exporter.aclose()
+
+
+async def test_a_bucket_is_bounded(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values that nobody repeats go first, and none is larger than a Hello may be."""
+    server.start()
+    monkeypatch.setattr(layout, "MAX_KEYS", 3)
+    async with jetstream(server.url) as context:
+        await layout.bucket(context, NAMES.hellos)
+        for key in ("job.a", "job.b", "job.a", "job.c", "job.d"):
+            await layout.put(context, NAMES.hellos, key, b"Hello")
+        assert await layout.keys(context, NAMES.hellos) == {"job.a", "job.c", "job.d"}
+        with pytest.raises(APIError):
+            await layout.put(context, NAMES.hellos, "job.e", bytes(layout.MAX_VALUE + 1))
 
 
 async def test_messages_that_name_no_stream(server: NatsServer, tmp_path: Path) -> None:
