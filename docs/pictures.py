@@ -131,7 +131,7 @@ def demo(picture: Callable[[Path], None], output: str) -> None:
         picture(made / output)
 
 
-PICTURES = {
+PICTURES: dict[str, Callable[[], None]] = {
     "answer": answer,
     "collector": collector,
     "perfetto": functools.partial(demo, perfetto, "trace.json"),
