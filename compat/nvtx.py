@@ -138,14 +138,6 @@ def _stack(domain: str | None) -> ContextVar[_Open | None]:
     return found
 
 
-def _push(span: _core.span, domain: str | None) -> int:
-    stack = _stack(domain)
-    top = _Open(span, stack.get())
-    stack.set(top)
-    span.__enter__()
-    return top.depth
-
-
 def push_range(
     message: str | None = None,
     color: Color = None,
@@ -158,7 +150,12 @@ def push_range(
     Returns:
         How many ranges of the domain were open before.
     """
-    return _push(_span(message or "", **_arguments(domain, color, category, payload)), domain)
+    span = _span(message or "", **_arguments(domain, color, category, payload))
+    stack = _stack(domain)
+    top = _Open(span, stack.get())
+    stack.set(top)
+    span.__enter__()
+    return top.depth
 
 
 def pop_range(domain: str | None = None) -> int:
@@ -324,7 +321,7 @@ class Domain:
 
     def push_range(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> int:
         """As the function `push_range`, of attributes or of keywords; keywords change attributes."""
-        return _push(self._made(attributes, keywords), self.name)
+        return push_range(*self._values(attributes, keywords))
 
     def pop_range(self) -> int:
         """As the function `pop_range`."""
@@ -332,9 +329,7 @@ class Domain:
 
     def start_range(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> RangeId:
         """As the function `start_range`, of attributes or of keywords; keywords change attributes."""
-        span = self._made(attributes, keywords)
-        span.__enter__()
-        return RangeId(span)
+        return start_range(*self._values(attributes, keywords))
 
     def end_range(self, range_id: RangeId | None) -> None:
         """As the function `end_range`."""
@@ -342,18 +337,15 @@ class Domain:
 
     def mark(self, attributes: EventAttributes | str | None = None, **keywords: Any) -> None:
         """As the function `mark`, of attributes or of keywords; keywords change attributes."""
-        made = self._attributes(attributes, keywords)
-        mark(made.message, made.color, self.name, made.category, made.payload)
+        mark(*self._values(attributes, keywords))
 
-    def _made(self, attributes: EventAttributes | str | None, keywords: dict[str, Any]) -> _core.span:
-        made = self._attributes(attributes, keywords)
-        return _span(made.message or "", **_arguments(self.name, made.color, made.category, made.payload))
-
-    def _attributes(self, attributes: EventAttributes | str | None, keywords: dict[str, Any]) -> EventAttributes:
-        made = attributes if isinstance(attributes, EventAttributes) else EventAttributes(attributes or "")
-        if keywords:
-            self.set_event_attributes(made, **keywords)
-        return made
+    def _values(
+        self, attributes: EventAttributes | str | None, keywords: dict[str, Any]
+    ) -> tuple[str | None, Color, str | None, Category, Payload]:
+        """The arguments of the function of the same name."""
+        made = attributes if isinstance(attributes, EventAttributes) else EventAttributes(attributes)
+        self.set_event_attributes(made, **keywords)
+        return made.message, made.color, self.name, made.category, made.payload
 
     def __repr__(self) -> str:
         return f"Domain({self.name!r})"

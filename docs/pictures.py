@@ -1,12 +1,13 @@
-"""Makes the pictures of the documentation: `python -m docs.pictures [answer | collector | perfetto]`.
+"""Makes the pictures of the documentation: `python -m docs.pictures [answer | collector | perfetto | tensorboard]`.
 
 `answer` is a job of which one rank is slow, in the terminal and as a report; `collector` the live page of the demo's cluster;
-`perfetto` a training step of the demo. Pages that have light and dark colours are taken in both.
+`perfetto` and `tensorboard` are a training step of the demo. Pages that have light and dark colours are taken in both.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +27,7 @@ from stepscope.cli.main import main as stepscope
 from tests.support.basics import perfetto_ui
 from tests.support.viewers.browser import open_page, served
 from tests.support.viewers.perfetto import query
+from tests.support.viewers.tensorboard import open_tensorboard, switch_view
 
 HERE = Path(__file__).parent
 PLANTED = HERE.parent / "tests" / "planted" / "programs" / "speech_commands_ddp.py"
@@ -32,8 +35,23 @@ WIDTH = 88
 """Columns of the terminal in the picture."""
 SIZE = (1280, 450)
 REPORT_HEIGHT = 1000
+TENSORBOARD_HEIGHT = 640
 RENDERING = 5000
 """Milliseconds until the viewer has drawn."""
+SHOW_STEP = """() => {
+    const view = document.querySelector('tr-ui-timeline-view');
+    const viewport = view.trackView.viewport;
+    const main = view.model.getAllThreads().find((thread) => thread.name === 'MainThread');
+    const steps = main.sliceGroup.slices.filter((slice) => slice.title.startsWith('ProfilerStep#'));
+    const step = steps.reduce((shortest, other) => (other.duration < shortest.duration ? other : shortest));
+    const data = main.sliceGroup.slices.find((slice) => slice.title.includes('DataLoader') && slice.start >= step.start);
+    const shown = viewport.currentDisplayTransform.clone();
+    shown.xSetWorldBounds(step.start - 0.3, step.end + 0.3, viewport.modelTrackContainer.canvas.width);
+    viewport.setDisplayTransformImmediately(shown);
+    viewport.trackForEvent(step).scrollIntoView();
+    view.brushingStateController.changeSelectionFromTimeline(new tr.model.EventSet([data]));
+}"""
+"""Zooms TensorBoard's trace view to the shortest step, and selects its wait for data."""
 
 
 def perfetto(trace: Path) -> None:
@@ -92,15 +110,33 @@ def collector() -> None:
     subprocess.run(command, check=True)
 
 
-def demo() -> None:
-    """The demo's training."""
+def tensorboard(logdir: Path) -> None:
+    """The shortest step in the trace view; the plugin's other views draw with Google Charts, from the network."""
+    with open_tensorboard(logdir) as page:
+        page.set_viewport_size({"width": SIZE[0], "height": TENSORBOARD_HEIGHT})
+        page.goto(page.url.partition("data/plugin")[0] + "#pytorch_profiler")
+        page.wait_for_timeout(RENDERING)
+        switch_view(page.frames[-1], "Overview", "Trace")
+        page.wait_for_timeout(RENDERING)
+        page.frames[-1].evaluate(SHOW_STEP)
+        page.wait_for_timeout(RENDERING)
+        page.screenshot(path=HERE / "tensorboard.png")
+
+
+def demo(picture: Callable[[Path], None], output: str) -> None:
+    """A picture of what the demo's training writes."""
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory) / "demo"
         stepscope(["demo", "--epochs", "2", "--out", str(made)])
-        perfetto(made / "trace.json")
+        picture(made / output)
 
 
-PICTURES = {"answer": answer, "collector": collector, "perfetto": demo}
+PICTURES: dict[str, Callable[[], None]] = {
+    "answer": answer,
+    "collector": collector,
+    "perfetto": functools.partial(demo, perfetto, "trace.json"),
+    "tensorboard": functools.partial(demo, tensorboard, "tensorboard"),
+}
 
 
 def main() -> None:

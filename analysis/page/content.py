@@ -19,7 +19,7 @@ from stepscope.analysis.page.icicle import icicle_of
 from stepscope.analysis.reading.recording import Rank, Recording
 from stepscope.analysis.tables.parallel_layout import groups_of, layout_of
 from stepscope.analysis.tables.rank_summary import RankSummary, durations
-from stepscope.analysis.terminal import shown_rank
+from stepscope.analysis.terminal import LEAST, shown_rank
 from stepscope.analysis.thresholds import SLOW_STEP
 from stepscope.backends.parallel_layout import DECLARED
 from stepscope.runtime.display.text_table import human_count, human_number, human_time, percents, printable
@@ -298,7 +298,7 @@ def _memory(facts: Facts, most: int) -> dict[str, Any] | None:
 def _ranks(
     pairs: Sequence[tuple[RankSummary, RankAnswer]], named: set[int]
 ) -> tuple[tuple[str, ...], list[SimpleNamespace]]:
-    """The parts that the ranks' steps have, the largest first, and a row for each rank. Uncovered time is one part."""
+    """The parts that are a share of some rank's steps, the largest first, and a row for each rank. Uncovered time is one part."""
     sums: defaultdict[str, float] = defaultdict(float)
     by_rank: list[defaultdict[str, float]] = []
     for _, answer in pairs:
@@ -307,7 +307,8 @@ def _ranks(
             name = UNCOVERED if is_uncovered(share.name) else share.name
             by_rank[-1][name] += share.ns
             sums[name] += share.ns
-    columns = tuple(sorted(sums, key=lambda name: (name == UNCOVERED, -sums[name])))
+    shown = {name for ns in by_rank for name, part in ns.items() if part >= LEAST * sum(ns.values())}
+    columns = tuple(sorted(shown, key=lambda name: (name == UNCOVERED, -sums[name])))
     return columns, [
         SimpleNamespace(
             label=label_of(summary),

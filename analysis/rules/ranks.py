@@ -25,7 +25,8 @@ class RankComparison:
         communication = np.array([rank.communication()[at] for rank, at in pairs])
         queued = np.array([np.nan_to_num(rank.judged_steps["run_queue_ns"])[at] for rank, at in pairs])
         self.took: Any = np.array([durations(rank.judged_steps)[at] for rank, at in pairs])
-        self.own: Any = np.maximum(self.took - communication - queued, 0)
+        self.without_communication: Any = self.took - communication
+        self.own: Any = np.maximum(self.without_communication - queued, 0)
         self.waits: Any = _others(communication, communication.min(axis=0)) - communication.min(axis=0)
         """ns of each step that the others wait, in the mean, beyond what the last one communicates."""
         self.longer: Any = self.own.max(axis=0) - _others(self.own, self.own.max(axis=0))
@@ -96,7 +97,7 @@ def check_slow_rank(job: Job) -> list[Finding]:
     place = distinct or hottest(samples)
     hardly = "" if distinct is None else f", where {faster} hardly {'is' if len(others) == 1 else 'are'}"
     longest: list[int] = (-compared.waits).argsort(kind="stable")[:MOST_STEPS].tolist()
-    own, step = compared.own, compared.took.mean(axis=0)
+    apart, step = compared.without_communication, compared.took.mean(axis=0)
     return [
         Finding(
             id="slow-rank",
@@ -105,8 +106,8 @@ def check_slow_rank(job: Job) -> list[Finding]:
             cost_ns=float(compared.waits.mean()),
             evidence=(
                 f"it comes last to the collectives in {compared.times_last[worst]} of {len(compared.steps)} steps",
-                f"without communication its step takes {human_time(float(np.median(own[worst])))}, and "
-                f"{human_time(float(np.median(own[others])))} on {faster}; most of the difference is {phase}: "
+                f"without communication its step takes {human_time(float(np.median(apart[worst])))}, and "
+                f"{human_time(float(np.median(apart[others])))} on {faster}; most of the difference is {phase}: "
                 f"{human_time(mine[phase])} here, {human_time(theirs[phase])} there",
                 *(() if place is None else (f"{place.share:.0%} of its stack samples are in {place}{hardly}",)),
             ),

@@ -194,7 +194,8 @@ def _list_of(value: object) -> Sequence[Any]:
 def collectives_text(collectives: Sequence[CollectiveTimes]) -> str:
     """One line on those of a step that took longest."""
     first = collectives[0]
-    parts = [f"{human_time(first.ns)} a step in {shorten(printable(first.name), 48)} ({first.calls:.3g} calls)"]
+    calls = f"{first.calls:.3g} call{'' if first.calls == 1 else 's'}"
+    parts = [f"{human_time(first.ns)} a step in {shorten(printable(first.name), 48)} ({calls})"]
     if first.wait_ns is not None:
         parts.append(f"of that {human_time(first.wait_ns)} waits for other ranks")
     if first.bytes is not None and first.bandwidth is not None:

@@ -42,8 +42,7 @@ class SamplingBackend(ABC):
 
     def open(self, sink: Sink) -> None:
         """Starts the thread."""
-        if self._thread is not None:
-            self._stop_thread()
+        self._stop_thread()
         self._closed = self._window = self._border = False
         self._wanted = self._always
         self._thread = Thread(target=self._run, args=(sink,), name=f"stepscope {self.name}", daemon=True)
@@ -62,12 +61,7 @@ class SamplingBackend(ABC):
         self._wanted = chosen.get(self.what, self._always)
 
     async def aclose(self) -> None:
-        thread = self._thread
-        self._closed = True
-        self._wake.set()
-        if thread is not None:
-            await asyncio.to_thread(thread.join)
-            self._thread = None
+        await asyncio.to_thread(self._stop_thread)
 
     def report(self) -> BackendReport:
         notes = (self._problem,) if self._problem else ()
@@ -79,9 +73,10 @@ class SamplingBackend(ABC):
 
     def _stop_thread(self) -> None:
         self._closed = True
-        self._wake.set()
         if self._thread is not None:
+            self._wake.set()
             self._thread.join()
+            self._thread = None
 
     def _run(self, sink: Sink) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,10 @@ import pytest
 import stepscope as sc
 from stepscope.analysis.explain import explain, judge
 from stepscope.analysis.findings import Answer, Finding
+from stepscope.analysis.page.content import content_of
 from stepscope.analysis.page.render import report_html
+from stepscope.analysis.rules.evidence import Job
+from stepscope.analysis.rules.ranks import check_slow_rank
 from stepscope.analysis.tables.data_pipeline import MOST_PIPELINES
 from stepscope.analysis.tables.rank_summary import RankSummary, Sample
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
@@ -362,6 +366,31 @@ def test_a_rank_whose_steps_take_longer(tmp_path: Path, monkeypatch: pytest.Monk
     slow = found["slow-rank"]
     assert slow.ranks == (1,) and slow.certainty == "likely" and "no collective was recorded" in slow.evidence[1]
     assert slow.cost is not None and slow.cost > 0.3
+
+
+def test_a_rank_that_waits_for_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time without communication is as long as the parts of that are, though the wait is not held against the rank; parts that
+    are no share of a step have no column."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def step(data: float, communication: float) -> None:
+        span(LOADER, data)
+        span("all_reduce", communication)
+        with sc.span("short"):
+            pass
+
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        record(tmp_path / f"rank{rank}", lambda _, rank=rank: step(0.002 + 0.02 * rank, 0.021 - 0.02 * rank))  # type: ignore[misc]
+    recording = sc.load(tmp_path)
+    summaries = [RankSummary(rank) for rank in recording.ranks]
+    slow = summaries[1]
+    slow.judged_steps["run_queue_ns"] = slow.phase(Phase.DATA) // 4
+    (found,) = check_slow_rank(Job(summaries))
+    times = re.findall(r"takes ([\d.]+)ms, .* ([\d.]+)ms here", found.evidence[1])
+    assert found.ranks == (1,) and float(times[0][0]) >= float(times[0][1]) > 20
+    page = content_of(recording, summaries, judge(recording, summaries))
+    assert {"#data", "#communication"} <= set(page.rank_columns) and "#your spans" not in page.rank_columns
 
 
 def test_the_command_prints_a_screen_or_json(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.support.basics import require, webcomponents
 from tests.support.viewers.browser import open_page
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Frame, Page
 
 STUB = Path(__file__).with_name("google_charts.js")
 
@@ -57,7 +57,7 @@ def open_tensorboard(logdir: Path) -> Generator[Page]:
         server.communicate()
 
 
-def switch_view(page: Page, now: str, then: str) -> None:
+def switch_view(page: Page | Frame, now: str, then: str) -> None:
     """Chooses another view in the page's list of views."""
     page.get_by_role("button", name=now, exact=True).click()
     page.get_by_role("option", name=then, exact=True).click()
