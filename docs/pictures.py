@@ -1,7 +1,7 @@
-"""Makes the pictures of the documentation: `python -m docs.pictures [answer | collector | perfetto | tensorboard]`.
+"""Makes the pictures of the documentation: `python -m docs.pictures [answer | charts | collector | perfetto | tensorboard]`.
 
 `answer` is a job of which one rank is slow, in the terminal and as a report; `collector` the live page of the demo's cluster;
-`perfetto` and `tensorboard` are a training step of the demo. Pages that have light and dark colours are taken in both.
+`perfetto` and `tensorboard` are a training step of the demo, `charts` the steps of a loop in TensorBoard. Pages that have light and dark colours are taken in both.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 
+from stepscope import span, trace
 from stepscope.analysis.explain import explain
 from stepscope.analysis.terminal import show
 from stepscope.cli.main import main as stepscope
+from stepscope.exporters import Exporter, StepScalarExporter, tensorboard_trace_handler
 from tests.support.basics import perfetto_ui
 from tests.support.viewers.browser import open_page, served
 from tests.support.viewers.perfetto import query
@@ -36,6 +39,8 @@ WIDTH = 88
 SIZE = (1280, 450)
 REPORT_HEIGHT = 1000
 TENSORBOARD_HEIGHT = 640
+CHARTS_HEIGHT = 600
+CHARTS_STEPS = 600
 RENDERING = 5000
 """Milliseconds until the viewer has drawn."""
 SHOW_STEP = """() => {
@@ -123,6 +128,36 @@ def tensorboard(logdir: Path) -> None:
         page.screenshot(path=HERE / "tensorboard.png")
 
 
+def charts() -> None:
+    """Times of steps on TensorBoard's own page, of a loop whose data come slower and slower after a while."""
+    with tempfile.TemporaryDirectory() as directory:
+        _slow_down(Path(directory))
+        with open_tensorboard(Path(directory)) as page:
+            address = page.url.partition("data/plugin")[0]
+            page.set_viewport_size({"width": SIZE[0], "height": CHARTS_HEIGHT})
+            for dark in (False, True):
+                shown = f"darkMode={str(dark).lower()}&smoothing=0&tagFilter=mean|data"
+                page.goto(f"{address}?{shown}#timeseries")
+                page.wait_for_timeout(RENDERING)
+                if not dark:
+                    page.get_by_text("Ignore outliers in chart scaling").click()
+                    page.locator("button", has_text="Settings").click()
+                page.wait_for_timeout(RENDERING)
+                page.screenshot(path=HERE / f"tensorboard-charts{'-dark' if dark else ''}.png")
+
+
+def _slow_down(directory: Path) -> None:
+    # The plugin's page, which opens first, needs a trace.
+    exporters: list[Exporter] = [StepScalarExporter(directory), tensorboard_trace_handler(directory)]
+    with trace(output_dir=directory / "run", exporters=exporters) as profiler:
+        for step in range(CHARTS_STEPS):
+            with span("next batch", category="data"):
+                time.sleep(0.01 + max(step - CHARTS_STEPS // 2, 0) * 0.0002)
+            with span("forward", category="forward"):
+                time.sleep(0.02)
+            profiler.step()
+
+
 def demo(picture: Callable[[Path], None], output: str) -> None:
     """A picture of what the demo's training writes."""
     with tempfile.TemporaryDirectory() as directory:
@@ -133,6 +168,7 @@ def demo(picture: Callable[[Path], None], output: str) -> None:
 
 PICTURES: dict[str, Callable[[], None]] = {
     "answer": answer,
+    "charts": charts,
     "collector": collector,
     "perfetto": functools.partial(demo, perfetto, "trace.json"),
     "tensorboard": functools.partial(demo, tensorboard, "tensorboard"),
