@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from stepscope.cli.common.messages import message
 from stepscope.cli.common.values import option_text, size
-from stepscope.cli.network.connection_options import add_nats, nats_settings
+from stepscope.cli.network.connection_options import add_files, add_nats, nats_settings
 from stepscope.runtime.errors import StepscopeError
 
 HELP = "receive and show the traces of many ranks"
@@ -96,30 +96,18 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("access", "where it listens, and who may connect")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     group.add_argument("--port", type=int, default=7788, help="port to listen on; 0: any free one (default: 7788)")
-    group.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="file with tokens that allow everything, one a line (default: $STEPSCOPE_TOKEN); like the next three, it is read "
-        "again when it changes, and a line job=NAME TOKEN limits a token to one job",
-    )
-    group.add_argument("--ingest-token-file", type=Path, metavar="FILE", help="file with tokens to send streams")
-    group.add_argument(
-        "--read-token-file",
-        type=Path,
-        metavar="FILE",
-        help="file with tokens for the page, the API, downloads and metrics",
-    )
-    group.add_argument(
-        "--control-token-file", type=Path, metavar="FILE", help="file with tokens to order windows and to read"
-    )
-    group.add_argument("--certificate", type=Path, metavar="FILE", help="TLS certificate, PEM")
-    group.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
-    group.add_argument(
-        "--client-ca",
-        type=Path,
-        metavar="FILE",
-        help="authorities, PEM; every client must show a certificate of one of them",
+    add_files(
+        group,
+        {
+            "token-file": "file with tokens that allow everything, one a line (default: $STEPSCOPE_TOKEN); like the next three, "
+            "it is read again when it changes, and a line job=NAME TOKEN limits a token to one job",
+            "ingest-token-file": "file with tokens to send streams",
+            "read-token-file": "file with tokens for the page, the API, downloads and metrics",
+            "control-token-file": "file with tokens to order windows and to read",
+            "certificate": "TLS certificate, PEM",
+            "key": "its private key, PEM",
+            "client-ca": "authorities, PEM; every client must show a certificate of one of them",
+        },
     )
     group.add_argument(
         "--allowed-host",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,21 @@ from stepscope.exporters.nats.names import DEFAULT_TEAM
 from stepscope.exporters.nats.servers import NatsAccess, NatsLimits
 
 
+def add_files(group: Any, options: Mapping[str, str]) -> None:
+    """Declares options that name a file, with the help of each."""
+    for name, what in options.items():
+        group.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
+
+
 def add_tls(parser: Any) -> None:
     """Declares the options."""
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM (default: the system's)")
-    parser.add_argument(
-        "--certificate",
-        type=Path,
-        metavar="FILE",
-        help="certificate to show, PEM, if the collector requires one (--client-ca)",
-    )
-    parser.add_argument(
-        "--key", type=Path, metavar="FILE", help="its private key, PEM (default: in the certificate's file)"
+    add_files(
+        parser,
+        {
+            "ca": "certificates to trust, PEM (default: the system's)",
+            "certificate": "certificate to show, PEM, if the collector requires one (--client-ca)",
+            "key": "its private key, PEM (default: in the certificate's file)",
+        },
     )
 
 
@@ -50,15 +55,17 @@ def add_nats(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"team whose streams these are: collectors take those of their team only (default: {DEFAULT_TEAM})",
     )
-    for name, what in (
-        ("credentials", "file with a user's JWT and seed, as nsc writes it"),
-        ("token-file", "file with a token"),
-        ("password-file", "file with the password of --nats-user"),
-        ("ca", "certificates to trust, PEM (default: the system's)"),
-        ("certificate", "certificate to show to servers, PEM"),
-        ("key", "its private key, PEM (default: in the certificate's file)"),
-    ):
-        group.add_argument(f"--nats-{name}", type=Path, metavar="FILE", help=what)
+    add_files(
+        group,
+        {
+            "nats-credentials": "file with a user's JWT and seed, as nsc writes it",
+            "nats-token-file": "file with a token",
+            "nats-password-file": "file with the password of --nats-user",
+            "nats-ca": "certificates to trust, PEM (default: the system's)",
+            "nats-certificate": "certificate to show to servers, PEM",
+            "nats-key": "its private key, PEM (default: in the certificate's file)",
+        },
+    )
     group.add_argument("--nats-user", default="", metavar="NAME", help="user name, with --nats-password-file")
     group.add_argument("--nats-insecure", action="store_true", help="allow other machines without TLS")
     default = NatsLimits()
