@@ -91,8 +91,8 @@ def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
     except urllib.error.HTTPError as error:
         with error:
             if 300 <= error.code < 400:
-                reason = redirected(error.headers.get("Location", ""))
-                raise ControlError(f"{given.url} answered {error.code}, {reason}") from error
+                redirect = redirected(error.headers.get("Location", ""))
+                raise ControlError(f"{given.url} answered {error.code}, {redirect}") from error
             raise ControlError(f"the collector at {given.url} refuses: {_refusal(error)}") from error
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
