@@ -310,6 +310,8 @@ def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
         missing.append("lines of code (no stack samples)")
     if any(not np.isfinite(summary.judged_steps["cpu_ns"]).any() for summary in stepping):
         missing.append("processor time and memory of steps (no signals)")
+    if any(summary.from_torchs_engine for summary in stepping):
+        missing.append("whether memory grows (torch's profiler, in kineto mode, holds tensors until a window ends)")
     activities = [each for summary in summaries for device in summary.devices for each in device.meanwhile]
     if any(each.name == NAMES[Activity.PYTHON] for each in activities):
         missing.append("how much of the time in Python is the profiler's own (with_stack slows it down)")

@@ -24,6 +24,8 @@ def check_memory_grows(job: Job) -> list[Finding]:
     """Finds resident memory that grows, by the median of its slopes over steps, so that single jumps count for nothing."""
     found: list[Finding] = []
     for rank in job.ranks:
+        if rank.from_torchs_engine:
+            continue  # which holds gradients, for example, that the program has freed
         memory = rank.judged_steps["resident_bytes"] if len(rank.judged_steps) else np.zeros(0)
         measured = np.flatnonzero(np.isfinite(memory))
         if len(measured) < FEWEST_STEPS:

@@ -28,7 +28,8 @@ from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.arguments import arguments as arguments
 from stepscope.runtime.events.intervals import Interval
-from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_batches
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, distinct, join_batches
+from stepscope.runtime.events.survey import OPERATORS_CATEGORY
 from stepscope.runtime.observers import processor_demand, task_runs
 from stepscope.runtime.windows.step_facts import MOST_READ, SIGNAL, Facts, Phase, class_of
 from stepscope.runtime.windows.step_parts import durations as durations
@@ -109,6 +110,13 @@ class Row(msgspec.Struct, frozen=True):
     p50: float
 
 
+def _has_torchs_operators(events: Block) -> bool:
+    """Whether there are operators of torch's engine, which have arguments. Those that arrive live have none, or one inside of the record."""
+    detailed = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
+    names = distinct(events["name"][detailed & (events["category"] == OPERATORS_CATEGORY)])
+    return any(strings.text(name).startswith("aten::") for name in names)
+
+
 class RankSummary:
     """The summary of one process. Everything but the facts is small, however long the run."""
 
@@ -135,6 +143,8 @@ class RankSummary:
         self.demand: dict[str, list[tuple[int, float]]] = {}
         """ns that the process and its children ran and waited for a processor, and how many processors there are."""
         self.events = 0
+        self.from_torchs_engine = False
+        """Whether torch's profiler recorded operators, which holds tensors of the program until a window ends."""
         self._texts: dict[str, str] = {}
         self._suspended = strings.intern("suspended")
         handlers: list[tuple[Kind, str, _Handler]] = [
@@ -178,6 +188,7 @@ class RankSummary:
             self.collectives.update(checked)
             pipelines.update(checked)
             self._gather(checked)
+            self.from_torchs_engine = self.from_torchs_engine or _has_torchs_operators(events)
             self.events += len(events)
         self.pipelines = pipelines.pipelines()
         """How batches are prepared: by MindSpore's data sets, and by DataLoaders."""

@@ -246,6 +246,26 @@ def _with_other_tasks(intervals: Times, stepping: tuple[int, int]) -> Times:
     return np.concatenate((intervals[~(mine & waits)], run, left))
 
 
+def _without_closures(intervals: Times) -> Times:
+    """Lets an optimizer begin when the last backward in it has ended, on any thread: until then it ran a closure, which computes the loss.
+
+    So do Lightning, for each step, and optimizers such as LBFGS.
+    """
+    classes = intervals[:, _CLASS]
+    backward = intervals[classes == Phase.BACKWARD]
+    (optimizers,) = np.nonzero(classes == Phase.OPTIMIZER)
+    if not len(backward) or not len(optimizers):
+        return intervals
+    backward = backward[np.argsort(backward[:, _END], kind="stable")]
+    last = np.searchsorted(backward[:, _END], intervals[optimizers, _END], side="right") - 1
+    inside = (last >= 0) & (backward[last, _BEGIN] >= intervals[optimizers, _BEGIN])
+    if not inside.any():
+        return intervals
+    cut = intervals.copy()
+    cut[optimizers[inside], _BEGIN] = backward[last[inside], _END]
+    return cut
+
+
 def _as_intervals(memory: bytes) -> Times:
     return np.frombuffer(memory, np.int64).reshape(-1, 4)
 
@@ -262,8 +282,8 @@ class _Classes:
     def __init__(self) -> None:
         self.tables = np.full(0, 0, np.uint8), np.full(0, _NO_CATEGORY, np.uint16)
         self._known: dict[tuple[int, int], int] = {}
-        self.devices = False
-        """Whether any class of a device was found."""
+        self.devices = self.optimizers = False
+        """Whether any class of a device, or of an optimizer, was found."""
 
     def of(self, names: NDArray[np.uint32], categories: NDArray[np.uint16]) -> NDArray[np.int64]:
         """The class of each span. Adds it to `tables`."""
@@ -277,6 +297,7 @@ class _Classes:
         if found is None:
             found = self._known[name, category] = class_of(strings.text(name), strings.text(category))
             self.devices = self.devices or found in _DEVICES
+            self.optimizers = self.optimizers or found == Phase.OPTIMIZER
             classes, categories = self.tables
             if name >= len(classes):
                 more = max(2 * len(classes), name + 1) - len(classes)
@@ -494,6 +515,8 @@ class StepFactsBuilder:
         intervals = self._gathered()
         if self._tasks:
             intervals = _with_other_tasks(intervals, stepping)
+        if _CLASSES.optimizers:
+            intervals = _without_closures(intervals)
         ns, begun, covered = self._share_time(intervals, marks, stepping, min(Phase), max(Phase), chosen)
         facts["phases"][chosen] = ns.T
         facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]

@@ -489,6 +489,23 @@ def test_what_a_source_did_not_record_is_in_the_line_on_trust(tmp_path: Path) ->
     assert "2.40s of torch and 8.00ms of mine missing in 2 processes." in explain(recording).trust
 
 
+@pytest.mark.needs("torch")
+def test_memory_that_torchs_profiler_holds(tmp_path: Path) -> None:
+    """In kineto mode it holds gradients that the program has freed; so nobody can know whether the program's memory grows."""
+    import torch
+
+    model = torch.nn.Linear(1024, 2048)
+    x = torch.randn(4, 1024)
+    with sc.trace(backends=[sc.TorchBackend("kineto")], output_dir=tmp_path) as profiler:
+        for _ in range(30):
+            model.zero_grad()
+            model(x).sum().backward()
+            profiler.step()
+    answer = explain(tmp_path)
+    assert "memory-grows" not in [finding.id for finding in answer.findings]
+    assert any(why.startswith("whether memory grows") for why in answer.unknown)
+
+
 def test_a_file_that_is_no_journal_is_noted_once(tmp_path: Path) -> None:
     """Nothing is merged here."""
     record(tmp_path / "run", lambda _: span("work", 0.001), 3)

@@ -18,6 +18,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events.record import Kind
+from stepscope.runtime.windows.step_facts import Phase
 from tests.support.arming import say_in_environment
 from tests.support.basics import ROOT, Deferred
 from tests.support.frameworks import Runs, check_incomplete, check_well, steps
@@ -73,6 +74,15 @@ def given_to(tmp_path: Path, traced: Any, **given: Any) -> Any:
     """A Trainer with the callback or the profiler."""
     place = {"callbacks": [traced]} if isinstance(traced, ours.StepscopeCallback) else {"profiler": traced}
     return trainer(tmp_path, **place, **given)
+
+
+def test_forward_and_backward_are_no_part_of_the_optimizer(kind: Any, tmp_path: Path) -> None:
+    """Lightning computes the loss in a closure, which the optimizer's `step()` calls."""
+    traced = kind(output_dir=str(tmp_path / "run"))
+    given_to(tmp_path, traced).fit(models.Tiny(), data(12))
+    (fit,) = tmp_path.glob("run/**/fit*")
+    phases = sc.load(fit).ranks[0].steps["phases"].sum(axis=0)
+    assert all(phases[phase] > 0 for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
 
 
 def test_stages_have_steps_of_their_own(kind: Any, tmp_path: Path) -> None:

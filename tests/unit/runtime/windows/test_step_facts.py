@@ -78,8 +78,15 @@ def facts(blocks: Sequence[Block]) -> Any:
     return builder.finish()
 
 
-SPANS = st.lists(
-    st.tuples(st.integers(0, 10 * STEP_NS), st.integers(1, 3 * STEP_NS), st.sampled_from(list(KINDS))), max_size=30
+def some_spans(phases: Sequence[Phase]) -> st.SearchStrategy[list[tuple[int, int, Phase]]]:
+    """Begins, lengths and phases."""
+    times = st.integers(0, 10 * STEP_NS), st.integers(1, 3 * STEP_NS)
+    return st.lists(st.tuples(*times, st.sampled_from(phases)), max_size=30)
+
+
+# Backward within an optimizer is its closure, which has a test of its own.
+SPANS = st.sampled_from([Phase.OPTIMIZER, Phase.BACKWARD]).flatmap(
+    lambda left_out: some_spans([phase for phase in KINDS if phase != left_out])
 )
 
 
@@ -103,6 +110,28 @@ def test_each_nanosecond_counts_once_and_for_the_first_phase(
     cut = data.draw(st.integers(1, len(every)))
     again = facts([join_blocks(every[:cut]), *every[cut:]])
     assert all((again[name] == found[name]).all() for name in ("step", "begin", "phases", "operators", "operator_ns"))
+
+
+@pytest.mark.parametrize("on", [TRACK, OTHER])
+@pytest.mark.parametrize("together", [True, False])
+def test_an_optimizer_begins_behind_its_closure(on: int, together: bool) -> None:
+    """The closure's forward and backward count as such, also if backward runs on a thread of autograd."""
+    spans = [
+        span(110, 250, Phase.FORWARD),
+        span(300, 600, Phase.BACKWARD, on),
+        span(650, 800, Phase.FORWARD),
+        span(100, 900, Phase.OPTIMIZER),
+    ]
+    (found,) = facts([marks(1), *([join_blocks(spans)] if together else spans)])
+    phases = found["phases"]
+    assert phases[Phase.FORWARD] == 140 and phases[Phase.OPTIMIZER] == 300
+    assert phases[Phase.BACKWARD if on == TRACK else Phase.BACKWARD_ELSEWHERE] == 300
+
+
+def test_an_optimizer_in_backward_is_an_optimizer() -> None:
+    """As hooks that step as soon as a gradient is there."""
+    (found,) = facts([marks(1), span(300, 500, Phase.OPTIMIZER), span(100, 600, Phase.BACKWARD)])
+    assert found["phases"][Phase.OPTIMIZER] == 200 and found["phases"][Phase.BACKWARD] == 300
 
 
 def test_long_runs_are_finished_on_the_way() -> None:
