@@ -494,12 +494,18 @@ def test_memory_that_torchs_profiler_holds(tmp_path: Path) -> None:
     """In kineto mode it holds gradients that the program has freed; so nobody can know whether the program's memory grows."""
     import torch
 
-    model = torch.nn.Linear(1024, 2048)
-    x = torch.randn(4, 1024)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 1))
+    optimizer, x = torch.optim.SGD(model.parameters()), torch.randn(64, 512)
+
+    def closure() -> torch.Tensor:
+        loss = model(x).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        return loss
+
     with sc.trace(backends=[sc.TorchBackend("kineto")], output_dir=tmp_path) as profiler:
-        for _ in range(30):
-            model.zero_grad()
-            model(x).sum().backward()
+        for _ in range(40):
+            optimizer.step(closure)
             profiler.step()
     answer = explain(tmp_path)
     assert "memory-grows" not in [finding.id for finding in answer.findings]
