@@ -126,6 +126,7 @@ class OpenWindow:
         self._latest = max(self._latest, found.loud_last_ns)
         if self.table is not None:
             self.table.update(numbered)
+            self.table.apart += found.operators if source != RECORDER else 0
         numbered.flags.writeable = False
         return numbered
 

@@ -90,6 +90,10 @@ FORMATS = ("table", "markdown", "json")
 """Values of `format`."""
 
 
+def _is_around_operators(row: SummaryRow) -> bool:
+    return row.self_ns > 0 and row.category == "user_annotation"
+
+
 def _head(name: str, *numbers: str) -> tuple[Column, ...]:
     return (Column(name, right=False), Column("Category", right=False), *(Column(number) for number in numbers))
 
@@ -105,6 +109,7 @@ _COUNTER_HEAD = _head("Counter", "Values", "Last", "Mean", "Min", "Max", "Sum")
 _INSTANT_HEAD = _head("Instant", "Count")
 _REMARKS = {
     "open": "windows that are still open, with what has come of them so far: {}",
+    "apart": "operators whose time is also in Self of the spans around them, as they were recorded apart (kineto mode): {}",
     "cut": "spans cut at a border of what was recorded, or not ended: {}",
     "negative": "spans with a negative time, taken as 0: {}",
     "not_finite": "counter values left out because they are no finite numbers: {}",
@@ -123,7 +128,8 @@ class Summary(Documented, frozen=True):
     instants: tuple[InstantRow, ...] = ()
     """Instant events, by name."""
     counts: dict[str, int] = {}
-    """Inexact values by kind, see `Aggregates.counts()`; `open`: windows that were not closed yet."""
+    """Inexact values by kind, see `Aggregates.counts()`; `open`: windows that were not closed yet; `apart`: operators whose
+    time is also in the self time of the spans around them."""
     steps: StepStatistics | None = None
     """Statistics of the steps; `None` if there are none."""
     parts: tuple[Part, ...] = ()
@@ -151,7 +157,8 @@ class Summary(Documented, frozen=True):
             counters=_by_name((*own.counters, *others.counters)),
             instants=_by_name((*own.instants, *others.instants)),
             counts={name: own.counts.get(name, 0) + others.counts.get(name, 0) for name in own.counts | others.counts}
-            | ({"open": table.open} if table.open else {}),
+            | ({"open": table.open} if table.open else {})
+            | ({"apart": table.apart} if table.apart and any(map(_is_around_operators, own.rows)) else {}),
             steps=statistics,
             parts=parts,
             elsewhere=others.rows,

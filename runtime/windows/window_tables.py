@@ -75,6 +75,8 @@ class WindowTable:
         """Length of the windows."""
         self.open = 0
         """Number of these windows that are not closed."""
+        self.apart = 0
+        """Operators that backends have delivered: the self time of the spans around them includes theirs."""
         self.begin = 0
         """When the window began, in ns, once it is finished."""
         self.steps_end: int | None = None
@@ -194,6 +196,7 @@ class WindowTable:
             self.spans.merge(table.spans)
             self.elsewhere.merge(table.elsewhere)
             self.ns += table.ns
+            self.apart += table.apart
         self.steps = self.steps.merged(*(table.steps for table in later))
 
     def nbytes(self) -> int:
@@ -209,6 +212,7 @@ def count_together(windows: Sequence[WindowTable]) -> WindowTable:
     made.collected = None
     made.count(join_blocks(events for one in windows for events in one.collected or ()))
     made.finish_together(windows)
+    made.apart = sum(one.apart for one in windows)
     return made
 
 

@@ -370,3 +370,12 @@ def test_a_keeper_may_save_again_and_may_raise(tmp_path: Path) -> None:
     assert memory.names(kind=Kind.SPAN).count("aten::add") == 3
     assert saved[0].read_bytes() == saved[1].read_bytes() and b"aten::add" in saved[0].read_bytes()
     assert "the keeper of torch's recordings raised RuntimeError: the keeper has no room" in str(profiler.report())
+
+
+def test_the_table_notes_operators_that_come_apart_from_spans(tmp_path: Path) -> None:
+    """Their time is in Self of the span as well."""
+    with sc.trace(backends=[sc.TorchBackend("kineto")], output_dir=tmp_path) as profiler, sc.span("around"):
+        add()
+    summary = profiler.summary()
+    assert summary.counts["apart"] == sum(row.count for row in summary.rows if row.category == "cpu_op")
+    assert "operators whose time is also in Self of the spans around them" in summary.render()
