@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -407,8 +407,8 @@ def _of_loader(recorded: _Loader) -> DataPipeline:
 
 
 def _processor_ms(facts: dict[str, Any]) -> float | None:
-    used: Any = facts.get("used")
-    found: Any = used.get("processor_ms") if isinstance(used, dict) else None
+    used = facts.get("used")
+    found = cast("dict[str, Any]", used).get("processor_ms") if isinstance(used, dict) else None
     return float(found) if isinstance(found, int | float) else None
 
 
