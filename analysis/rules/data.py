@@ -34,6 +34,8 @@ from stepscope.runtime.windows.step_facts import Phase, class_of
 CHEAPER = "make items cheaper, or prepare them once before the training"
 """Advice where more workers do not help."""
 AHEAD = "make items cheaper, prepare them once before the training, or load ahead in workers"
+MORE_WORKERS = "raise num_workers of the DataLoader while processors are free"
+"""Advice where it is not known how many processors there are, as of a job that is judged by facts of its steps alone."""
 RECORD = "its operators were not recorded: Profiler(data_process=True) before the data set is iterated"
 
 
@@ -118,7 +120,8 @@ _OF_WORKERS = "to hand a batch over, a worker and the training process take abou
 
 
 def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[str, str]:
-    """The change to try, and its gain: as many workers as keep up, or as have processors of their own; none if all are busy.
+    """The change to try, and its gain: as many workers as keep up, or as have processors of their own; none if all are busy, and no
+    number if it is not known how many processors there are.
 
     Args:
         batch_ns: ns that one takes to make a batch.
@@ -139,6 +142,9 @@ def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[
         return CHEAPER, f"up to {human_time(whole - rest)} of each step"
     action = f"DataLoader(..., num_workers={workers})"
     gain = f"an average step would take about {human_time(step)}, {whole / step:.1f} times as fast, if the storage is quick enough"
+    if not processors:
+        action = MORE_WORKERS
+        gain = f"{gain} and {human_count(workers, 'worker')} have a processor each"
     if workers < needed:
         few = f"there are {processors:g} processors" if workers < MOST_WORKERS else f"{MOST_WORKERS} workers are many"
         return (

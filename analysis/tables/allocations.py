@@ -47,7 +47,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
     """Below 0 for a release."""
     address: int
     in_use: int
-    """Bytes that are allocated on the device after it."""
+    """Bytes that are allocated on the device after it, those that its allocator does not count among them."""
     device: str
     window: int
     step: int
@@ -73,17 +73,36 @@ class AllocationLog:
         self._labels, self._most = SpanChoice(labels), most
         self._spans: list[Any] = []
         self._span_count = 0
+        self._counted: Counter[str] = Counter()
+        """Bytes that the allocator of each device counts."""
+        self._uncounted: Counter[str] = Counter()
+        """Bytes of the live blocks that it does not count, which are those in `_blocks`."""
+        self._blocks: dict[tuple[str, int], int] = {}
 
     def update(self, batch: EventBatch) -> list[Allocation]:
         """Takes the events of a batch, and returns its allocations and releases, also those that are not kept."""
         events = batch.events
         self._add_spans(events[["kind", "name", "category", "track", "ts", "dur"]])
         memory = events[events["kind"] == Kind.MEMORY]
-        found = [one for event in memory if (one := _allocation(event, batch)) is not None]
+        memory = memory[np.argsort(memory["ts"], kind="stable")]
+        found = [self._with_uncounted(one) for event in memory if (one := _allocation(event, batch)) is not None]
         room = max(self._most - len(self.allocations), 0)
         self.allocations += found[:room]
         self.left_out += max(len(found) - room, 0)
         return found
+
+    def _with_uncounted(self, one: Allocation) -> Allocation:
+        # torch reports shared memory, as of batches from workers, with a total that does not have the block itself.
+        device, block = one.device, (one.device, one.address)
+        uncounted = one.in_use < one.bytes and len(self._blocks) < MOST_ALLOCATIONS
+        known = self._blocks.pop(block, 0)
+        self._uncounted[device] -= known
+        if uncounted:
+            self._blocks[block] = one.bytes
+            self._uncounted[device] += one.bytes
+        elif one.bytes > 0 or not known:
+            self._counted[device] = one.in_use
+        return msgspec.structs.replace(one, in_use=self._counted[device] + self._uncounted[device])
 
     def labelled(self) -> Iterator[tuple[str, Allocation]]:
         """The allocations in order of time, each with the innermost label that was open on its thread; empty without one."""

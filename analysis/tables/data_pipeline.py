@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import Block, EventBatch, Kind
 
 BUSY_PERCENT = 75.0
-"""A worker that uses more of a processor than this is busy: more workers help, where there are processors for them."""
+"""A worker that uses more of a processor than this, or makes batches for more of the time, is busy: more workers help, where there are processors for them."""
 ALL_BUSY_PERCENT = 95.0
 """The processors are all busy if they are so for this share of the time or more: more workers do not help."""
 IDLE_PERCENT = 20.0
@@ -70,6 +70,8 @@ class PipelineOperator(msgspec.Struct, frozen=True, kw_only=True):
     """Of the output queue, at each sample."""
     processor: tuple[float, ...] = ()
     """Percent of a processor that all its workers used, at each sample."""
+    busy: float | None = None
+    """Percent of the time for which a worker made batches, on average; `None` where only `processor` says how busy workers are."""
 
     @property
     def label(self) -> str:
@@ -210,16 +212,21 @@ def _answer(pipeline: DataPipeline, machine_use: float | None) -> PipelineAnswer
 def _on_processors(
     pipeline: DataPipeline, operator: PipelineOperator, machine_use: float | None
 ) -> Iterator[PipelineAdvice]:
-    used, name, workers = operator.used_per_worker, operator.label, operator.workers
-    if used is None:
+    used, busy, name, workers = operator.used_per_worker, operator.busy, operator.label, operator.workers
+    does = "" if used is None else f"uses {used:.0f}% of a processor"
+    if busy is None:
+        busy = used
+    else:  # a worker that waits for the storage is busy, too
+        does = f"is busy making batches {busy:.0f}% of the time{' and ' if does else ''}{does}"
+    if busy is None:
         return
-    if used > BUSY_PERCENT:
-        text = f"each worker of {name} uses {used:.0f}% of a processor"
+    if busy > BUSY_PERCENT:
+        text = f"each worker of {name} {does}"
         also = "" if all_busy(machine_use) else "or make its work cheaper"
         action = _more(pipeline, operator, machine_use, also)
         yield PipelineAdvice("workers", operator.label, text, action)
-    elif used < IDLE_PERCENT and workers > 1:
-        text = f"each of the {workers} workers of {name} uses {used:.0f}% of a processor: fewer may do as well"
+    elif busy < IDLE_PERCENT and workers > 1:
+        text = f"each of the {workers} workers of {name} {does}: fewer may do as well"
         yield PipelineAdvice("idle", operator.label, text, "")
 
 
@@ -281,6 +288,8 @@ class _Loader:
         """How many batches were ready at each fetch."""
         self.fetches: list[list[int]] = []
         """Begin and duration of each fetch of a worker, in ns."""
+        self.used_ms: list[float] = []
+        """Processor time of those of which it was recorded."""
         self.waited_ms: list[float] = []
 
 
@@ -329,6 +338,8 @@ class PipelineBuilder:
                 _keep(self._loaders[-1].queue, _counts(some["value"][some["kind"] == int(Kind.COUNTER)]))
                 fetches: Any = some[some["kind"] == int(Kind.SPAN)]
                 _keep(self._loaders[-1].fetches, np.stack((fetches["ts"], fetches["dur"]), axis=1))
+                used = [_processor_ms(arguments(batch, fetch)) for fetch in fetches]
+                _keep(self._loaders[-1].used_ms, np.array([ms for ms in used if ms is not None], np.float64))
 
     def _begin(self, facts: dict[str, Any]) -> None:
         """A loader is iterated over: the same one again in each epoch."""
@@ -372,12 +383,12 @@ class PipelineBuilder:
 
 
 def _of_loader(recorded: _Loader) -> DataPipeline:
-    """A DataLoader and, if it has any, its workers. Their use of processors is taken from how long they make batches."""
+    """A DataLoader and, if it has any, its workers. Their use of processors is known if it was recorded with each batch."""
     facts, fetches, waits = recorded.facts, recorded.fetches, tuple(recorded.waited_ms)
     workers, prefetch = (_whole(facts.get(name)) for name in ("workers", "prefetch"))
     begin = min((ts for ts, _ in fetches), default=0)
     whole = max((ts + dur for ts, dur in fetches), default=0) - begin
-    busy = sum(dur for _, dur in fetches)
+    known = whole > 0 and len(recorded.used_ms) == len(fetches)
     loader = PipelineOperator(id=0, type="DataLoader", workers=1, children=(1,) if workers else ())
     if not workers:
         return DataPipeline(source=TORCH, operators=(loader,), waited_ms=waits)
@@ -389,9 +400,16 @@ def _of_loader(recorded: _Loader) -> DataPipeline:
         parent=0,
         capacity=workers * (prefetch or 2),
         lengths=tuple(recorded.queue),
-        processor=(100 * busy / whole,) if whole > 0 else (),
+        processor=(100 * 1e6 * sum(recorded.used_ms) / whole,) if known else (),
+        busy=100 * sum(dur for _, dur in fetches) / whole / workers if whole > 0 else None,
     )
     return DataPipeline(source=TORCH, operators=(loader, made), waited_ms=waits)
+
+
+def _processor_ms(facts: dict[str, Any]) -> float | None:
+    used = facts.get("used")
+    found = cast("dict[str, Any]", used).get("processor_ms") if isinstance(used, dict) else None
+    return float(found) if isinstance(found, int | float) else None
 
 
 def _in_order(events: Block) -> Block:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -80,18 +81,33 @@ class Loader(ReplacesTorch):
                 self._joined_pid = os.getpid()
                 join.join_unless_own()
             items = len(index) if hasattr(index, "__len__") else 1
+            used: dict[str, float] = {}  # the span writes down what is in it, and in `slowest`, at its end
             if items < 2 or not _fetches_items(fetcher):
-                with _core.span("fetch", category="loader", items=items):
+                with _core.span("fetch", category="loader", items=items, used=used), _ProcessorTime(used):
                     return original(fetcher, index)
-            slowest: dict[str, Any] = {}  # the span writes down what is in it at its end
+            slowest: dict[str, Any] = {}
             dataset, fetcher.dataset = fetcher.dataset, _Timed(fetcher.dataset, slowest)
+            span = _core.span("fetch", category="loader", items=items, used=used, slowest=slowest)
             try:
-                with _core.span("fetch", category="loader", items=items, slowest=slowest):
+                with span, _ProcessorTime(used):
                     return original(fetcher, index)
             finally:
                 fetcher.dataset = dataset
 
         return fetch
+
+
+class _ProcessorTime:
+    """Notes how long all threads of this process run meanwhile: those of a data set that decodes in threads count as well."""
+
+    def __init__(self, used: dict[str, float]) -> None:
+        self._used = used
+
+    def __enter__(self) -> None:
+        self._begin = time.process_time_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._used["processor_ms"] = (time.process_time_ns() - self._begin) / 1e6
 
 
 class _Timed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from stepscope.backends.counters.process_memory import capacities
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.mindspore import Profiler
 from tests.support.basics import require
+from tests.support.launch import run_to_end
 
 MIB = 1 << 20
 
@@ -138,6 +140,38 @@ def test_devices_of_a_saved_trace(tmp_path: Path) -> None:
         ("layer", 50, 1),
         ("in no span", 7, 1),
     ]
+
+
+SHARED = """
+import sys, torch, stepscope as sc
+from stepscope.analysis.explain import explain
+
+class Data:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((1 << 18,), index)
+
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)
+    with sc.trace(backends=[sc.TorchBackend(profile_memory=True)], output_dir=sys.argv[1]) as profiler:
+        for batch in loader:
+            batch + 1
+            profiler.step()
+    (memory,) = explain(sys.argv[1]).ranks[0].memory
+    print(memory.peak, sum(tag.bytes for tag in memory.tags))
+"""
+
+
+@pytest.mark.checklist("D15")
+def test_batches_of_workers_are_in_the_peak(tmp_path: Path) -> None:
+    """They lie in shared memory, which torch's total does not have: 4 MiB of a batch, and as many of the sum."""
+    require("torch")
+    (tmp_path / "shared.py").write_text(SHARED)
+    done = run_to_end([sys.executable, "shared.py", "out"], cwd=tmp_path, check=True)
+    peak, tagged = map(int, done.stdout.splitlines()[-1].split())
+    assert 8 * MIB <= peak == tagged
 
 
 @pytest.mark.checklist("D15")

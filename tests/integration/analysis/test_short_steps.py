@@ -16,6 +16,7 @@ from stepscope import span, trace
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import Answer
 from stepscope.analysis.reading.recording import load
+from stepscope.analysis.rules.data import MORE_WORKERS
 from stepscope.backends.torch.backend import TorchBackend
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
@@ -61,8 +62,8 @@ def test_no_workers_where_they_would_cost_more_than_they_save(tmp_path: Path) ->
 def test_what_workers_cost_is_in_what_they_gain(tmp_path: Path) -> None:
     """10 ms of 12: what is left is 2 ms of work and 1 ms of handing over."""
     first = answer(tmp_path, 12_000, 10_000, 0, 0).findings[0]
-    assert first.action == "DataLoader(..., num_workers=4)" and first.certainty == "certain"
-    assert "4.0 times" in first.gain
+    assert first.action == MORE_WORKERS and first.certainty == "certain"
+    assert "4.0 times" in first.gain and "4 workers have a processor each" in first.gain
 
 
 def test_batches_that_take_long_to_hand_over(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_batches_that_take_long_to_hand_over(tmp_path: Path) -> None:
 def test_workers_that_are_too_slow(tmp_path: Path) -> None:
     """Another worker helps, as a step is long."""
     first = answer(tmp_path, 12_000, 10_000, 1, 11_000).findings[0]
-    assert first.id == "input-bound-workers" and "num_workers=4" in first.action
+    assert first.id == "input-bound-workers" and first.action == MORE_WORKERS and "4 workers" in first.gain
 
 
 def compute(seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analysis.tables.data_pipeline import DataPipeline, PipelineOperator, advice_on, bottleneck_of
+from stepscope.analysis.tables.data_pipeline import (
+    DataPipeline,
+    PipelineBuilder,
+    PipelineOperator,
+    advice_on,
+    bottleneck_of,
+)
 from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import empty_block
+from stepscope.runtime.events.record import Kind, empty_block
+from tests.support.viewers.scene import Scene, make_run
 
 
 def operator(number: int, kind: str, filled: float, used: float = 50.0, workers: int = 2) -> PipelineOperator:
@@ -102,6 +110,49 @@ def test_operators_that_take_from_each_other() -> None:
     )
     found = DataPipeline(source="MindSpore", operators=(one, other))
     assert found.queued_children(one) == () and advice_on(found, None) == ()
+
+
+def loader_pipeline(directory: Path, workers: int, busy_us: float, **recorded: Any) -> DataPipeline:
+    """The pipeline of a DataLoader whose workers make ten batches, each in turn, and begin one every millisecond."""
+    scene = Scene(make_run(directory))
+    scene.add(Kind.INSTANT, "DataLoader", 0, category="loader", workers=workers, prefetch=2, dataset="Photos")
+    for number in range(10):
+        scene.span("fetch", 1000 * number, busy_us, category="loader", items=4, **recorded)
+    builder = PipelineBuilder()
+    builder.update(scene.batch())
+    (found,) = builder.pipelines()
+    return found
+
+
+@pytest.mark.checklist("D13")
+@pytest.mark.parametrize(
+    ("recorded", "used", "text"),
+    [
+        ({"used": {"processor_ms": 0.05}}, 5, "each worker of Photos(id=1) is busy making batches 99% of the time and uses 5% of a processor"),
+        ({}, None, "each worker of Photos(id=1) is busy making batches 99% of the time"),
+        ({"used": "forged"}, None, "each worker of Photos(id=1) is busy making batches 99% of the time"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_waits_for_the_storage(
+    recorded: dict[str, Any], used: float | None, text: str, tmp_path: Path
+) -> None:
+    """It is the bottleneck, though it uses little of a processor; of a recording without processor time nothing is said of that."""
+    found = loader_pipeline(tmp_path, 1, 990, **recorded)
+    assert found.operators[1].used_per_worker == (None if used is None else pytest.approx(used, rel=0.01))
+    (advice,) = advice_on(found, None)
+    assert (advice.kind, advice.text) == ("workers", text)
+    assert advice.action == "num_workers above 1 for Photos, or make its work cheaper"
+
+
+@pytest.mark.checklist("D13")
+def test_workers_that_make_few_batches(tmp_path: Path) -> None:
+    """Fewer may do as well."""
+    found = loader_pipeline(tmp_path, 2, 100, used={"processor_ms": 0.1})
+    (advice,) = advice_on(found, None)
+    assert advice.kind == "idle"
+    assert advice.text == (
+        "each of the 2 workers of Photos(id=1) is busy making batches 5% of the time and uses 5% of a processor: fewer may do as well"
+    )
 
 
 NAMES = st.sampled_from(["forward", "backward", "all_reduce", "aten::mm"])

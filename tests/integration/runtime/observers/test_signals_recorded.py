@@ -729,6 +729,7 @@ def check_training(tmp_path: Path, workers: int, method: str) -> None:
     assert (saved["cat"], saved["args"]) == ("checkpoint", {"place": f"<module> ({script}:{line})"})
     if workers:
         assert len(named["loader queue"]) >= 5
+        assert [event["args"].pop("used").keys() for event in named["fetch"]] == [{"processor_ms"}] * 5
         assert [event["args"] for event in named["fetch"]] == [{"items": 4}] * 5
         assert (
             len(
@@ -781,6 +782,7 @@ def test_the_slowest_item_of_a_batch_is_recorded(tmp_path: Path) -> None:
         event["args"] for event in sorted(events, key=lambda event: event.get("ts", 0)) if event["name"] == "fetch"
     ]
     assert [arguments["items"] for arguments in fetched[:6]] == [4] * 6
+    assert all(arguments["used"]["processor_ms"] > 0 for arguments in fetched)
     told = [arguments.get("slowest") for arguments in fetched]
     assert told[1]["index"] == 6 and told[1]["ms"] >= 50
     assert all(slowest["index"] in batch for slowest, batch in zip(told[:3], numbers, strict=True))
