@@ -1,7 +1,7 @@
 """All errors of the runtime.
 
 StepscopeError
-├── ClosedError             you closed it
+├── ClosedError             it was closed before
 ├── BrokenError             the other side failed
 ├── ProfilerStateError      (RuntimeError) a call that does not fit the profiler's state
 ├── ScheduleError           (ValueError) a schedule that cannot be followed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepscope.runtime.errors import (
     BackendError,
+    ClosedError,
     ControlError,
     ExporterError,
     OutputError,
@@ -15,6 +16,7 @@ from stepscope.runtime.errors import (
 
 __all__ = [
     "BackendError",
+    "ClosedError",
     "ControlError",
     "ExporterError",
     "OutputError",

@@ -20,7 +20,7 @@ from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import Detail
-from stepscope.runtime.settings.arguments import switch_argument
+from stepscope.runtime.settings.arguments import got, switch_argument
 from stepscope.runtime.settings.validation import suggesting
 from stepscope.runtime.sources.sink import BackendReport, Sink
 
@@ -82,10 +82,16 @@ class TorchBackend:
 
         Raises:
             ValueError: if the mode is unknown, or it is `stream` and something is asked for that only kineto has.
-            TypeError: if activities are not what torch knows as such.
+            TypeError: if activities or `experimental_config` are not what torch knows as such.
         """
         if mode not in ("auto", "stream", "kineto"):
             raise ValueError(f"mode must be 'auto', 'stream' or 'kineto', got {mode!r}")
+        # By its name: torch is not imported before `open`.
+        kinds = [kind.__name__ for kind in type(experimental_config).__mro__]
+        if experimental_config is not None and "_ExperimentalConfig" not in kinds:
+            raise TypeError(
+                f"experimental_config must be torch's _ExperimentalConfig, {got(experimental_config)}; leave it out for the default"
+            )
         names, filters = read_activities(activities)
         self._settings = TorchSettings(
             record_shapes=record_shapes,

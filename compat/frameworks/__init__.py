@@ -6,9 +6,18 @@ from typing import NoReturn
 
 
 def raise_missing(error: ModuleNotFoundError, package: str, framework: str, install: str) -> NoReturn:
-    """Raises what the import of a front door ends with: an `ImportError` that says that the framework is not installed, and the arguments of pip; or
-    the same error, if something else is missing that the framework needs."""
+    """Raises the error of importing the module for a framework.
+
+    Args:
+        error: of the import; raised again if something else is missing that the framework needs.
+        package: the framework's, as Python imports it.
+        framework: its name, as its makers write it.
+        install: arguments of pip.
+
+    Raises:
+        ImportError: if the framework is not installed; has the arguments of pip.
+    """
     if (error.name or "").partition(".")[0] != package:
         raise error
-    door = f"stepscope.{framework.lower()}"
-    raise ImportError(f"{door} needs {framework}, which is not installed: pip install {install}") from error
+    module = f"stepscope.{framework.lower()}"
+    raise ImportError(f"{module} needs {framework}, which is not installed: pip install {install}") from error

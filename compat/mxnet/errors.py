@@ -1,4 +1,4 @@
-"""Errors of this front door."""
+"""Errors of the drop-in for `mx.profiler`."""
 
 from __future__ import annotations
 

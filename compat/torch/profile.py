@@ -22,7 +22,7 @@ from stepscope.compat.torch.results import Results, View, export_facts
 from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.compat.torch.windows.finished_window import FinishedWindow, TorchFlags
 from stepscope.compat.torch.windows.memory_timeline import NEEDS, LatestResults
-from stepscope.compat.torch.windows.window_hooks import Observer, WindowHooks, observer_of_environment
+from stepscope.compat.torch.windows.window_hooks import Observer, WindowHooks, is_observer, observer_of_environment
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
@@ -120,6 +120,11 @@ class profile(Results):
             fits = callable(function) or (what == "on_trace_ready" and isinstance(function, Exporter))
             if function is not None and not fits:
                 raise TypeError(f"{what} must be callable, {got(function)}")
+        if execution_trace_observer is not None and not is_observer(execution_trace_observer):
+            raise TypeError(
+                "execution_trace_observer must be an instance with start(), stop() and cleanup(), as torch.profiler.ExecutionTraceObserver, "
+                f"{got(execution_trace_observer)}"
+            )
         if post_processing_timeout_s is not None:
             if not isinstance(post_processing_timeout_s, int | float):
                 raise TypeError(f"post_processing_timeout_s must be a number, {got(post_processing_timeout_s)}")

@@ -51,6 +51,7 @@ class Controller:
         decode: Callable[[bytes], FileContent] = decode_control_file,
         refused: Callable[[str], object] | None = None,
         withdraws_planned: bool = False,
+        log_prefix: str = "control: ",
     ) -> None:
         """
         Args:
@@ -63,6 +64,7 @@ class Controller:
             withdraws_planned: whether new content withdraws windows that have yet to begin, unless the ranks agree on them:
                 the file says how things are to be, and is no list of requests. Another profiler of the process then
                 records the same request as well.
+            log_prefix: begins each line of the log about requests and the file.
         """
         self.settings = settings
         self._profiler, self._rank = profiler, rank
@@ -78,10 +80,13 @@ class Controller:
                 default=default_content() if settings.create and not rank else None,
                 on_change=self._changed,
                 status=not rank,
+                log_prefix=log_prefix,
             )
             status = self._file.status
             history = RequestHistory(self._file.path, shared=agrees or not withdraws_planned)
-        self._router = RequestRouter(profiler, rank, status, history, refused, withdraws_planned=withdraws_planned)
+        self._router = RequestRouter(
+            profiler, rank, status, history, refused, withdraws_planned=withdraws_planned, log_prefix=log_prefix
+        )
         if self._file is not None and agrees:
             self._router.agreement = Agreement(
                 job_directory(self._file.path, settings.job or job_from_environment(), rank or 0),
@@ -91,6 +96,7 @@ class Controller:
                 patience=settings.patience,
                 poll=settings.poll,
                 outcome=self._router.decided,
+                log_prefix=log_prefix,
             )
         self._thread = ControlThread(
             profiler, self._router.agreement, self._file, pause=settings.poll, ended=self._router.end

@@ -58,13 +58,15 @@ class RequestRouter:
         refused: Callable[[str], object] | None = None,
         *,
         withdraws_planned: bool = False,
+        log_prefix: str = "control: ",
     ) -> None:
-        """Args: `history`: of the watched file, if there is one. `refused`, `withdraws_planned`: as for `Controller`."""
+        """Args: `history`: of the watched file, if there is one. `refused`, `withdraws_planned`, `log_prefix`: as for `Controller`."""
         self.agreement: Agreement | None = None
         """With other ranks; without one each rank uses its own steps."""
         self._profiler, self._rank = profiler, rank
         self._status, self._history, self._refused = status, history, refused
         self._plan = PLAN if withdraws_planned else ""
+        self._log_prefix = log_prefix
         self._waiting: list[tuple[str, OnAnswer]] = []
 
     def follow(self, found: FileContent) -> None:
@@ -72,7 +74,8 @@ class RequestRouter:
         end = found.end_request()
         if end is None:
             if self._plan and self.agreement is None:
-                self._profiler.withdraw(self._plan, "the file asks for something else")
+                for window in self._profiler.withdraw(self._plan, "the file asks for something else"):
+                    self._log(window.request.text(), FILE, f"withdrawn: {window.reason}")
             try:
                 request = found.request()
             except ValueError as error:
@@ -159,14 +162,18 @@ class RequestRouter:
         """Reports a refusal."""
         if self._refused is not None:
             self._refused(answer)
-        self.report(request, trigger, answer, logging.INFO if self._refused else logging.WARNING)
+        self.report(request, trigger, answer, None if self._refused else logging.WARNING)
 
-    def report(self, request: AnyRequest | str, trigger: str, answer: str, level: int = logging.INFO) -> None:
-        """Writes what was answered to a request, or to something of this name, into log and status file."""
+    def report(self, request: AnyRequest | str, trigger: str, answer: str, level: int | None = logging.INFO) -> None:
+        """Writes what was answered to a request, or to something of this name, into the status file, and with a level into the log."""
         text, run_id = (request, "") if isinstance(request, str) else (request.text(), request.run_id)
-        log.log(level, "control: %s, asked for by %s: %s", text, trigger, answer)
+        if level is not None:
+            self._log(text, trigger, answer, level)
         if self._status is not None:
             self._status.put(request=text, run_id=run_id or None, trigger=trigger, answer=answer)
+
+    def _log(self, text: str, trigger: str, answer: str, level: int = logging.INFO) -> None:
+        log.log(level, "%s%s, asked for by %s: %s", self._log_prefix, text, trigger, answer)
 
     def end(self) -> None:
         """Nothing is decided any more."""

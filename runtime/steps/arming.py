@@ -179,12 +179,14 @@ class Arming:
                 windows.apply_end(change)
             return bool(proposed) or change is not None
 
-    def withdraw(self, plan: str, reason: str) -> None:
-        """Withdraws the windows of this plan that have not begun."""
+    def withdraw(self, plan: str, reason: str) -> tuple[ArmedWindow, ...]:
+        """Withdraws the windows of this plan that have not begun. Returns them."""
         windows = self._windows
         with windows.lock:
-            for window in [window for window in windows.waiting if window.plan == plan]:
+            found = tuple(window for window in windows.waiting if window.plan == plan)
+            for window in found:
                 windows.drop(window, "withdrawn", reason)
+        return found
 
     def armed(self) -> tuple[ArmedStatus, ...]:
         """Ended windows, then the running one, then waiting ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from importlib import import_module
 from importlib.util import find_spec
@@ -99,3 +100,12 @@ def test_the_page_names_what_there_is() -> None:
         for name in re.findall(r"`(\w+)`", names):
             assert hasattr(import_module(module), name) or find_spec(f"{module}.{name}"), (module, name)
     assert all(f"`{column}`" in PAGE for column in EVENT_DTYPE.names or ())
+
+
+@pytest.mark.parametrize("page", ["extending.md", "extending-reference.md"])
+def test_the_errors_that_the_pages_demand_are_public(page: str) -> None:
+    """An exporter or backend imports none of them from `stepscope.runtime`, which may change."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+Error)`", text)) - set(vars(builtins)) - {"CancelledError"}
+    assert {"OutputError", "ClosedError", "BackendError"} <= named <= set(sc.errors.__all__)
+    assert "stepscope.runtime.errors" not in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -33,8 +32,6 @@ from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.session.ranks import ranks_from
 from stepscope.runtime.settings.validation import did_you_mean
-
-log = logging.getLogger("stepscope")
 
 FIELDS: Final[Mapping[str, Any]] = {
     "start_step": -1,
@@ -102,7 +99,7 @@ class DynamicProfilerArgs:
     """Start and stop of a window, 1 for the first step, and what it records.
 
     Names of levels, activities and metrics may be given as well as MindSpore's numbers, and every option of `Profiler`.
-    A value that cannot be is replaced by the field's default; that, and every unknown field, is in `diagnostics` and in the log.
+    A value that cannot be is replaced by the field's default; that, and every unknown field, is in `diagnostics`, which the monitor logs.
 
     Args:
         start_step: first step that is recorded; -1: none; `next`: the next that can be, with `steps`.
@@ -173,8 +170,6 @@ class DynamicProfilerArgs:
         )
         """The rule for a window that overlaps another one."""
         self._further = self._read_further(further)
-        for text in self._warnings:
-            log.warning("dynamic profiler: %s", text)
 
     def _read(self, name: str, value: Any, read: Callable[[Any], Any], *default: Any) -> Any:
         try:
@@ -193,9 +188,9 @@ class DynamicProfilerArgs:
                     continue
             if name in _FURTHER:
                 try:
-                    read_options({name: value}, "dynamic profiler", metrics=DYNAMIC_METRICS)
+                    read_options({name: value}, "file", metrics=DYNAMIC_METRICS)
                 except (TypeError, ValueError) as error:
-                    self._warn(f"{error}; the default is taken")
+                    self._warn(f"{str(error).removeprefix('file: ')}; the default is taken")
                 else:
                     options[name] = value
             else:

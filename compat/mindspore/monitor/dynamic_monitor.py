@@ -184,8 +184,9 @@ class DynamicProfilerMonitor:
         # The loop's first step goes on already, unless `step()` is called at its begin. MindSpore calls a callback for
         # it, so rank 0 has until then to plan a window that begins with it.
         goes_on = step_position == "end" and not (several and _is_callback(type(self)))
+        prefix = f"[Dynamic Profiler] rank {self.rank}"
         self._windows = WindowFollower(
-            "dynamic profiler",
+            prefix,
             rank=self.rank,
             step=1 if several and goes_on else 0,
             # Another rank may have read the file before this one.
@@ -196,9 +197,10 @@ class DynamicProfilerMonitor:
             self._windows.arming,
             self.rank,
             target.rank_size,
-            decode=lambda content: MonitorFile(DynamicProfilerArgs.from_json(content), late, granularity),
+            decode=lambda content: MonitorFile(self._decode(content), late, granularity),
             refused=self._refused,
             withdraws_planned=True,
+            log_prefix=f"{prefix}: ",
         )
         if self.rank == 0:
             self.config_path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,6 +290,12 @@ class DynamicProfilerMonitor:
         _open_monitors.discard(self)
 
     # both
+
+    def _decode(self, content: bytes) -> DynamicProfilerArgs:
+        config = DynamicProfilerArgs.from_json(content)
+        for text in config.diagnostics:
+            log.warning("[Dynamic Profiler] rank %d: %s", self.rank, text)
+        return config
 
     def _refused(self, answer: str) -> None:
         """A request was refused; on the control thread, or where this is made."""

@@ -26,6 +26,13 @@ class Observer(Protocol):
     def cleanup(self) -> None: ...
 
 
+def is_observer(value: object) -> bool:
+    """True if it is an instance with all methods of `Observer`."""
+    return not isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("start", "stop", "cleanup")
+    )
+
+
 def observer_of_environment() -> Observer | None:
     """torch's own observer if `ENABLE_PYTORCH_EXECUTION_TRACE=1`, as `torch.profiler.profile` makes it; `None` in a torch that
     makes none."""

@@ -61,6 +61,7 @@ class Agreement:
         poll: float,
         outcome: Outcome,
         margin: float | None = None,
+        log_prefix: str = "control: ",
     ) -> None:
         """
         Args:
@@ -69,9 +70,10 @@ class Agreement:
             poll: seconds between two turns, at most.
             outcome: called with each request and its answer; on rank 0 again when other ranks report that they cannot follow.
             margin: seconds from rank 0's choice of a step to this step; default: two turns and a second.
+            log_prefix: begins each line of the log.
         """
         self._directory, self._profiler, self._rank, self._world_size = directory, profiler, rank, world_size
-        self._patience, self._outcome = patience, outcome
+        self._patience, self._outcome, self._log_prefix = patience, outcome, log_prefix
         self._alive_within = max(patience, 3 * poll)
         self._quiet_s = max(3 * poll, 1.0)
         self._margin = 2 * poll + 1.0 if margin is None else margin
@@ -129,7 +131,7 @@ class Agreement:
             trouble = f"{self._directory.path} cannot be used: {error}"
         if trouble:
             if trouble != self.trouble:
-                log.error("control: %s", trouble)
+                log.error("%s%s", self._log_prefix, trouble)
             for key in list(self._pending):
                 self._refuse(key, trouble)
         self.trouble = trouble
@@ -297,7 +299,7 @@ class Agreement:
                 return  # it may be readable in the next turn
             self._followed = number
             if plan is None:
-                log.error("control: plan-%d.json in %s cannot be read", number, plans.directory)
+                log.error("%splan-%d.json in %s cannot be read", self._log_prefix, number, plans.directory)
             elif plan.request.profiler == self._name:
                 armed = self._follow(plan)
                 self._conclude(plan, armed)

@@ -78,6 +78,7 @@ class WatchedFile(Generic[T]):
         default: bytes | None = None,
         on_change: Callable[[T], object] | None = None,
         status: bool = True,
+        log_prefix: str = "",
     ) -> None:
         """
         Args:
@@ -86,11 +87,13 @@ class WatchedFile(Generic[T]):
             default: content of a file that `create` makes; in a job one rank does it.
             on_change: called with each new value. Its exceptions are logged, and written into the status file.
             status: whether to write the status file; in a job one rank does it.
+            log_prefix: begins each line of the log.
         """
         self.path = absolute(path)
         self.current: T | None = None
         """The latest valid value. It must not be changed."""
         self._decode, self._on_change = decode, on_change
+        self._named = f"{log_prefix}{self.path}"
         self._default = default
         self.status = StatusFile(self.path.with_name(f"{self.path.name}.status.json"), enabled=status)
         self._good = ""
@@ -133,7 +136,7 @@ class WatchedFile(Generic[T]):
             if self._on_change is not None:
                 self._on_change(value)
         except Exception as error:
-            log.error("what follows %s failed", self.path, exc_info=error)
+            log.error("%s: what follows it failed", self._named, exc_info=error)
             self.status.put(error=error_text(error))
         self._mark_valid()
         self.status.put(state="ok", sha256=reading.digest)
@@ -143,7 +146,7 @@ class WatchedFile(Generic[T]):
         self._suspect = None
         if self._bad is not None:
             self._bad = None
-            log.info("%s is well again", self.path)
+            log.info("%s is valid again", self._named)
             self.status.put(state="ok", sha256=self._good, bad_sha256=None, reason=None, line=None, column=None)
 
     def _forget(self, reading: Reading) -> None:
@@ -154,7 +157,7 @@ class WatchedFile(Generic[T]):
             return
         self._bad = reported
         if self.current is not None:
-            log.warning("%s: %s; the last valid content holds", self.path, reading.problem)
+            log.warning("%s: %s; the last valid content holds", self._named, reading.problem)
         if self.path.parent.is_dir():
             self.status.put(state="missing", reason=reading.problem, line=None, column=None)
 
@@ -169,7 +172,7 @@ class WatchedFile(Generic[T]):
             return True
         self._suspect, self._bad = None, found
         effect = "nothing was read before" if self.current is None else "the last valid content holds"
-        log.error("%s cannot be followed: %s; %s", self.path, problem, effect)
+        log.error("%s cannot be followed: %s; %s", self._named, problem, effect)
         self.status.put(
             state="bad", reason=problem, line=line or None, column=column or None, bad_sha256=reading.digest
         )

@@ -328,7 +328,12 @@ def nvidia(trial: Trial | None, proc: Path = PROC, pci: Path = Path("/sys/bus/pc
         return Check(name, "no", f"the machine's driver is loaded, but: {why}", f"in a container: {_CONTAINER}")
     if why:
         present = any(_read(vendor).strip() == _NVIDIA for vendor in pci.glob("*/vendor"))
-        return Check(name, "no", f"{why}{'; there is a device' if present else ''}", present * "install the driver")
+        cure = (
+            "install the driver"
+            if present
+            else f"only with such a device: install its driver; in a container: {_CONTAINER}"
+        )
+        return Check(name, "no", f"{why}{'; there is a device' if present else ''}", cure)
     opened = Nvml(library)
     count = human_count(opened.count, "device")
     opened.close()

@@ -74,18 +74,18 @@ def run(arguments: argparse.Namespace) -> int:
     if missing:
         raise StepscopeError(f"{' and '.join(missing)} cannot be imported; install them: pip install 'stepscope[demo]'")
     directory = _directory(arguments.out)
-    say = message if arguments.json else _say
+    write = message if arguments.json else _print
     training: Training = _program("digits").Training()
     epochs: int = arguments.epochs
-    say(f"A convolutional network learns {len(training.loader.dataset):,} handwritten digits.")  # type: ignore[arg-type]
-    profiler = _train(training, epochs, directory, say)
+    write(f"A convolutional network learns {len(training.loader.dataset):,} handwritten digits.")  # type: ignore[arg-type]
+    profiler = _train(training, epochs, directory, write)
     accuracy = training.accuracy()
-    say(f"\nThe network recognises {accuracy:.1%} of {len(training.tested)} digits that it has not seen.\n")
-    _tell_files(profiler, say)
+    write(f"\nThe network recognises {accuracy:.1%} of {len(training.tested)} digits that it has not seen.\n")
+    _print_files(profiler, write)
     if arguments.json:
         print_json({"accuracy": accuracy, "answer": Ending(path=str(profiler.output.path)).answer()[0]})
     else:
-        _tell_answer(profiler)
+        _print_answer(profiler)
     profiler.raise_errors()
     return 0 if accuracy > EXPECTED else 1
 
@@ -102,7 +102,7 @@ def _program(name: str) -> Any:
     return module
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     """Prints at once: what goes to standard error at the same time keeps its place."""
     print(text, flush=True)
 
@@ -124,10 +124,10 @@ def _directory(chosen: Path | None) -> Path:
     return directory
 
 
-def _train(training: Training, epochs: int, directory: Path, say: Callable[[str], None]) -> Profiler:
+def _train(training: Training, epochs: int, directory: Path, write: Callable[[str], None]) -> Profiler:
     """Trains some epochs under a profiler."""
     total = epochs * training.steps
-    say(f"\n{SCHEDULE.plan(total)}")
+    write(f"\n{SCHEDULE.plan(total)}")
     profiler = trace(
         schedule=SCHEDULE,
         backends=[TorchBackend("stream")],
@@ -150,20 +150,20 @@ def _train(training: Training, epochs: int, directory: Path, say: Callable[[str]
     return profiler
 
 
-def _tell_files(profiler: Profiler, say: Callable[[str], None]) -> None:
-    """Says what opens the result."""
+def _print_files(profiler: Profiler, write: Callable[[str], None]) -> None:
+    """Prints what opens the result."""
     run = profiler.output.path
-    say(f"The result is in {opening.shown(run)}. To see it:")
-    say(f"  TensorBoard  {opening.tensorboard(run / 'tensorboard')}")
-    say(f"  Perfetto     {opening.perfetto(run / 'trace.json')}")
-    say(f"  other forms  {opening.command('convert', run, 'trace.json.gz')}")
+    write(f"The result is in {opening.shown(run)}. To see it:")
+    write(f"  TensorBoard  {opening.tensorboard(run / 'tensorboard')}")
+    write(f"  Perfetto     {opening.perfetto(run / 'trace.json')}")
+    write(f"  other forms  {opening.command('convert', run, 'trace.json.gz')}")
 
 
-def _tell_answer(profiler: Profiler) -> None:
-    """Says what is slow, and which commands come next."""
+def _print_answer(profiler: Profiler) -> None:
+    """Prints what is slow, and which commands come next."""
     run = profiler.output.path
-    _say("\nWhat is slow, as `stepscope run` ends, too:")
-    _say(Ending(path=str(run), width=width(), colour=sys.stdout.isatty(), says_more=False).text())
-    _say("\nThat fault was planted. Next: all there is as a page, and the same of a training of yours.")
-    _say(f"  {opening.command('report', run)}")
-    _say(f"  {opening.command('run', 'train.py')}")
+    _print("\nWhat is slow, as `stepscope run` ends, too:")
+    _print(Ending(path=str(run), width=width(), colour=sys.stdout.isatty(), says_more=False).text())
+    _print("\nThat fault was planted. Next: all there is as a page, and the same of a training of yours.")
+    _print(f"  {opening.command('report', run)}")
+    _print(f"  {opening.command('run', 'train.py')}")

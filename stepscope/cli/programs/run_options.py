@@ -73,7 +73,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--duration",
         metavar="SECONDS",
         type=seconds,
-        help="end recording with the first step that ends after that time; the program goes on",
+        help="end recording with the first step that ends after that time, or at that time if no step has ended before; the "
+        "program goes on",
     )
     which.add_argument(
         "--step-on", choices=("optimizer", "none"), default="optimizer", help="what ends a step (default: optimizer)"

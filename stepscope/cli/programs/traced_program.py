@@ -100,8 +100,10 @@ class TracedProgram(msgspec.Struct, frozen=True):
         output = Output.choose(arguments.out, name, None)
         files, exporters = exporters_of(arguments, output.path if rank is None else output.path / f"rank{rank}")
         if not arguments.quiet:
-            for path in filter(Path.is_file, files.values()):
-                message(f"stepscope run: {opening.shown(path)} is of an earlier run, and will be replaced")
+            for path in files.values():
+                every = path.with_name(path.name.replace("{window}", "*"))
+                if any(found.is_file() for found in path.parent.glob(every.name)):
+                    message(f"stepscope run: {opening.shown(every)} is of an earlier run, and will be replaced")
         steps = OptimizerSteps(lambda: profiler.step())
         by_optimizer = arguments.step_on == "optimizer"
         # As they were typed, without the program and its arguments.

@@ -654,3 +654,12 @@ def test_a_file_of_an_earlier_run_is_named_before_it_is_replaced(tmp_path: Path)
     remark = "stepscope run: run/trace.json is of an earlier run, and will be replaced"
     assert remark not in first.stderr and remark in again.stderr
     assert (tmp_path / "run" / "journal").is_file() and (tmp_path / "run" / "journal-2").is_file()
+
+
+def test_windows_of_an_earlier_run_are_named_before_they_are_replaced(tmp_path: Path) -> None:
+    """With `--keep-last` each has a trace of its own."""
+    (tmp_path / "program.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
+    command = "run", "--no-torch", "--keep-last", "3", "-o", "run", "program.py"
+    first, again = (stepscope(*command, cwd=tmp_path) for _ in range(2))
+    remark = "stepscope run: run/trace-*.json is of an earlier run, and will be replaced"
+    assert remark not in first.stderr and remark in again.stderr

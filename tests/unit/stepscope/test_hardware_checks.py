@@ -41,9 +41,11 @@ def test_a_container_without_the_libraries(tmp_path: Path, library: str) -> None
 
 
 def test_a_device_without_a_driver(tmp_path: Path) -> None:
-    """The PCI bus has a device of NVIDIA's; where it has none there is nothing to install."""
+    """The PCI bus has a device of NVIDIA's; where it has none, the driver is for those who have one."""
     (tmp_path / "0000:01:00.0").mkdir()
-    assert not nvidia(None, tmp_path, tmp_path, "libno-such.so").cure
+    assert nvidia(None, tmp_path, tmp_path, "libno-such.so").cure.startswith(
+        "only with such a device: install its driver"
+    )
     (tmp_path / "0000:01:00.0" / "vendor").write_text("0x10de\n")
     check = nvidia(None, tmp_path, tmp_path, "libno-such.so")
     assert check.state == "no" and "there is a device" in check.text and check.cure == "install the driver"

@@ -287,6 +287,23 @@ def test_observers_that_fail(failing: str) -> None:
     assert f"cannot {failing}" in " ".join(f"{error} {error.__cause__}" for error in raised.value.exceptions)
 
 
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("execution_trace_observer", 5),
+        ("execution_trace_observer", 0),
+        ("execution_trace_observer", Observer),
+        ("execution_trace_observer", sc.exporters.MemoryExporter()),
+        ("experimental_config", 3),
+        ("experimental_config", {}),
+    ],
+)
+def test_observers_and_configurations_that_are_none(argument: str, value: Any) -> None:
+    """They are refused where the profile is made: at its start nothing would raise, and operators would be missing."""
+    with refused(TypeError, argument, "got", type(value).__name__, snapshot=False):
+        ours.profile(activities=cpu(), **{argument: value})
+
+
 @pytest.mark.needs("torch")
 def test_torchs_own_observer(tmp_path: Path) -> None:
     """An `ExecutionTraceObserver` writes its file with the windows' operators."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import struct
 from pathlib import Path
 from typing import Any
@@ -196,16 +195,14 @@ WRONG: tuple[Any, ...] = (None, 1.5, "three", {}, True, 1)
         if not (isinstance(value, int) and isinstance(value, bool) == isinstance(default, bool))
     ],
 )
-def test_wrong_types(field: str, value: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_types(field: str, value: Any) -> None:
     """One wrong field is reset alone, and named with its value; a bool is no number, and a number no bool."""
-    with caplog.at_level(logging.WARNING, "stepscope"):
-        fields: dict[str, Any] = {**DEFAULTS, "start_step": 5, field: value}
-        args = DynamicProfilerArgs(**fields)
+    fields: dict[str, Any] = {**DEFAULTS, "start_step": 5, field: value}
+    args = DynamicProfilerArgs(**fields)
     assert args.vars == {**DEFAULTS, "start_step": 5, field: DEFAULTS[field]}
     (text,) = args.diagnostics
     assert text.startswith(f"{field} is {value!r}: ")
     assert text.endswith(f"; {DEFAULTS[field]!r} is taken")
-    assert text in caplog.text
 
 
 @pytest.mark.checklist("A11")

@@ -101,6 +101,7 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     assert not [text for text in caplog.messages if "npu" in text]  # which nobody asked for
     messages = [text for text in caplog.messages if text.startswith("[Dynamic Profiler] rank 0: ")]
     assert messages[1:] == [
+        "[Dynamic Profiler] rank 0: steps 10-10, asked for by file: recording step 10",
         "[Dynamic Profiler] rank 0: start at step 10, will stop at step 10",
         "[Dynamic Profiler] rank 0: stop at step 10",
     ]
@@ -182,6 +183,30 @@ def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> 
     with refused(RuntimeError, "profiler_config.json", "start_step", "9", "stop_step", "7"):
         strict.step()
     strict.step()
+
+
+@pytest.mark.checklist("A29", "A40", "F3")
+def test_each_line_of_the_log_is_there_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """With one prefix: what is asked for, withdrawn and refused, and values that cannot be followed."""
+    prefix = "[Dynamic Profiler] rank 0: "
+    with caplog.at_level(logging.INFO, "stepscope"):
+        monitor = job.monitor()
+        job.callbacks(monitor, 4)
+        for asked in ({"start_step": 20}, {"start_step": 30, "host_sys": ["cpuu"]}, {"start_step": 2}):
+            job.change(stop_step=asked["start_step"] + 1, **asked)
+        job.config.write_text("broken")
+        wait(lambda: "cannot be followed" in caplog.text)
+        job.change(start_step=-1, stop_step=-1)
+    assert all(text.startswith(prefix) for text in caplog.messages)
+    texts = [text.removeprefix(prefix) for text in caplog.messages]
+    withdrawn = "asked for by file: withdrawn: the file asks for something else"
+    expected = ["steps 20-21, asked for by file: recording", f"steps 20-21, {withdrawn}", "host_sys is ['cpuu']"]
+    expected += ["steps 30-31, asked for by file: recording", f"steps 30-31, {withdrawn}", "refused: start_step 2 is"]
+    assert [text for text in texts if "profiler_config.json" not in text and "analyse" not in text] == [
+        text for text in texts if any(text.startswith(begin) for begin in expected)
+    ]
+    assert [sum(text.startswith(begin) for text in texts) for begin in expected] == [1] * 6
+    assert not [text for text in texts if "Dynamic" in text or "dynamic profiler" in text]
 
 
 @pytest.mark.checklist("A40", "F3")
