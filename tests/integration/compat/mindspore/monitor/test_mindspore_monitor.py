@@ -192,8 +192,9 @@ def test_each_line_of_the_log_is_there_once(job: Job, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO, "stepscope"):
         monitor = job.monitor()
         job.callbacks(monitor, 4)
-        for asked in ({"start_step": 20}, {"start_step": 30, "host_sys": ["cpuu"]}, {"start_step": 2}):
-            job.change(stop_step=asked["start_step"] + 1, **asked)
+        job.change(start_step=20, stop_step=21)
+        job.change(start_step=30, stop_step=31, host_sys=["cpuu"])
+        job.change(start_step=2, stop_step=3)
         job.config.write_text("broken")
         wait(lambda: "cannot be followed" in caplog.text)
         job.change(start_step=-1, stop_step=-1)
