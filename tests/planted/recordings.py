@@ -63,6 +63,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
     devices: tuple[DeviceAnswer, ...]
     events: int
+    from_torchs_engine: bool = False
 
 
 PLAIN = [name for name in Stored.__struct_fields__ if name not in ("rank", "name", "host", "facts", "suspended")]
