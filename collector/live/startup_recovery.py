@@ -33,6 +33,8 @@ log = logging.getLogger("stepscope.collector")
 
 T = TypeVar("T")
 
+SEGMENTS_OF_A_DAY = 32
+"""Segments of a stream that are open at once: those of a day, of an hour each, and some more."""
 _MOST_BYTES = 4 << 20
 """Of frames that are read together."""
 _BLOCK = 1 << 16
@@ -183,7 +185,7 @@ class StartupRecovery:
 
 def _open_tail(path: Path, read_bytes: int, files: int) -> tuple[_Tail, _Part]:
     """Finds the end of a stream of which the frames are read, and reads the first of them."""
-    reader = FrameReader(path, follow=False)
+    reader = FrameReader(path, follow=False, max_descriptors=SEGMENTS_OF_A_DAY)
     try:
         tail = _Tail(reader, run_in(reader), *_times(reader), read_evicted(path), (0, 0))
         _skip_earlier(tail, read_bytes, files)

@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.segments import Segment, SegmentFiles
+from stepscope.runtime.journal.segments import MAX_DESCRIPTORS, Segment, SegmentFiles
 
 Frame = tuple[int, int, bytes]
 """Type, flags, payload."""
@@ -56,8 +56,10 @@ class FrameReader:
         FormatError: if it is not a journal, or one of a newer version.
     """
 
-    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False) -> None:
-        """Args: the file; whether to follow a link; whether to read this segment only."""
+    def __init__(
+        self, path: Path, *, follow: bool = True, alone: bool = False, max_descriptors: int = MAX_DESCRIPTORS
+    ) -> None:
+        """Args: the file; whether to follow a link; whether to read this segment only; descriptors that it has open at a time."""
         self.path = path
         self.damage = Damage()
         """Damage so far."""
@@ -65,7 +67,7 @@ class FrameReader:
         self._at = fmt.FILE_HEADER.size
         self.head = (0, 0, 0)
         """(position, number in the file, bytes of the payload) of the last frame, also during calls of `skipped`."""
-        self.files = SegmentFiles(path, follow=follow, alone=alone)
+        self.files = SegmentFiles(path, follow=follow, alone=alone, max_descriptors=max_descriptors)
         try:
             self._sync = self._read_file_header()
         except BaseException:

@@ -21,8 +21,8 @@ SEGMENT_BYTES = 64 << 20
 SEGMENT_AGE_S = 3600
 """A journal continues in a new segment when the last one has so many bytes, or is so old."""
 MAX_SEGMENTS = 0xFFFF
-MAX_DESCRIPTORS = 32
-"""Descriptors that the reader of one journal has open at a time."""
+MAX_DESCRIPTORS = 8
+"""Descriptors that the reader of one journal has open at a time, by default: deleted files take room on the disk while they are open."""
 
 _NUMBER = re.compile("[1-9][0-9]{0,4}")
 _LATER = re.compile(rf"(?P<first>.+)\.(?P<number>{_NUMBER.pattern})")
@@ -118,8 +118,11 @@ class SegmentFiles:
         FormatError: if it is not a regular file.
     """
 
-    def __init__(self, path: Path, *, follow: bool = True, alone: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, follow: bool = True, alone: bool = False, max_descriptors: int = MAX_DESCRIPTORS
+    ) -> None:
         self._path = path
+        self._max_descriptors = max_descriptors
         self._links = 0 if follow else os.O_NOFOLLOW
         self._descriptors: dict[str, int] = {}
         self.damaged_header = False
@@ -262,7 +265,7 @@ class SegmentFiles:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
                 raise FormatError(f"{name} is not a regular file")
-            while len(self._descriptors) >= MAX_DESCRIPTORS:
+            while len(self._descriptors) >= self._max_descriptors:
                 oldest = next(iter(self._descriptors))
                 os.close(self._descriptors.pop(oldest))
             self._descriptors[name] = descriptor
