@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import msgspec
 
+import pytest
+
 from benchmarks.catalog import ROWS
 from benchmarks.harness import document, release_plot, releases
 from benchmarks.harness.command import chosen, main, run
@@ -30,6 +32,7 @@ def _failures(report: Report) -> list[str]:
     return [f"{o.key} {m.label}: {m.why_not}" for o in report.outcomes for m in o.measured if m.why_not]
 
 
+@pytest.mark.timeout(1200)
 def test_every_row_of_ours_can_be_measured() -> None:
     """A row that does not run any more would go missing from the table."""
     require("torch")
