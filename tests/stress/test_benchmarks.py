@@ -8,7 +8,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
-
 import pytest
 
 from benchmarks.catalog import ROWS
