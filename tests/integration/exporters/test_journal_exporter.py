@@ -92,7 +92,7 @@ anyio.run(main)
 
 
 @pytest.mark.checklist("F11")
-async def test_the_size_limit_is_kept_and_reported(tmp_path: Path) -> None:
+async def test_the_size_limit_holds_and_is_reported(tmp_path: Path) -> None:
     """At its limit, which leaves room for the names of all tests before, the journal stops, with markers and counts; windows
     and the end are still written."""
     exporter = JournalExporter(tmp_path / "journal", max_bytes=1 << 22)

@@ -156,7 +156,7 @@ def test_a_close(tmp_path: Path) -> None:
             assert written(tmp_path / str(number)) == ["before"], interrupt.where
 
 
-def test_a_stop_beside_another_profiler(tmp_path: Path) -> None:
+def test_a_stop_while_another_profiler_runs(tmp_path: Path) -> None:
     """Nothing is recorded for a profiler that has stopped, also where another one keeps the session."""
     never = sc.schedule(wait=1, warmup=0, active=1, skip_first=1000)
     functions = {f"StepController.{name}" for name in ("end", "_set_pauses", "_change", "_want")} | {"_finish"}
