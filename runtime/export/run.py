@@ -120,7 +120,8 @@ class LiveSteps(Protocol):
     """The facts of a run's steps while it goes on. Any thread may call."""
 
     def follow(self, receiver: Callable[[Facts], object]) -> None:
-        """Calls it about once a second, on the loop's thread, with the facts of steps that have ended since: possibly none."""
+        """Calls it about once a second, on the loop's thread, with the facts of steps that have ended since: possibly none. If the
+        run has ended, calls it at once, with the last facts."""
         ...
 
     def unfollow(self, receiver: Callable[[Facts], object]) -> None:

@@ -252,18 +252,33 @@ def _without_closures(intervals: Times) -> Times:
     So do Lightning, for each step, and optimizers such as LBFGS.
     """
     classes = intervals[:, _CLASS]
-    backward = intervals[classes == Phase.BACKWARD]
-    (optimizers,) = np.nonzero(classes == Phase.OPTIMIZER)
-    if not len(backward) or not len(optimizers):
+    backward, is_optimizer = intervals[classes == Phase.BACKWARD], classes == Phase.OPTIMIZER
+    if not len(backward) or not is_optimizer.any():
         return intervals
-    backward = backward[np.argsort(backward[:, _END], kind="stable")]
-    last = np.searchsorted(backward[:, _END], intervals[optimizers, _END], side="right") - 1
-    inside = (last >= 0) & (backward[last, _BEGIN] >= intervals[optimizers, _BEGIN])
+    # Intervals that overlap are joined, or not, by when their events came: the result depends on the time that they cover together.
+    optimizers = _joined(intervals[is_optimizer])
+    begins, ends = np.sort(backward[:, _BEGIN]), np.sort(backward[:, _END])
+    ended = np.searchsorted(ends, optimizers[:, _END])
+    goes_on = np.searchsorted(begins, optimizers[:, _END]) > ended
+    last = ends[ended - 1]
+    inside = (ended > 0) & (last > optimizers[:, _BEGIN]) & ~goes_on
     if not inside.any():
         return intervals
-    cut = intervals.copy()
-    cut[optimizers[inside], _BEGIN] = backward[last[inside], _END]
-    return cut
+    optimizers[inside, _BEGIN] = last[inside]
+    return np.concatenate((intervals[~is_optimizer], optimizers))
+
+
+def _joined(intervals: Times) -> Times:
+    """Intervals of one class, with those of a track that overlap or touch joined."""
+    joined: list[Times] = []
+    for track in distinct(intervals[:, _TRACK]):
+        own = intervals[intervals[:, _TRACK] == track]
+        own = own[np.argsort(own[:, _BEGIN], kind="stable")]
+        ends = np.maximum.accumulate(own[:, _END])
+        (first,) = np.nonzero(np.concatenate(([True], own[1:, _BEGIN] > ends[:-1])))
+        own[first, _END] = ends[np.append(first[1:], len(own)) - 1]
+        joined.append(own[first])
+    return np.concatenate(joined)
 
 
 def _as_intervals(memory: bytes) -> Times:

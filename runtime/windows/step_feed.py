@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from stepscope.runtime.events.record import NO_STEP, join_blocks
+from stepscope.runtime.threads import locks
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder, join_facts
 from stepscope.runtime.windows.window_tables import WindowTable
@@ -27,7 +28,7 @@ MAX_UNFOLLOWED = 8
 """Closed windows that are kept while there is no receiver: exporters may need a moment to open."""
 
 Receiver: TypeAlias = Callable[[Facts], object]
-"""Gets new steps in the order of their times, on the thread of the pipeline's loop."""
+"""Gets new steps in the order of their times, on the thread of the pipeline's loop; if the run ended before, on the calling one."""
 
 
 class _Followed(msgspec.Struct):
@@ -45,6 +46,7 @@ class StepFeed:
 
     def __init__(self, *, only_closed: bool = False) -> None:
         """Args: whether only closed windows count, as those of the flight recorder get their events out of order."""
+        self._lock = locks.reentrant()
         self._receivers: tuple[Receiver, ...] = ()
         self._windows: dict[int, _Followed] = {}
         """The newest windows, by their indexes."""
@@ -52,14 +54,24 @@ class StepFeed:
         """Indexes of closed windows that no receiver has got."""
         self._only_closed = only_closed
         self._looked = 0
+        self._ended_at: int | None = None
+        """`until` of the last look."""
+        self._rest: Facts | None = None
+        """The facts of the last look, once they are computed."""
 
     def follow(self, receiver: Receiver) -> None:
-        """Calls it with new steps from now on. Any thread may call."""
-        self._receivers = (*self._receivers, receiver)
+        """Calls it with new steps from now on; at once with the last steps if the run ended before. Any thread may call."""
+        with self._lock:
+            self._receivers = (*self._receivers, receiver)
+            if self._ended_at is not None:
+                if self._rest is None:
+                    self._rest = self._new_facts(self._ended_at)
+                receiver(self._rest)
 
     def unfollow(self, receiver: Receiver) -> None:
         """Ends that. Any thread may call."""
-        self._receivers = tuple(one for one in self._receivers if one != receiver)
+        with self._lock:
+            self._receivers = tuple(one for one in self._receivers if one != receiver)
 
     def open(self, window: OpenWindow) -> None:
         """A window opens."""
@@ -83,9 +95,20 @@ class StepFeed:
     def look(self, until: int, now: int, *, last: bool = False) -> None:
         """Hands on the steps that have ended, if a second has passed since the last time, or the run ends (`last`). All
         sources have delivered every event that began by `until`, in ns."""
-        if not self._receivers or (now - self._looked < INTERVAL_NS and not last):
-            return
-        self._looked = now
+        with self._lock:
+            if last:
+                self._ended_at = until
+            if not self._receivers or (now - self._looked < INTERVAL_NS and not last):
+                return
+            self._looked = now
+            new = self._new_facts(until)
+            if last:
+                self._rest = new
+            for receive in self._receivers:
+                receive(new)
+
+    def _new_facts(self, until: int) -> Facts:
+        """The facts of steps that were not handed on yet. Forgets closed windows."""
         ready = [one for one in self._windows.values() if one.closed or not self._only_closed]
         small = [one for one in ready if one.table.collected is not None]
         large = [one for one in ready if one.table.collected is None]
@@ -95,8 +118,7 @@ class StepFeed:
         new = join_facts([_new_steps(one, facts, until) for one in ready])
         self._windows = {index: one for index, one in self._windows.items() if not one.closed}
         self._closed.clear()
-        for receive in self._receivers:
-            receive(new)
+        return new
 
 
 def _of_small(windows: Sequence[_Followed]) -> list[Facts]:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -76,3 +77,23 @@ def test_a_receiver_that_has_left_gets_nothing(tmp_path: Path) -> None:
         first.run.steps.unfollow(first.parts.append)
         work(profiler, 10)
     assert not len(first.facts) and len(second.facts)
+
+
+class Late(Following):
+    """Follows only when the run has ended."""
+
+    async def open(self, run: Run) -> None:
+        """Waits for the end."""
+        await anyio.to_thread.run_sync(self.followed.wait)
+        await super().open(run)
+
+
+def test_exporters_that_open_late_get_the_last_steps(tmp_path: Path) -> None:
+    """A short run ends before the threads of its exporters have opened them."""
+    first, second = Late("first"), Late("second")
+    with sc.trace(output_dir=tmp_path / "run", exporters=[first, second]) as profiler:
+        work(profiler, 3)
+        for seconds, late in (0.5, first), (0.7, second):
+            threading.Timer(seconds, late.followed.set).start()
+    recorded = sc.load(tmp_path / "run").ranks[0].steps
+    assert len(recorded) and first.facts["step"].tolist() == second.facts["step"].tolist() == recorded["step"].tolist()
