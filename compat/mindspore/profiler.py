@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.compat.mindspore.analysis import offline
-from stepscope.compat.mindspore.analysis.analysis import Analysis, WindowAnalysis
+from stepscope.compat.mindspore.analysis.analysis import Analysis
 from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.options.enums import AnalysisMode
 from stepscope.compat.mindspore.options.options import read_options
 from stepscope.compat.mindspore.products.operators import OperatorRow, OperatorTable, find_operators, operators_as_json
+from stepscope.compat.mindspore.recording.capture import analyse_captures
 from stepscope.compat.mindspore.recording.recording import Recording, log
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
@@ -92,33 +93,7 @@ class Profiler(Recording):
             analysis_thread.submit(lambda: offline.analyse_below(Path(offline_path), self.options, pretty, steps))
             return None
         self._stop()
-        made = [
-            (window, window.analyse(capture.request(pretty=pretty, steps=steps)))
-            for capture in self._captures
-            for window in capture.windows
-        ]
-        missing = [analysis_thread.submit(capture.missing) for capture in self._captures]
-        ends = [capture.simplify() for capture in self._captures]
-
-        def whole() -> Analysis:
-            done: list[WindowAnalysis] = []
-            failed: list[str] = []
-            for window, each in made:
-                if error := each.exception():
-                    failed.append(
-                        f"window {window.window.index} of {window.directory} cannot be analysed: {type(error).__name__}: {error}"
-                    )
-                else:
-                    done.append(each.result())
-            failed += [reason for each in missing for reason in each.result()]
-            return Analysis.of(done, steps, failed=failed)
-
-        if not waits:
-            analysis_thread.submit(whole)
-            return None
-        for end in ends:
-            end.result()
-        return whole()
+        return analyse_captures(self._captures, pretty=pretty, steps=steps, waits=waits)
 
     @classmethod
     @suggesting

@@ -124,8 +124,7 @@ def callback(directory: Path, mode: int) -> dict[str, Any]:
     assert isinstance(monitor, mindspore.train.Callback)
     assert isinstance(monitor, front.DynamicProfilerMonitor)
     train([monitor])
-    (profiler,) = monitor.profilers
-    return told(profiler)
+    return told(monitor.profiler)
 
 
 class StopAtStep(Callback):  # type: ignore[misc]

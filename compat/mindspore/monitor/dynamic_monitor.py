@@ -218,9 +218,9 @@ class DynamicProfilerMonitor:
         return found.config if isinstance(found, MonitorFile) else None
 
     @property
-    def profilers(self) -> list[Profiler]:
-        """One for each window so far, of the latest 64."""
-        return self._recorder.profilers
+    def profiler(self) -> Profiler:
+        """It records all windows, and has the latest 64."""
+        return self._recorder.profiler
 
     # the callback
 

@@ -1,34 +1,33 @@
-"""Records the windows of `DynamicProfilerMonitor`: a `Profiler` for each, in a directory that is named after its steps."""
+"""Records the windows of `DynamicProfilerMonitor`, each in a directory that is named after its steps."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Final
 
 from stepscope.compat.mindspore.monitor.dynamic_args import UNSET_PATH, DynamicProfilerArgs
+from stepscope.compat.mindspore.options.options import read_options
 from stepscope.compat.mindspore.output_layout import METADATA, STEPS_PER_CALL
 from stepscope.compat.mindspore.profiler import Profiler
+from stepscope.compat.mindspore.recording.capture import Capture, analyse_captures
 from stepscope.runtime import _core
 from stepscope.runtime.requests.armed_window import ArmedWindow, recorded_name
 
 log = logging.getLogger("stepscope")
 
-MOST_PROFILERS: Final = 64
-"""Windows whose profilers can be asked afterwards."""
-
 
 class WindowRecorder:
-    """Those of one rank, one after the other. Nothing raises: training goes on without a window."""
+    """Those of one rank, one after the other: each is a capture of one profiler, with the options that the file had. Nothing raises:
+    training goes on without a window."""
 
     def __init__(self, rank: int, output_path: Path) -> None:
         """Args: of this process; where windows go unless a configuration says."""
-        self.profilers: list[Profiler] = []
-        """One for each window so far, of the latest `MOST_PROFILERS`."""
+        self.profiler = Profiler(output_path=output_path, start_profile=False)
         self.steps_per_call = 1
         """Steps of training for each step of the trace."""
         self._rank, self._output_path = rank, output_path
-        self._profiler: Profiler | None = None
+        self._capture: Capture | None = None
+        """The window that runs."""
         self._mode: str | None = None
         self._into = output_path
         self._waiting: _core.span | None = None
@@ -36,42 +35,38 @@ class WindowRecorder:
     @property
     def recording(self) -> bool:
         """True if a window runs."""
-        return self._profiler is not None
+        return self._capture is not None
 
     def begin(self, window: ArmedWindow, config: DynamicProfilerArgs) -> bool:
         """Begins a window; whether it could."""
         first, last = window.first, window.last
         self._into = self._output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
         try:
-            profiler = Profiler(output_path=self._directory(window), start_profile=False, **config.args)
-            profiler.steps_are_fixed = True
+            options = read_options({"output_path": self._directory(window), **config.args}, "Profiler")
             about = {**window.facts(), "run_id": window.request.run_id, STEPS_PER_CALL: self.steps_per_call}
-            profiler.add_metadata(METADATA, about)
-            profiler.step_num = first
-            profiler.start()
+            self.profiler.add_metadata(METADATA, about)
+            self._capture = self.profiler.start_capture(options, first)
         except Exception as error:  # training goes on without
             log.error("[Dynamic Profiler] rank %d: the window cannot begin: %s", self._rank, error)
             return False
-        self._profiler, self._mode = profiler, config.analyse_mode
-        self.profilers.append(profiler)
-        del self.profilers[:-MOST_PROFILERS]
+        self._mode = config.analyse_mode
         self._mark("start", window)
         self._log("start", window, f"start at step {first}, will stop at step {last}")
         return True
 
     def step(self, ended: ArmedWindow | None = None) -> None:
         """A step of the window has ended, and with it the window, if that is given."""
-        if self._profiler is None:
+        if self._capture is None:
             return
         if ended is not None:
             self._mark("stop", ended)
-        self._profiler.step()
+        self.profiler.step()
         if ended is not None:
             self.finish(ended)
 
     def begin_wait(self) -> None:
         """Begins a span for the wait for data, between two steps."""
-        if self._profiler is not None:
+        if self._capture is not None:
             self._waiting = _core.span("data_wait", category="dataloader")
             self._waiting.__enter__()
 
@@ -83,16 +78,16 @@ class WindowRecorder:
 
     def finish(self, ended: ArmedWindow) -> None:
         """Ends the window, which gets its name, and has it analysed."""
-        profiler, self._profiler = self._profiler, None
+        capture, self._capture = self._capture, None
         self.end_wait()
-        if profiler is None:
+        if capture is None:
             return
         try:
-            profiler.cut_reason = ended.reason if ended.state == "cut" else ""
-            profiler.stop()
-            profiler.move(self._directory(ended))
+            capture.cut_reason = ended.reason if ended.state == "cut" else ""
+            self.profiler.stop()
+            capture.move(self._directory(ended))
             if self._mode is not None:
-                profiler.analyse(mode=self._mode)
+                analyse_captures([capture], waits=self._mode == "sync")
         except Exception as error:  # training goes on; raw data are kept
             log.error("[Dynamic Profiler] rank %d: the window did not end well: %s", self._rank, error)
         why = f": {ended.reason}" if ended.state in ("aborted", "cut") else ""
@@ -100,10 +95,8 @@ class WindowRecorder:
 
     def discard(self) -> None:
         """Forgets the window that runs, and what it has recorded."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is not None:
-            self.profilers.remove(profiler)
-            profiler.discard()
+        self._capture = None
+        self.profiler.discard_capture()
 
     def analyse_in_background(self) -> None:
         """The window's end waits for no products."""

@@ -19,7 +19,13 @@ from stepscope.analysis.tables.flops import PEAK
 from stepscope.backends.counters.process_memory import COUNTER, capacities, resident_bytes
 from stepscope.backends.mindspore.backend import MindSporeBackend
 from stepscope.build import trace
-from stepscope.compat.mindspore.analysis.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
+from stepscope.compat.mindspore.analysis.analysis import (
+    Analysis,
+    AnalysisRequest,
+    WindowAnalysis,
+    analyse_window,
+    operators_of,
+)
 from stepscope.compat.mindspore.analysis.background import analysis_thread
 from stepscope.compat.mindspore.options.schedule import TraceHandler
 from stepscope.compat.mindspore.output_layout import (
@@ -192,8 +198,18 @@ class Capture:
         ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
     """
 
-    def __init__(self, recording: Recording, asked: Asked, step: int) -> None:
+    def __init__(self, recording: Recording, asked: Asked, step: int, *, steps_are_fixed: bool = False) -> None:
+        """
+        Args:
+            recording: whose options it records.
+            asked: what the program asks of all captures.
+            step: number of its first step.
+            steps_are_fixed: whether the caller has chosen steps and place, so that STEPSCOPE_OPTIONS has no say in them.
+        """
         self._recording, self._asked, self._options = recording, asked, recording.options
+        self._steps_are_fixed = steps_are_fixed
+        self.cut_reason = ""
+        """Why the window that runs ends before its last step; to be set before `end()`."""
         self._target = recording.target
         self._limits = sources.limits(self._options.requested(), self._target)
         """What was asked for and cannot be recorded, in words."""
@@ -203,7 +219,7 @@ class Capture:
         self._named_device = named_device(self._options, self._target.device)
         named = None if handler is None else handler.dir_name
         base = default_or_other(self._options.output_path) if named is None else named
-        self._base = base if recording.steps_are_fixed else directory_from_environment(base)
+        self._base = base if steps_are_fixed else directory_from_environment(base)
         """Directory below which windows get theirs."""
         self.directory = new_directory(self._base, self._worker, self._named_device)
         self.windows: list[CapturedWindow] = []
@@ -242,7 +258,7 @@ class Capture:
                 overhead_budget=self._options.overhead_budget,
                 options=options,
                 control=asked.control,
-                fixed=("output_dir", *STEPS) if self._recording.steps_are_fixed else ("output_dir",),
+                fixed=("output_dir", *STEPS) if self._steps_are_fixed else ("output_dir",),
             )
             if made.keep_last is not None:
                 raise ControlError(
@@ -401,7 +417,7 @@ class Capture:
         """Makes its directory, and writes its facts and, where raw data stay, its journal."""
         first = not self.windows
         directory = self.directory if first else new_directory(self._base, self._worker, self._named_device)
-        cut = self._recording.cut_reason
+        cut = self.cut_reason
         about = {
             **self._window_facts(window.index),
             "profiling_start_time": window.wall_start_ns,
@@ -419,6 +435,39 @@ class Capture:
         if len(self.windows) > MOST_TABLES:
             self.windows[-1 - MOST_TABLES].forget_operators()
         return captured
+
+
+def analyse_captures(
+    captures: Sequence[Capture], *, pretty: bool = False, steps: tuple[int, ...] | None = None, waits: bool = True
+) -> Analysis | None:
+    """Has the products of captures made that have ended. Returns what was made, or `None` at once if it does not wait."""
+    made = [
+        (window, window.analyse(capture.request(pretty=pretty, steps=steps)))
+        for capture in captures
+        for window in capture.windows
+    ]
+    missing = [analysis_thread.submit(capture.missing) for capture in captures]
+    ends = [capture.simplify() for capture in captures]
+
+    def whole() -> Analysis:
+        done: list[WindowAnalysis] = []
+        failed: list[str] = []
+        for window, each in made:
+            if error := each.exception():
+                failed.append(
+                    f"window {window.window.index} of {window.directory} cannot be analysed: {type(error).__name__}: {error}"
+                )
+            else:
+                done.append(each.result())
+        failed += [reason for each in missing for reason in each.result()]
+        return Analysis.of(done, steps, failed=failed)
+
+    if not waits:
+        analysis_thread.submit(whole)
+        return None
+    for end in ends:
+        end.result()
+    return whole()
 
 
 def _call(callback: Callable[..., Any], owner: object) -> None:

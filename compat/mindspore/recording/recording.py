@@ -26,11 +26,14 @@ T = TypeVar("T")
 
 log = logging.getLogger("stepscope")
 
+MOST_CAPTURES = 64
+"""Captures with options of their own whose windows can be asked for afterwards."""
+
 
 class Recording:
     """Records captures, each from `start()` to `stop()`, any number of them. Several may run at once.
 
-    The log and `limitations` name options that the device cannot follow, when this is made; the log and `estimate` have what
+    The log and `limitations` name options that the device cannot follow, when they are read; the log and `estimate` have what
     recording is likely to cost, when it starts.
     """
 
@@ -60,22 +63,21 @@ class Recording:
         controlled = Control.of(control)
         self.options = options
         self.target = detect_target()
-        self.limitations = limits(options.requested(), self.target)
+        self.limitations: tuple[str, ...] = ()
         """What was asked for and cannot be recorded here, in words."""
         self._who, self._strict_start = who, strict_start
         handler = on_trace_ready if isinstance(on_trace_ready, TraceHandler) else None
         callback = None if handler is not None else on_trace_ready
         self._asked = Asked(schedule, handler, callback, controlled, Metadata())
-        self.cut_reason = ""
-        """Why the window that runs ends before its last step; to be set before `stop()`."""
-        self.steps_are_fixed = False
-        """Whether the caller has chosen which steps are recorded and where, so that STEPSCOPE_OPTIONS has no say in it; to be
-        set before `start()`."""
         self._captures: list[Capture] = []
         self._capture: Capture | None = None
         self._next_step = 0
+        self._note_limitations()
+
+    def _note_limitations(self) -> None:
+        self.limitations = limits(self.options.requested(), self.target)
         for text in (*self.limitations, *self.target.notes):
-            log.warning("%s: %s", who, text)
+            log.warning("%s: %s", self._who, text)
 
     @property
     def recording(self) -> bool:
@@ -119,18 +121,32 @@ class Recording:
             )
         self._start()
 
+    def start_capture(self, options: ProfilerOptions, step: int) -> Capture:
+        """Begins a capture with options of its own. The caller has chosen its first step and its directory, so STEPSCOPE_OPTIONS has
+        no say in them. Of all captures, `MOST_CAPTURES` are remembered.
+
+        Raises:
+            ProfilerIOException: if nothing can be written to the output path.
+        """
+        self.options, self._next_step = options, step
+        self._note_limitations()
+        capture = self._start(steps_are_fixed=True)
+        del self._captures[:-MOST_CAPTURES]
+        return capture
+
     @property
     def estimate(self) -> CostEstimate:
         """The likely cost of recording, by the recordings of this profiler so far."""
         return CostEstimate.by([capture.cost for capture in self._captures if capture.cost is not None])
 
-    def _start(self) -> None:
+    def _start(self, *, steps_are_fixed: bool = False) -> Capture:
         log.info("%s: recording begins; %s", self._who, self.estimate)
         self.target = detect_target()  # a framework may have been imported meanwhile
-        capture = Capture(self, self._asked, self._next_step)
+        capture = Capture(self, self._asked, self._next_step, steps_are_fixed=steps_are_fixed)
         capture.begin()
         self._capture = capture
         self._captures.append(capture)
+        return capture
 
     def stop(self) -> None:
         """Ends recording, and waits until what was recorded is on disk; for the products, if a handler makes them.
@@ -202,20 +218,8 @@ class Recording:
         if self._capture is not None:
             self._capture.profiler.add_metadata_json(key, value)
 
-    def move(self, output_path: str | os.PathLike[str]) -> None:
-        """Moves what was recorded, and not analysed yet, below another directory, which gets its true name so.
-
-        Raises:
-            RuntimeError: while it records.
-            OSError: if that cannot be done.
-        """
-        if self._capture is not None:
-            raise ProfilerStateError(f"{self._who}.move(): call stop() first")
-        for capture in self._captures:
-            capture.move(Path(output_path))
-
-    def discard(self) -> None:
-        """Ends recording and deletes what the latest recording wrote."""
+    def discard_capture(self) -> None:
+        """Ends the capture that runs, and deletes what it wrote."""
         capture, self._capture = self._capture, None
         if capture is not None:
             self._captures.remove(capture)

@@ -161,4 +161,4 @@ def test_the_environment_does_not_replace_the_monitors_file(tmp_path: Path, monk
     off = DynamicProfilerMonitor(tmp_path / "cfg", tmp_path / "out")
     output.loop(6, lambda _: None, lambda _: off.step())
     off.close()
-    assert [profiler.windows for profiler in off.profilers] == [()]
+    assert off.profiler.windows == ()

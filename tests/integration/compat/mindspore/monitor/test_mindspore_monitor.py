@@ -161,7 +161,7 @@ def test_the_first_step_of_a_callback(job: Job) -> None:
     (directory,) = job.windows().values()
     assert output.steps_of(directory) == [1]
     assert len(output.operators(directory)) == 4
-    assert len(monitor.profilers) == 1
+    assert len(monitor.profiler.windows) == 1
 
 
 @pytest.mark.checklist("A29", "A38", "A40", "F3")
@@ -473,7 +473,7 @@ def test_a_window_that_cannot_begin(job: Job, caplog: pytest.LogCaptureFixture) 
     job.callbacks(monitor, 4)
     assert "the window cannot begin: " in caplog.text
     assert "cannot write below" in caplog.text
-    assert monitor.profilers == []
+    assert monitor.profiler.windows == ()
 
 
 @pytest.mark.checklist("A33", "F6")
@@ -486,7 +486,7 @@ def test_each_monitor_begins_anew(job: Job) -> None:
         job.change(start_step=-1, stop_step=-1)
         job.change(start_step=2, stop_step=2)
         job.callbacks(monitor, 2, first=4)
-        assert len(monitor.profilers) == 1
+        assert len(monitor.profiler.windows) == 1
         monitor.close()
         job.monitors.remove(monitor)
     assert [each.parent.name for each in output.windows_below(job.output)] == ["rank0_start2_stop2"] * 2
