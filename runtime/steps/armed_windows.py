@@ -48,9 +48,11 @@ class ArmedWindows:
     it themselves, only at steps that change the action. Schedules and backends are called without it, as they may be slow.
     """
 
-    def __init__(self, name: str, steps: ArmableSteps, backends: Sequence[Producer]) -> None:
-        """Args: name of the profiler; its steps; its backends, which may refuse a window's detail."""
+    def __init__(self, name: str, steps: ArmableSteps, backends: Sequence[Producer], title: str = "") -> None:
+        """Args: name of the profiler; its steps; its backends, which may refuse a window's detail; how messages of the log begin, if not
+        with the name."""
         self.name = name
+        self.title = title or f"profiler {name!r}"
         self.steps = steps
         self.backends = backends
         self.lock = locks.reentrant()
@@ -125,8 +127,8 @@ class ArmedWindows:
                 continue
             if other.request.overlap == "refuse":
                 log.warning(
-                    "profiler %r: a window was extended over another one, of %s, which will be missed",
-                    self.name,
+                    "%s: a window was extended over another one, of %s, which will be missed",
+                    self.title,
                     other.request.text(),
                 )
                 continue
@@ -228,7 +230,7 @@ class ArmedWindows:
                 self.change_at(change.decided_by)
                 continue
             del self.ends[name]
-            log.info("profiler %r: %s: nothing was decided by step %d", self.name, change.text(), step)
+            log.info("%s: %s: nothing was decided by step %d", self.title, change.text(), step)
 
     def _with_armed(self, step: int, action: ProfilerAction, current: ProfilerAction) -> ProfilerAction:
         for window in self.waiting:
@@ -285,7 +287,7 @@ class ArmedWindows:
         window.detail_checked = True
         refused = locks.without(self.lock, lambda: detail.refusal(self.backends))
         if refused:
-            log.warning("profiler %r: the window of %s: %s", self.name, window.request.text(), refused)
+            log.warning("%s: the window of %s: %s", self.title, window.request.text(), refused)
         if window not in self.open:
             return False  # withdrawn meanwhile
         if refused:

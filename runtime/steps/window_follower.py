@@ -28,7 +28,7 @@ class WindowFollower:
         self.number, self.next_change, self.live = step, NEVER, True
         self.state = "running"
         self.schedule: ScheduleFunction = never
-        self._windows = ArmedWindows(name, self, ())
+        self._windows = ArmedWindows(name, self, (), title=name)
         self.arming = Arming(self._windows, Metadata(), rank=rank, settings=settings)
         """Takes requests."""
 
