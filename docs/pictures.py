@@ -71,6 +71,9 @@ def perfetto(trace: Path) -> None:
         page.wait_for_timeout(RENDERING)
         page.wait_for_function("() => !document.body.innerText.includes('Loading...')", timeout=60_000)
         page.screenshot(path=HERE / "perfetto.png")
+        page.evaluate("() => window.app.commands.runCommand('dev.perfetto.ToggleTheme')")
+        page.wait_for_timeout(RENDERING)
+        page.screenshot(path=HERE / "perfetto-dark.png")
 
 
 def answer() -> None:
