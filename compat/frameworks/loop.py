@@ -70,6 +70,9 @@ class Loop:
         """Errors of tracing."""
         self._spans: list[tuple[str, span]] = []
         self._used: set[str] = set()
+        self._first: dict[str, int] = {}
+        """The step with which the first run of a stage began. The default schedule counts from there, so that it records a resumed
+        training, and later runs of the same program no more."""
         self._not_numbers: set[str] = set()
         """Names of logged values that were no counters."""
         self._finalizer: Callable[[], object] | None = None
@@ -109,6 +112,7 @@ class Loop:
         rank = found_rank if rank is None else rank
         if self.settings.ranks is not None and (rank or 0) not in self.settings.ranks:
             return
+        number = step if self.settings.unit == "step" else epoch
         again = [name for name in self.settings.ready_made if name in self._used]
         profiler = self.settings.build(
             Output.choose(self.settings.base(directory), self.settings.name, None).below(stage),
@@ -116,9 +120,10 @@ class Loop:
             world_size=found_size if world_size is None else world_size,
             backends=self._backends(),
             instances=not again,
+            first=self._first.setdefault(stage, number),
         )
         self._used.update(self.settings.ready_made)
-        profiler.step_num = step if self.settings.unit == "step" else epoch
+        profiler.step_num = number
         profiler.add_metadata("stage", stage)
         profiler.add_metadata("framework", self.category)
         profiler.start()

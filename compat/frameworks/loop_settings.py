@@ -75,8 +75,8 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     schedule: Any = DEFAULT
     """Which steps are recorded, counted from 0 over the whole training; `None` for all. By default, one step is left
-    out, one warms up, 25 are recorded. With `keep_last` it is not used; with `control`, nothing is recorded by default
-    or with `None` but what is asked for."""
+    out, one warms up, 25 are recorded, from where the first training begins, which may be resumed. With `keep_last` it is not
+    used; with `control`, nothing is recorded by default or with `None` but what is asked for."""
     unit: Unit = "step"
     """The unit that the schedule counts. Of frameworks that report only whole epochs, nothing finer can be had."""
     output_dir: str | None = None
@@ -111,7 +111,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if isinstance(self.ranks, list):
             msgspec.structs.force_setattr(self, "ranks", tuple(self.ranks))
-        if self.schedule is not DEFAULT and self.keep_last is not None and self.schedule is not None:
+        if not self._is_default() and self.keep_last is not None and self.schedule is not None:
             raise ValueError("keep_last records at all times, so it takes no schedule; leave one out")
         super().__post_init__()
         if self.ranks is not None and min(self.ranks, default=0) < 0:
@@ -157,6 +157,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         world_size: int | None = None,
         backends: Sequence[Backend] = (),
         instances: bool = True,
+        first: int = 0,
     ) -> Profiler:
         """Makes the profiler of one run, of the environment's rank unless that is given.
 
@@ -165,6 +166,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             rank, world_size: of this process.
             backends: what records if the user has not chosen.
             instances: whether exporters that were given ready-made take part.
+            first: the step from which the default schedule counts.
         """
         exporters: list[Exporter] = []
         directory = None if output is None else output.path
@@ -178,9 +180,11 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.tensorboard and directory is not None:
             exporters.append(tensorboard_trace_handler(directory / "tensorboard"))
         ready = self.on_trace_ready
-        unused = self.keep_last is not None or (self.schedule is DEFAULT and self._is_controlled())
+        default = self._is_default()
+        unused = self.keep_last is not None or (default and self._is_controlled())
+        steps = msgspec.structs.replace(DEFAULT, skip_first=first) if default else self.schedule
         return trace(
-            schedule=None if unused else self.schedule,
+            schedule=None if unused else steps,
             keep_last=self.keep_last,
             backends=backends if self.backends is None else self.backends,
             exporters=exporters,
@@ -195,6 +199,10 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             control=self.control,
             fixed=("output_dir",),
         )
+
+    def _is_default(self) -> bool:
+        """True if no schedule was chosen; also of a copy that was sent to another process."""
+        return bool(self.schedule == DEFAULT)
 
     def _is_controlled(self) -> bool:
         """True if windows can be requested."""

@@ -145,6 +145,7 @@ def test_ranks_and_copies(case: Case, tmp_path: Path, monkeypatch: pytest.Monkey
     case.fit(traced, tmp_path)
     check_well(traced)
     assert (tmp_path / "runs" / case.stage / "rank2" / "journal").is_file()
+    assert pickle.loads(pickle.dumps(case.make(tmp_path / "last", keep_last=5))).profiler is None
     other = case.make(tmp_path / "others", schedule=CYCLE, ranks=[0])
     case.fit(other, tmp_path)
     assert other.profiler is None and not other.errors

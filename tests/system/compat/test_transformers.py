@@ -105,6 +105,15 @@ def test_a_resumed_training_goes_on_counting(tmp_path: Path) -> None:
     assert runs.steps("fit") == [(5, 6)]
 
 
+def test_a_resumed_training_is_recorded_by_default(tmp_path: Path) -> None:
+    """The default schedule counts from where the training begins."""
+    trainer(tmp_path, save_strategy="steps", save_steps=60, max_steps=60, num_train_epochs=9).train()
+    runs = Runs()
+    used = trainer(tmp_path, ours.StepscopeCallback(exporters=[runs]), max_steps=90, num_train_epochs=12)
+    used.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-60"))
+    assert runs.steps("fit") == [tuple(range(62, 87))]
+
+
 def test_evaluation_by_itself_and_in_a_training(tmp_path: Path) -> None:
     """In a training it is a span of the step; by itself a run, whose first batch nobody tells of."""
     runs = Runs()
