@@ -69,7 +69,7 @@ class StepscopeCallback(TracingCallback, _Callback):
 
     Args:
         log_dir: as `output_dir`; the name that `keras.callbacks.TensorBoard` has.
-        profile_batch: instead of a schedule, as there: one batch, or (first, last), counted from 1; 0 for none.
+        profile_batch: instead of a schedule, as there: one batch, or (first, last), counted from 1 in each `fit`; 0 for none.
         settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`.
 
     Raises:
@@ -91,6 +91,7 @@ class StepscopeCallback(TracingCallback, _Callback):
             cycle = _schedule(profile_batch)
         also = {"log_dir": ("output_dir", log_dir), "profile_batch": ("schedule", cycle)}
         self.loop = Loop(LoopSettings.of(settings, also), "keras", _operators)
+        self._counts_anew = cycle is not None
         self._accumulate = 1
         self._batches = 0
         self._begins = False
@@ -110,7 +111,8 @@ class StepscopeCallback(TracingCallback, _Callback):
         if self._begins:  # here, as only this says the epoch's number: `initial_epoch` may be any
             self._begins = False
             optimizer = getattr(self.model, "optimizer", None)
-            self.loop.open("fit", step=_number(getattr(optimizer, "iterations", 0)), epoch=epoch)
+            step = _number(getattr(optimizer, "iterations", 0))
+            self.loop.open("fit", step=step, epoch=epoch, counts_anew=self._counts_anew)
         self.loop.enter("epoch", epoch=epoch)
 
     @stores_errors

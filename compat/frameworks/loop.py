@@ -93,6 +93,7 @@ class Loop:
         directory: str | Path | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        counts_anew: bool = False,
     ) -> None:
         """Begins a run; one that is still open is closed, and its window incomplete.
 
@@ -102,6 +103,7 @@ class Loop:
             epoch: of its first epoch, which counts if the schedule counts epochs.
             directory: where runs go unless the settings or the environment say; `None` for a new one.
             rank, world_size: where the framework knows better than the environment.
+            counts_anew: True if the schedule counts from this run's first step.
 
         Raises:
             OutputError: if the output cannot be written.
@@ -113,6 +115,7 @@ class Loop:
         if self.settings.ranks is not None and (rank or 0) not in self.settings.ranks:
             return
         number = step if self.settings.unit == "step" else epoch
+        first = number if counts_anew else self._first.setdefault(stage, number) if self.settings.is_default else 0
         again = [name for name in self.settings.ready_made if name in self._used]
         profiler = self.settings.build(
             Output.choose(self.settings.base(directory), self.settings.name, None).below(stage),
@@ -120,7 +123,7 @@ class Loop:
             world_size=found_size if world_size is None else world_size,
             backends=self._backends(),
             instances=not again,
-            first=self._first.setdefault(stage, number),
+            first=first,
         )
         self._used.update(self.settings.ready_made)
         profiler.step_num = number

@@ -111,7 +111,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if isinstance(self.ranks, list):
             msgspec.structs.force_setattr(self, "ranks", tuple(self.ranks))
-        if not self._is_default() and self.keep_last is not None and self.schedule is not None:
+        if not self.is_default and self.keep_last is not None and self.schedule is not None:
             raise ValueError("keep_last records at all times, so it takes no schedule; leave one out")
         super().__post_init__()
         if self.ranks is not None and min(self.ranks, default=0) < 0:
@@ -166,7 +166,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             rank, world_size: of this process.
             backends: what records if the user has not chosen.
             instances: whether exporters that were given ready-made take part.
-            first: the step from which the default schedule counts.
+            first: the step from which the schedule counts.
         """
         exporters: list[Exporter] = []
         directory = None if output is None else output.path
@@ -180,9 +180,10 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.tensorboard and directory is not None:
             exporters.append(tensorboard_trace_handler(directory / "tensorboard"))
         ready = self.on_trace_ready
-        default = self._is_default()
-        unused = self.keep_last is not None or (default and self._is_controlled())
-        steps = msgspec.structs.replace(DEFAULT, skip_first=first) if default else self.schedule
+        unused = self.keep_last is not None or (self.is_default and self._is_controlled())
+        steps = self.schedule
+        if first:
+            steps = msgspec.structs.replace(steps, skip_first=steps.skip_first + first)
         return trace(
             schedule=None if unused else steps,
             keep_last=self.keep_last,
@@ -200,7 +201,8 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             fixed=("output_dir",),
         )
 
-    def _is_default(self) -> bool:
+    @property
+    def is_default(self) -> bool:
         """True if no schedule was chosen; also of a copy that was sent to another process."""
         return bool(self.schedule == DEFAULT)
 

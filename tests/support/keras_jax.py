@@ -58,7 +58,7 @@ def main(directory: Path) -> dict[str, Any]:
     model.fit(POINTS, VALUES, **batches, callbacks=[first], validation_data=(POINTS[:4], VALUES[:4]))
     model.evaluate(POINTS, VALUES, **batches, callbacks=[first])
     model.predict(POINTS, **batches, callbacks=[first])
-    second, further = traced(directory / "second", profile_batch=(15, 18))
+    second, further = traced(directory / "second", profile_batch=(7, 10))
     model.fit(POINTS, VALUES, **batches, epochs=2, callbacks=[second])
     return {
         "backend": keras.backend.backend(),

@@ -64,6 +64,11 @@ def test_profile_batch_is_as_in_tensorboard(tmp_path: Path) -> None:
         fit(model(), callback)
         check_well(callback)
         assert runs.steps("fit") == expected
+    used = model()
+    fit(used, batches=5)
+    runs = Runs()
+    fit(used, ours.StepscopeCallback(str(tmp_path / "again"), profile_batch=(2, 3), exporters=[runs]))
+    assert runs.steps("fit") == [(6, 7)]  # as there, batches of this training
     off = ours.StepscopeCallback(str(tmp_path / "off"), profile_batch=0)
     fit(model(), off)
     assert off.profiler is None
