@@ -144,7 +144,7 @@ def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[
     gain = f"an average step would take about {human_time(step)}, {whole / step:.1f} times as fast, if the storage is quick enough"
     if not processors:
         action = MORE_WORKERS
-        gain = f"{gain} and {human_count(workers, 'worker')} have a processor each"
+        gain = f"{gain} and there are processors for {human_count(workers, 'worker')}"
     if workers < needed:
         few = f"there are {processors:g} processors" if workers < MOST_WORKERS else f"{MOST_WORKERS} workers are many"
         return (

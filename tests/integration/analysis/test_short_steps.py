@@ -63,7 +63,7 @@ def test_what_workers_cost_is_in_what_they_gain(tmp_path: Path) -> None:
     """10 ms of 12: what is left is 2 ms of work and 1 ms of handing over."""
     first = answer(tmp_path, 12_000, 10_000, 0, 0).findings[0]
     assert first.action == MORE_WORKERS and first.certainty == "certain"
-    assert "4.0 times" in first.gain and "4 workers have a processor each" in first.gain
+    assert "4.0 times" in first.gain and "processors for 4 workers" in first.gain
 
 
 def test_batches_that_take_long_to_hand_over(tmp_path: Path) -> None:
