@@ -254,8 +254,10 @@ def _verdict(profiler: Profiler) -> list[str]:
         answer = profiler.explain()
     except (FormatError, ProfilerStateError, OSError) as error:  # such as a journal that found no room on its disk
         return [f"no verdict: {error_text(error)}"]
-    if answer.refused or not answer.findings:
-        return [answer.refused or answer.verdict]
+    if answer.refused:  # the profiler knows of its schedule and loop, the recording does not
+        return [next(iter(profiler.diagnostics()), answer.refused)]
+    if not answer.findings:
+        return [answer.verdict]
     first = answer.findings[0]
     return [first.title, *([f"try: {first.action}"] if first.action else [])]
 

@@ -54,6 +54,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Further lines: a label and a text."""
     failed: str = ""
     """Why the program failed before its first step; shown instead of the note that there are too few steps."""
+    absent: str = ""
+    """Why there is no recording; shown instead of an answer."""
     width: int = _WIDTH
     colour: bool = False
     says_more: bool = True
@@ -73,6 +75,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
     def _try(self, make: Callable[[Answer, Sequence[tuple[str, str]]], _T]) -> tuple[_T | None, str]:
         """Makes something of the answer and its notes, or returns why not: an error here must not hide how the program itself ended."""
+        if self.absent:
+            return None, self.absent
         try:
             notes = (*self._awaited(), *self.notes)
             return make(self._judged(), notes), ""

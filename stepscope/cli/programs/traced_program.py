@@ -190,7 +190,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         problems = [] if problem is None else [("No steps", f"{type(problem).__name__}: {problem}")]
         notes = (*problems, *self._untraced(), *(() if failure else self._empty()))
         failed = _failure_text(failure) if failure is not None and not self.profiler.statistics().steps else ""
-        ending = self._ending(notes, failed)
+        ending = self._ending(notes, failed, "" if failed else self._absent())
         progress = Progress("looking for what is slow")
         if not as_json:
             with progress:
@@ -216,16 +216,17 @@ class TracedProgram(msgspec.Struct, frozen=True):
             untraced = self._untraced() if self.children.ranks else []
             _print_lines([("See it", how) for how in self._opening()] + untraced)
 
-    def _ending(self, notes: tuple[tuple[str, str], ...] = (), failed: str = "") -> Ending:
+    def _ending(self, notes: tuple[tuple[str, str], ...] = (), failed: str = "", absent: str = "") -> Ending:
         """The last lines, with the paths of the files."""
         run = self.profiler.output.path
         rank, size = rank_from_environment()
         several = rank == 0 and size is not None and size > 1 and run.name == "rank0"
         whole = run.parent if several else run
         traces = [] if several else self._opening()
-        files = [("See it", how) for how in traces or [opening.command("view", whole)]]
+        files = [("See it", how) for how in traces or ([] if absent else [opening.command("view", whole)])]
         return Ending(
             path=str(whole),
+            absent="" if several else absent,
             ranks=size or 0 if several else 0,
             local_ranks=min(local_world_size() or size or 0, size or 0) if several else 0,
             notes=(*notes, *files),
@@ -240,15 +241,22 @@ class TracedProgram(msgspec.Struct, frozen=True):
         return rank_from_environment()[0] in (None, 0)
 
     def _empty(self) -> list[tuple[str, str]]:
-        """Advice if the program recorded nothing but its steps, or nobody asked for a window."""
-        if self.profiler.control is not None and not self.profiler.statistics().windows:
-            return [("Empty", "no window was asked for: stepscope arm, while the program runs")]
+        """Advice if the program recorded nothing but its steps."""
         found = self.profiler.aggregates()
         spans = [row.name for row in (*found.rows, *found.elsewhere) if not row.name.startswith("ProfilerStep")]
         if spans or found.counters or found.instants or not self.profiler.statistics().windows:
             return []
         why = "records nothing itself" if "torch" in sys.modules else "imports no torch, and records nothing itself"
         return [("Empty", f"the program {why}: add stepscope.span() to it, or stepscope.instrument(module)")]
+
+    def _absent(self) -> str:
+        """Why there is no window; empty if there is one."""
+        profiler = self.profiler
+        if profiler.saved() if profiler.keep_last is not None else profiler.statistics().windows:
+            return ""
+        if profiler.control is not None:
+            return "no window was asked for: stepscope arm, while the program runs"
+        return next(iter(profiler.diagnostics()), "")
 
     def _untraced(self) -> list[tuple[str, str]]:
         """A note on other processes, if this one did no step: they did the work."""

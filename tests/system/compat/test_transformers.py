@@ -132,6 +132,12 @@ def test_evaluation_by_itself_and_in_a_training(tmp_path: Path) -> None:
     assert runs.stages == ["fit", "evaluate", "evaluate"]
 
 
+def test_a_short_evaluation_says_how_many_steps_are_needed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And not that the program is to call `step()`, which the callback does."""
+    trainer(tmp_path, ours.StepscopeCallback()).evaluate()
+    assert "run 27 steps for a whole window" in caplog.text and "profiler.step()" not in caplog.text
+
+
 @pytest.mark.checklist("B3")
 def test_what_is_in_a_step(tmp_path: Path) -> None:
     """What is logged, as a counter, and the optimizer's part; checkpoints are marked. By default in the Trainer's directory."""

@@ -296,6 +296,14 @@ def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
     assert complete(tmp_path / "run" / "trace-0.json", "work")
 
 
+def test_without_a_window_the_answer_is_why(tmp_path: Path) -> None:
+    """No trigger fired, or the program was shorter than the schedule: there is no run to look at."""
+    done = traced(tmp_path, "pass", "--keep-last", 3)
+    assert "No answer  nothing saved: of slow_step" in done.stderr and "See it" not in done.stderr
+    done = traced(tmp_path, "pass", "--wait", 5, "--active", 3)
+    assert "No answer  never stepped" in done.stderr and "See it" not in done.stderr
+
+
 def test_the_answer_is_json(tmp_path: Path) -> None:
     """That of `stepscope explain`, below what the program prints; the rest is on standard error."""
     done = traced(tmp_path, "import stepscope as sc\nwith sc.span('work'): print('of the program')", "--json")
