@@ -255,8 +255,9 @@ class RankSummary:
         return [row for row in self.rows if row.name.startswith(names)]
 
     def largest_span(self) -> str:
-        """The name of the program's own spans that have the most time of their own; empty if it has none."""
-        own = [row for row in self.rows if class_of(row.name, row.category) == Phase.SPAN]
+        """The name of the program's own spans in steps that have the most time of their own; empty if there are none."""
+        longest = durations(self.judged_steps).max(initial=0)  # a span around several steps is not in them
+        own = [row for row in self.rows if class_of(row.name, row.category) == Phase.SPAN and row.p50 <= longest]
         return max(own, key=lambda row: row.self).name if own else ""
 
     def samples_in_steps(self, steps: Facts | None = None) -> list[Sample]:

@@ -357,6 +357,22 @@ def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.M
     assert 25e6 < (first.cost_ns or 0) < 40e6 and first.places[0].function == "load"
 
 
+def test_a_span_around_the_loop_is_not_named(tmp_path: Path) -> None:
+    """Its own time is that which no span in a step covers."""
+
+    def step(_: int) -> None:
+        span("load", 0.003)
+        span("store", 0.003)
+        time.sleep(0.004)
+
+    with sc.trace(output_dir=tmp_path / "run") as profiler, sc.span("epoch"):
+        for number in range(30):
+            step(number)
+            profiler.step()
+    verdict = explain(tmp_path / "run").verdict
+    assert "most of it in" in verdict and "epoch" not in verdict
+
+
 def test_a_rank_whose_steps_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named, if only as likely, where no collective says who waits for whom."""
     monkeypatch.setenv("WORLD_SIZE", "2")
