@@ -14,7 +14,8 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.step_facts import DEVICE_CLASS, Device, class_of
-from stepscope.runtime.windows.window import Window
+from stepscope.runtime.windows.step_statistics import begins_with_startup
+from stepscope.runtime.windows.window import Step, Window
 
 OPERATORS: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
 """Categories of operators, as torch and this package's backends name them."""
@@ -47,6 +48,12 @@ class Product:
     async def finish(self, window: Window) -> tuple[Path, ...]:
         """Writes the files and returns them, none if the window has nothing for them."""
         raise NotImplementedError
+
+    def steps_of(self, window: Window) -> tuple[Step, ...]:
+        """The window's steps; under `stepscope run` without step 0, which is startup."""
+        steps = window.steps
+        startup = len(steps) > 1 and steps[0].number == 0 and begins_with_startup(self.run.metadata())
+        return steps[1:] if startup else steps
 
     async def abandon(self) -> None:
         """Closes what is open, after a call that raised; nothing is called afterwards."""

@@ -48,7 +48,7 @@ class Flops(Product):
         flops = self.table.by_step
         self.steps = [
             (step.number, flops.get((window.index, step.number), 0), step.end_ns - step.start_ns)
-            for step in window.steps
+            for step in self.steps_of(window)
         ]
         operators = [
             (row.name, f"{row.flops / row.count / 1e6:.6g}", _rate(row.flops, row.ns), self._share(row.flops, row.ns))

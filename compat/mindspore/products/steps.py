@@ -88,7 +88,7 @@ class StepTimes(Product):
         kind = "operator" if any(what == "operator" for _, what in self._covered) else "span"
         rows = [
             self._row(step.number, step.start_ns, step.end_ns, kind)
-            for step in window.steps
+            for step in self.steps_of(window)
             if any((step.number, what) in self._covered for what in (kind, "collective")) or kind == "span"
         ]
         if not rows:
@@ -105,7 +105,7 @@ class StepTimes(Product):
 
     def _points(self, window: Window, *, backward: bool) -> Iterator[list[int]]:
         """The rows of the steps that have all points, in ticks of Unix time."""
-        for step in window.steps:
+        for step in self.steps_of(window):
             others, fp, bp = (
                 _clip(self._covered.get((step.number, phase), _NONE), step.start_ns, step.end_ns)
                 for phase in self._phases
@@ -228,7 +228,7 @@ class StepPhases(Product):
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         facts = self._facts.finish(*(step.end_ns for step in window.steps), window=window.index)
-        facts = facts[np.isin(facts["step"], [step.number for step in window.steps])]
+        facts = facts[np.isin(facts["step"], [step.number for step in self.steps_of(window)])]
         if not len(facts):
             return ()
         return self._write(facts, _phases(facts), self._named_times(facts))

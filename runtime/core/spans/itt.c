@@ -292,7 +292,10 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
         return;
     }
     Name *n = (Name *)handle;
-    if (handle && handle->extra1 != OURS) n = handle->text ? find(s, handle->text, strlen(handle->text)) : NULL;
+    if (handle && handle->extra1 != OURS) { /* of the static part, made by the call that loaded us */
+        const char *text = handle->text;
+        n = text && strcmp(text, ITT_UNRECORDED) ? find(s, text, strlen(text)) : NULL;
+    }
     Task *task = &s->open[depth++];
     atomic_store_explicit(&s->depth, depth, memory_order_relaxed);
     task->open.stack = NULL;

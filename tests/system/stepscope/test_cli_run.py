@@ -19,6 +19,7 @@ from stepscope.analysis.reading.recording import load
 from stepscope.analysis.terminal import MOST_LINES
 from stepscope.backends.torch.arm import VARIABLE
 from stepscope.cli.programs.torch_program import OptimizerSteps
+from stepscope.runtime._core import ITT_UNRECORDED
 from stepscope.runtime.events import strings
 from tests.support.basics import require
 from tests.support.chrome_traces import events_of
@@ -427,9 +428,12 @@ def test_a_whole_program_is_one_window(tmp_path: Path) -> None:
     assert "11 steps: mean " in done.stderr
     (rank,) = load(tmp_path / "run").ranks
     assert rank.steps["step"].tolist() == list(range(1, 12)) and rank.startup_ns > rank.shutdown_ns
-    assert not complete(tmp_path / "run" / "trace.json", "stepscope"), (
+    assert not complete(tmp_path / "run" / "trace.json", ITT_UNRECORDED), (
         "what showed that operators arrive is in the trace"
     )
+    assert stepscope("analyse", "run", cwd=tmp_path).returncode == 0
+    table = (tmp_path / "run" / "ASCEND_PROFILER_OUTPUT" / "step_phases.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in table[1:]] == [*map(str, range(1, 12)), "average", "percent"]
 
 
 def test_steps_without_operators(tmp_path: Path) -> None:
