@@ -90,8 +90,7 @@ class StepscopeCallback(TracingCallback, _Callback):
         elif profile_batch is not None:
             cycle = _schedule(profile_batch)
         also = {"log_dir": ("output_dir", log_dir), "profile_batch": ("schedule", cycle)}
-        self.loop = Loop(LoopSettings.of(settings, also), "keras", _operators)
-        self._counts_anew = cycle is not None
+        self.loop = Loop(LoopSettings.of(settings, also), "keras", _operators, counts_anew=cycle is not None)
         self._accumulate = 1
         self._batches = 0
         self._begins = False
@@ -112,7 +111,7 @@ class StepscopeCallback(TracingCallback, _Callback):
             self._begins = False
             optimizer = getattr(self.model, "optimizer", None)
             step = _number(getattr(optimizer, "iterations", 0))
-            self.loop.open("fit", step=step, epoch=epoch, counts_anew=self._counts_anew)
+            self.loop.open("fit", step=step, epoch=epoch)
         self.loop.enter("epoch", epoch=epoch)
 
     @stores_errors

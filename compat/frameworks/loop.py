@@ -54,14 +54,20 @@ class Loop:
         settings: what to record.
         category: of the spans; the framework's name.
         backends: makes what records if the settings do not say.
+        counts_anew: True if the schedule counts from the first step of each run.
     """
 
     def __init__(
-        self, settings: LoopSettings, category: str, backends: Callable[[], Sequence[Backend]] = no_backends
+        self,
+        settings: LoopSettings,
+        category: str,
+        backends: Callable[[], Sequence[Backend]] = no_backends,
+        counts_anew: bool = False,
     ) -> None:
         self.settings = settings
         self.category = category
         self._backends = backends
+        self._counts_anew = counts_anew
         self.profiler: Profiler | None = None
         """Of the run that is open, or was the last."""
         self.stage = ""
@@ -78,11 +84,11 @@ class Loop:
         self._finalizer: Callable[[], object] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Loop, (self.settings, self.category, self._backends)
+        return Loop, (self.settings, self.category, self._backends, self._counts_anew)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         # Settings do not change, and what is in them may hold locks.
-        return Loop(self.settings, self.category, self._backends)
+        return Loop(self.settings, self.category, self._backends, self._counts_anew)
 
     def open(
         self,
@@ -93,7 +99,6 @@ class Loop:
         directory: str | Path | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        counts_anew: bool = False,
     ) -> None:
         """Begins a run; one that is still open is closed, and its window incomplete.
 
@@ -103,7 +108,6 @@ class Loop:
             epoch: of its first epoch, which counts if the schedule counts epochs.
             directory: where runs go unless the settings or the environment say; `None` for a new one.
             rank, world_size: where the framework knows better than the environment.
-            counts_anew: True if the schedule counts from this run's first step.
 
         Raises:
             OutputError: if the output cannot be written.
@@ -115,7 +119,9 @@ class Loop:
         if self.settings.ranks is not None and (rank or 0) not in self.settings.ranks:
             return
         number = step if self.settings.unit == "step" else epoch
-        first = number if counts_anew else self._first.setdefault(stage, number) if self.settings.is_default else 0
+        first = (
+            number if self._counts_anew else self._first.setdefault(stage, number) if self.settings.is_default else 0
+        )
         again = [name for name in self.settings.ready_made if name in self._used]
         profiler = self.settings.build(
             Output.choose(self.settings.base(directory), self.settings.name, None).below(stage),
