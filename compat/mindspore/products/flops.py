@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.findings import OperatorFlops
-from stepscope.analysis.tables.flops import FlopsTable, utilization_of
+from stepscope.analysis.tables.flops import FlopsTable, peak_of, utilization_of
 from stepscope.compat.mindspore.output_layout import write_json, write_text
 from stepscope.compat.mindspore.products.base import Product
 from stepscope.runtime.events.record import EventBatch
@@ -45,6 +45,7 @@ class Flops(Product):
         rows = self.table.rows()
         if not rows:
             return ()
+        self.peak = self.peak or peak_of(self.run.metadata())
         flops = self.table.by_step
         self.steps = [
             (step.number, flops.get((window.index, step.number), 0), step.end_ns - step.start_ns)

@@ -211,8 +211,8 @@ def test_a_crash(tmp_path: Path, number: signal.Signals) -> None:
 def test_products_of_any_run(tmp_path: Path) -> None:
     """A run that `trace` recorded has every product that there are data for, of its own rank and with waiting between ranks; its journal stays."""
     for rank in range(2):
-        layout = {"parallel_layout": {"dp": 2}} if rank else {}
-        with sc.trace(output_dir=tmp_path, rank=rank, world_size=2, metadata=layout) as profiler:
+        declared = {"parallel_layout": {"dp": 2}, "peak_flops": 1e12} if rank else {}
+        with sc.trace(output_dir=tmp_path, rank=rank, world_size=2, metadata=declared) as profiler:
             for _ in range(2):
                 with sc.span("Default/network/MatMul-op1", category="cpu_op", FLOPs=1_000_000):
                     pass
@@ -234,6 +234,7 @@ def test_products_of_any_run(tmp_path: Path) -> None:
             "communication.json",
             f"host_info_{rank}.csv",
         }
+        assert (f"flops_utilization_step_{rank}.json" in made) == bool(rank), "only one has declared its peak"
         assert (tmp_path / f"rank{rank}" / "journal").exists()
         with (tmp_path / f"rank{rank}" / PRODUCTS / f"hccl_raw_{rank}.csv").open(newline="") as file:
             assert all(row["wait_cost"] for row in csv.DictReader(file))
