@@ -31,6 +31,7 @@ RULES_OF_STEPS: tuple[Rule, ...] = (
     ranks.check_uneven_work,
     slow_steps.check_periodic_stall,
     slow_steps.check_slow_steps,
+    slow_steps.check_workers_restart,
     memory.check_memory_grows,
     memory.check_garbage_collection,
     operators.check_tiny_operators,

@@ -217,6 +217,22 @@ def test_a_stall_with_a_period(tmp_path: Path) -> None:
     assert {9, 19, 29, 39, 49} & set(found["periodic-stall"].steps)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_start_anew_for_each_pass(persistent: bool, tmp_path: Path) -> None:
+    """The first batch of each pass is waited for: for new workers, or for something else."""
+
+    def step(number: int) -> None:
+        if number % 10 == 0:
+            sc.instant("DataLoader", category="loader", workers=2, persistent=persistent)
+        span("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0.0002 if number % 10 else 0.06)
+        span("work", 0.004)
+
+    found = {finding.id: finding for finding in explain(record(tmp_path / "run", step, 60)).findings}
+    assert ("workers-restart" in found) is not persistent and ("periodic-stall" in found) is persistent
+    if not persistent:
+        assert "persistent_workers=True" in found["workers-restart"].action
+
+
 def test_a_counter_that_is_no_number(tmp_path: Path) -> None:
     """With the step in which it came first."""
 

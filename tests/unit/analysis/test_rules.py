@@ -24,6 +24,7 @@ THRESHOLDS: Mapping[str, str] = {
     "uneven-work": "UNEVEN_WORK RANK_LAST",
     "periodic-stall": "SLOW_STEP SLOW_STEPS_COST PERIODS_SLOW FEWEST_LATE_STEPS PERIODIC",
     "slow-steps": "SLOW_STEP SLOW_STEPS_COST COVERED",
+    "workers-restart": "MAJORITY",
     "memory-grows": "GROWTH_PER_100_STEPS GROWTH_BYTES LATE_GROWTH RECORDED_BYTES",
     "garbage-collection": "FINDING",
     "tiny-operators": "MANY_OPERATORS TINY_OPERATOR_NS",
