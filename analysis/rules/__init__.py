@@ -39,6 +39,7 @@ RULES_OF_STEPS: tuple[Rule, ...] = (
     processors.check_processors_contended,
     processors.check_interpreter_lock,
     python_code.check_slow_backward_hook,
+    python_code.check_anomaly_detection,
     python_code.check_forced_writes,
     python_code.check_python_between_operators,
     memory.check_not_finite,

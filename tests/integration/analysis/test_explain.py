@@ -30,6 +30,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.flight.triggers.slow_step import SlowStep
 from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import columns_of
+from tests.support.basics import require
 from tests.support.commands import python, stepscope
 from tests.support.crashes import Crash
 
@@ -337,6 +338,23 @@ def test_the_span_that_waits_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert first.id == "program-waits" and "most of it in the span work" in first.title
     assert first.action.startswith("work: move")
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_anomaly_detection_that_was_left_on(mode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch itself does it, in a training of many small operators."""
+    torch = require("torch")
+    monkeypatch.setenv(SIGNALS_VARIABLE, "steps,stacks")
+    weights = torch.ones(8, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(mode), sc.trace(output_dir=tmp_path / "run") as profiler:
+        for _ in range(50):
+            value = weights
+            for _ in range(100):
+                value = value * 1.01
+            value.sum().backward()
+            profiler.step()
+    found = {finding.id for finding in explain(tmp_path / "run").findings}
+    assert ("anomaly-detection" in found) is mode
 
 
 def test_a_pipeline_of_another_library(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ THRESHOLDS: Mapping[str, str] = {
     "processors-contended": "RUN_QUEUE OVERSUBSCRIBED OVERSUBSCRIBED_WITH_OTHERS",
     "interpreter-lock": "OTHER_THREAD FINDING",
     "slow-backward-hook": "FINDING FEWEST_SAMPLES",
+    "anomaly-detection": "ANOMALY FEWEST_SAMPLES",
     "forced-writes": "FINDING",
     "python-between-operators": "FINDING UNCOVERED_PLACE NO_PLACE",
     "not-finite": "",
