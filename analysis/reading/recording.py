@@ -92,8 +92,8 @@ class Rank:
             for name, source in ledger.sources.items():
                 if source.missing:
                     self.missing[name] = self.missing.get(name, 0) + sum(source.missing.values())
-                for reason, count in source.dropped.items():
-                    self.dropped[reason] = self.dropped.get(reason, 0) + count
+            for reason, count in ledger.lost(JOURNAL).items():
+                self.dropped[reason] = self.dropped.get(reason, 0) + count
         self.recovered = found.recovered
         self.ended = not self.recovered and all(each.ended for each in (found, *others))
         self._facts: Facts | None = None
@@ -337,7 +337,8 @@ def finished(rank: Rank, builders: Mapping[int, StepFactsBuilder]) -> Facts:
             # Of a run that was cut, or goes on, nothing has ended the last step.
             steps = steps[:-1] if steps[-1].end_ns == window.end_ns else steps
         made.append(builder.finish(*(step.end_ns for step in steps[-1:]), window=number))
-        lasts |= {number: step for step in steps[-1:]}
+        if steps:
+            lasts[number] = steps[-1]
     facts: Any = np.concatenate(made) if made else StepFactsBuilder().finish()
     facts = _without_cut_steps(rank, facts, lasts)
     rank.startup_ns, rank.shutdown_ns = 0, 0

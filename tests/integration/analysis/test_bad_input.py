@@ -6,6 +6,7 @@ Names with markup, one step and runs that are not there are in `test_explain.py`
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import time
@@ -168,7 +169,9 @@ def test_a_journal_whose_last_steps_are_damaged(tmp_path: Path) -> None:
         writer.write_batch(EventBatch("recorder", 0, block, b""))
         size = (tmp_path / "journal").stat().st_size
     steps = tuple(Step(number, (1_000 + 10 * number) * MS, (1_010 + 10 * number) * MS) for number in range(60))
-    writer.write_window(Window(index=0, profiler="one", start_ns=0, end_ns=steps[-1].end_ns, steps=steps, complete=True))
+    writer.write_window(
+        Window(index=0, profiler="one", start_ns=0, end_ns=steps[-1].end_ns, steps=steps, complete=True)
+    )
     writer.close()
     data = bytearray((tmp_path / "journal").read_bytes())
     data[size - 10] ^= 0xFF
@@ -177,6 +180,22 @@ def test_a_journal_whose_last_steps_are_damaged(tmp_path: Path) -> None:
     statistics = answer.ranks[0].statistics
     assert "lost frames: 1" in answer.trust and statistics is not None
     assert 30 < statistics.steps < 60 and statistics.slowest_ns < 20 * MS
+
+
+def test_a_full_journal(tmp_path: Path) -> None:
+    """The answer and the list of windows count what the journal left out."""
+    options = sc.Options(journal_max_bytes=1 << 16)
+    with sc.trace(
+        output_dir=tmp_path / "run", options=options, schedule=sc.schedule(wait=0, warmup=0, active=2)
+    ) as profiler:
+        for _ in range(4):
+            for _ in range(5_000):
+                sc.instant("full", text=os.urandom(8).hex())
+            profiler.step()
+    lost = profiler.statistics().pipeline.exporters[0].ledger.dropped["cap"]  # type: ignore[union-attr]
+    assert f"{lost:,} dropped (cap {lost:,})" in answered(tmp_path / "run").trust
+    listed = json.loads(stepscope("windows", tmp_path / "run", "--json", cwd=tmp_path).stdout)
+    assert sum(line["dropped"] for line in listed) == lost > 0
 
 
 def test_ranks_that_are_not_alike(tmp_path: Path) -> None:
