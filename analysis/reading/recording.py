@@ -365,6 +365,14 @@ def _without_cut_steps(rank: Rank, facts: Any, lasts: Mapping[int, Step]) -> Any
         (cut,) = np.nonzero((facts["window"] == window) & (facts["end"] == step.end_ns) & (facts["step"] < step.number))
         missing[cut] = step.number - facts["step"][cut]
     if missing.any():
+        numbers = set(facts["step"][missing > 0].tolist())
+        whole = {
+            (step.number, step.end_ns) for one in rank.windows.values() for step in one.steps if step.number in numbers
+        }
+        for place in np.flatnonzero(missing):
+            if (int(facts["step"][place]), int(facts["end"][place])) in whole:  # the program has set `step_num`
+                missing[place] = 0
+    if missing.any():
         note = f"{human_count(int(missing.sum()), 'step')} missing, and each step before them left out"
         rank.notes += (note,) if note not in rank.notes else ()
     return facts[missing == 0]

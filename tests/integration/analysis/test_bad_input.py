@@ -182,6 +182,18 @@ def test_a_journal_whose_last_steps_are_damaged(tmp_path: Path) -> None:
     assert 30 < statistics.steps < 60 and statistics.slowest_ns < 20 * MS
 
 
+def test_steps_whose_numbers_jump(tmp_path: Path) -> None:
+    """A training that goes on where another ended misses no step."""
+    with sc.trace(output_dir=tmp_path / "run") as profiler:
+        for step in range(30):
+            profiler.step_num = 2 * step
+            with sc.span("work"):
+                time.sleep(0.001)
+            profiler.step()
+    answer = answered(tmp_path / "run")
+    assert count_of(answer) == 30 and "missing" not in answer.trust
+
+
 def test_a_full_journal(tmp_path: Path) -> None:
     """The answer and the list of windows count what the journal left out."""
     options = sc.Options(journal_max_bytes=1 << 16)
