@@ -290,7 +290,7 @@ def _refusal(steps: int, summaries: list[RankSummary]) -> str:
     if steps <= 1:
         return (
             "Steps are missing: one ends where the program calls profiler.step(), or an optimizer's step() under "
-            "`stepscope run`. No such call was seen."
+            "`stepscope run`. At most one such call was seen."
         )
     return f"{human_count(steps, 'step')} were recorded; {FEWEST_STEPS} or more are needed: record longer."
 

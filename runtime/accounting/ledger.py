@@ -82,6 +82,11 @@ class Ledger(msgspec.Struct, frozen=True):
         ]
         return f"{accepted:,} of {produced:,} events" + (f"; dropped: {', '.join(lost)}" if lost else "")
 
+    def lost(self, output: str) -> Counter[str]:
+        """Events by reason that sources lost, or that this output did not write."""
+        accounts = [*self.sources.values(), *(one for name, one in self.outputs.items() if name == output)]
+        return sum((Counter(account.dropped) for account in accounts), Counter[str]())
+
     def dropped(self) -> int:
         """Events that sources lost, over all reasons."""
         return sum(sum(source.dropped.values()) for source in self.sources.values())
