@@ -190,6 +190,7 @@ WRONG = {
     "an exporter among backends": (lambda: sc.trace(backends=[sc.exporters.MemoryExporter()]), "stepscope.backends.Backend"),  # type: ignore[list-item]
     "handler not called": (lambda: sc.trace(on_trace_ready=sc.tensorboard_trace_handler), "tensorboard_trace_handler(...)"),
     "exporter not called": (lambda: sc.trace(on_trace_ready=sc.ChromeTraceExporter), "ChromeTraceExporter(...)"),
+    "handler with a yield": (lambda: sc.trace(on_trace_ready=lambda window: (yield window)), "yield"),
     "on_trace_ready='runs'": (lambda: sc.trace(on_trace_ready="runs"), "tensorboard_trace_handler"),  # type: ignore[arg-type]
     "start='no'": (lambda: sc.trace(start="no"), "start must be True or False, got str: 'no'"),  # type: ignore[arg-type]
     "control=True": (lambda: sc.trace(control=True), "control=stepscope.Control(socket=True)"),  # type: ignore[arg-type]
