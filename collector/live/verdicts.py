@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from stepscope.collector.live.step_times import SHOWN, median
+from stepscope.collector.live.step_times import median
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import JobVerdict, LiveFinding
@@ -34,6 +34,8 @@ MAX_RANKS = 64
 """Ranks of a job that are compared: half of them are the slowest, the others lie evenly over the rest."""
 MAX_STEPS = 512
 """Newest steps of a rank that are judged."""
+NEWEST_STEPS = 24
+"""Newest steps that are judged apart from the others, so that a fault which has just begun is found."""
 MAX_JOBS = 32
 """Jobs that are judged: those of which something came last."""
 MAX_FINDINGS = 3
@@ -176,7 +178,7 @@ def _compared(ranks: list[_Rank]) -> list[_Rank]:
 
 def _own_ms(stream: Stream) -> float:
     """The median time of the newest steps without collectives, or of whole steps where these are not known."""
-    steps = stream.steps.newest(SHOWN)
+    steps = stream.steps.newest(NEWEST_STEPS)
     own = steps["own_ms"][steps["own_ms"] >= 0]
     times = own if len(own) else steps["ms"]
     return median(times) if len(times) else 0.0
