@@ -26,7 +26,7 @@ from tests.support.basics import poll
 from tests.support.collecting import collecting, until
 from tests.support.launch import start
 from tests.support.streams import CONNECTION
-from tests.unit.collector.test_collector_live import run_of
+from tests.unit.collector.test_collector_live import events_frame, run_of, steps
 
 STEP = 20_000_000
 """ns."""
@@ -258,6 +258,19 @@ def test_steps_that_come_while_files_are_read_count_once() -> None:
     stream.steps = read.steps
     stream.finish_restoring()
     assert (stream.steps.count, stream.steps.last) == (30, 39)
+
+
+def test_steps_that_another_than_the_process_sends_are_shown() -> None:
+    """They are read from the frames when no summaries come any more, but for those that summaries had."""
+    stream = Stream("c" * 32, run_of(0))
+    stream.sends_summaries = True
+    stream.add_summary(summary([STEP] * 30))
+    frame = events_frame(steps([STEP] * 40, BEGIN + 10 * STEP, 10))
+    stream.add_frames([frame], 0, 1)
+    assert (stream.steps.count, stream.steps.last) == (30, 39)
+    stream.heard_at -= 20
+    stream.add_frames([frame], 0, 2)
+    assert (stream.steps.count, stream.steps.last) == (40, 49)
 
 
 def test_streams_of_other_collectors_are_shown() -> None:
