@@ -86,13 +86,18 @@ def streams_of(*ranks: StepSummary, name: str = "job") -> Streams:
 
 async def judged(streams: Streams) -> list[JobVerdict]:
     """The first verdict."""
+    return (await judging(streams)).of(None)
+
+
+async def judging(streams: Streams) -> Verdicts:
+    """The verdicts, when there is one."""
     verdicts = Verdicts(streams, judge_steps)
     task = asyncio.create_task(verdicts.run())
     try:
         await poll(lambda: verdicts.of(None))
     finally:
         task.cancel()
-    return verdicts.of(None)
+    return verdicts
 
 
 FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
@@ -131,6 +136,23 @@ async def test_equal_ranks_have_no_fault() -> None:
     """The verdict says how many steps were judged, and finds nothing."""
     (verdict,) = await judged(streams_of(*(summary([STEP] * 100, together=21_000_000) for _ in range(4))))
     assert verdict.findings == [] and (verdict.steps, verdict.ranks) == (100, 4)
+
+
+async def test_runs_of_two_names_in_a_job_do_not_compare() -> None:
+    """Each of two ranks trains and evaluates; a rank that trains slower than the other is found all the same."""
+    for slow, found in ((20, []), (32, ["The steps of rank 1 take 1.6 times as long as those of the other ranks."])):
+        streams = Streams(16)
+        for number, (rank, name, ms) in enumerate(
+            [(0, "train", 20), (1, "train", slow), (0, "test", 60), (1, "test", 60)]
+        ):
+            stream = Stream(f"{number:032x}", msgspec.structs.replace(run_of(rank, name), job="job"))
+            stream.connection = CONNECTION
+            stream.add_summary(summary([ms * 1_000_000] * 40))
+            streams.add(stream)
+        verdicts = await judging(streams)
+        (verdict,) = verdicts.of("job")
+        assert [finding.title for finding in verdict.findings] == found and verdict.ranks == 4
+        assert verdicts.slow_ranks() == ({("job", "train", 1)} if found else set())
 
 
 async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
