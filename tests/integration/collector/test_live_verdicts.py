@@ -113,6 +113,14 @@ FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
         "slow-rank",
         [1],
     ),
+    "a slow rank, and one that ended before": (
+        lambda: [
+            summary([32_000_000 if rank == 3 else STEP] * 100, together=33_000_000, first=10 if rank == 7 else 1000)
+            for rank in range(8)
+        ],
+        "slow-rank",
+        [3],
+    ),
     "a slow loader": (lambda: [summary([STEP] * 60, data=0.5) for _ in range(2)], "input-bound-in-process", []),
     "a stall every 20 steps": (lambda: [summary([STEP] * 200, stalls=20)], "periodic-stall", []),
     "stalls that have begun": (lambda: [summary([STEP] * 460, stalls=20, well=400)], "periodic-stall", []),
