@@ -70,8 +70,10 @@ def compare_ranks(job: Job) -> RankComparison | None:
 
 def _in_step(ranks: list[RankSummary]) -> list[RankSummary]:
     """Those with steps of most: one that has ended before, or counts otherwise, must not keep the others from being compared."""
+    if not ranks:
+        return []
     steps = sorted((rank.judged_steps["step"] for rank in ranks), key=lambda each: int(each[-1]))
-    middle = steps[(len(steps) - 1) // 2] if steps else None
+    middle = steps[(len(steps) - 1) // 2]
     return [rank for rank in ranks if np.isin(middle, rank.judged_steps["step"]).sum() >= FEWEST_STEPS]
 
 

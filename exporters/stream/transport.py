@@ -102,7 +102,7 @@ class Transport(ABC):
         """The address, for messages."""
         self.logged = ""
         """The last error that was logged."""
-        self._logged_frames = -1
+        self._logged_frames: int = -1
         """How many frames were confirmed then."""
         self._settings = settings
         self._feed, self._shipper = feed, feed.shipper
@@ -115,7 +115,8 @@ class Transport(ABC):
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._connected = self._refused = False
-        self._connections = self._frames = 0
+        self._connections: int = 0
+        self._frames: int = 0
         self._last_error = ""
         self._log_refusals = True
 

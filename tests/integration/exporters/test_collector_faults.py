@@ -235,7 +235,7 @@ async def test_a_refusal_in_the_protocol(reason: str, tmp_path: Path) -> None:
 
 async def test_a_refusal_of_each_connection_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As of a collector without room, which takes the connection before it knows."""
-    messages = map(protocol.encode, (welcome(0), protocol.Refused("full", True)))
+    messages = protocol.encode(welcome(0)), protocol.encode(protocol.Refused("full", True))
     async with websocket(tells(*messages)) as url:
         exporter = CollectorExporter(url, settings=QUICK)
         await exporter.open(run_of(tmp_path / "run"))
