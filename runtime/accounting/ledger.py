@@ -84,8 +84,12 @@ class Ledger(msgspec.Struct, frozen=True):
 
     def lost(self, output: str) -> Counter[str]:
         """Events by reason that sources lost, or that this output did not write."""
-        accounts = [*self.sources.values(), *(one for name, one in self.outputs.items() if name == output)]
-        return sum((Counter(account.dropped) for account in accounts), Counter[str]())
+        lost = Counter[str]()
+        for source in self.sources.values():
+            lost.update(source.dropped)
+        if output in self.outputs:
+            lost.update(self.outputs[output].dropped)
+        return lost
 
     def dropped(self) -> int:
         """Events that sources lost, over all reasons."""

@@ -167,7 +167,7 @@ def test_a_journal_whose_last_steps_are_damaged(tmp_path: Path) -> None:
     writer.open(run_in(tmp_path))
     for block in np.array_split(steps_of(60), 3):
         writer.write_batch(EventBatch("recorder", 0, block, b""))
-        size = (tmp_path / "journal").stat().st_size
+    size = (tmp_path / "journal").stat().st_size
     steps = tuple(Step(number, (1_000 + 10 * number) * MS, (1_010 + 10 * number) * MS) for number in range(60))
     writer.write_window(
         Window(index=0, profiler="one", start_ns=0, end_ns=steps[-1].end_ns, steps=steps, complete=True)
