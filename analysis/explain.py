@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
@@ -40,6 +41,10 @@ MOST_PLACES = 3
 NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 NOTHING_OF_TASKS = "Nothing stands out: nothing blocks the event loop for long or often, and no tasks or items pile up."
+OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step")
+"""Spans of torch's optimizers that have a fused version, also for the CPU."""
+FUSED = "aten::_fused_"
+"""How the names of its operators begin."""
 MOSTLY = 0.5
 """Share of a step in code without a known purpose, from which on the answer names the place of that code."""
 
@@ -129,7 +134,7 @@ def _nothing(rank: RankSummary, steps: int) -> str:
     if busy := _busy_device(rank):
         return busy
     if spans + uncovered < MOSTLY:
-        return NOTHING
+        return _slow_optimizer(rank) or NOTHING
     samples = rank.samples_in_steps()
     places = most_sampled(samples, 1) if len(samples) >= FEWEST_SAMPLES else ()
     named = rank.largest_span()
@@ -137,6 +142,20 @@ def _nothing(rank: RankSummary, steps: int) -> str:
     parts += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
     where = f"; {places[0].share:.0%} of the samples of the stack are in {places[0]}" if places else ""
     return f"No fault that is known. {', '.join(parts)}{where}."
+
+
+def _slow_optimizer(rank: RankSummary) -> str:
+    """The verdict of a run on the CPU in which one of torch's optimizers updates each tensor by several operators; empty for others."""
+    names = sorted({match[1] for row in rank.rows if (match := OPTIMIZER_STEP.fullmatch(row.name))})
+    share = float(np.median(rank.phase(Phase.OPTIMIZER))) / rank.step_ns
+    if share < FINDING or not names or rank.devices or not any(row.name.startswith("aten::") for row in rank.rows):
+        return ""
+    if any(row.name.startswith(FUSED) for row in rank.rows):
+        return ""
+    return (
+        f"Nothing stands out. The optimizer takes {share:.0%} of each step: torch.optim.{names[0]}(..., fused=True) updates all values of "
+        "a tensor in one pass."
+    )
 
 
 def _busy_device(rank: RankSummary) -> str:
@@ -271,7 +290,7 @@ def _refusal(steps: int, summaries: list[RankSummary]) -> str:
     if steps <= 1:
         return (
             "Steps are missing: one ends where the program calls profiler.step(), or an optimizer's step() under "
-            "`stepscope run`. At most one such call was recorded."
+            "`stepscope run`. At most one such call was seen."
         )
     return f"{human_count(steps, 'step')} were recorded; {FEWEST_STEPS} or more are needed: record longer."
 

@@ -12,12 +12,12 @@ from stepscope.analysis.reading.recording import Rank
 from stepscope.analysis.rules.evidence import Job
 from stepscope.analysis.tables.rank_summary import RankSummary
 from stepscope.analysis.thresholds import FEWEST_STEPS
-from stepscope.collector.live.verdicts import LiveProcess
+from stepscope.collector.live.verdicts import NEWEST_STEPS, LiveProcess
 from stepscope.collector.live.views import LiveFinding
 from stepscope.runtime.windows.step_facts import Facts
 
-NEWEST_STEPS = (24, 96)
-"""Newest steps that are judged apart from the others, so that a fault which has just begun is found."""
+NEWEST = (NEWEST_STEPS, 96)
+"""Newest steps that are judged apart from the others: faults that come back now and then are in more of them."""
 OF_SINGLE_STEPS = {"slow-steps"}
 
 
@@ -42,7 +42,7 @@ class _LiveRank(Rank):
 def judge_steps(processes: Sequence[LiveProcess]) -> list[LiveFinding]:
     """Findings in the newest steps of a job, the most costly first.
 
-    The last `NEWEST_STEPS` of each process are judged, and all that are given. A finding of several has the largest cost.
+    The last `NEWEST` of each process are judged, and all that are given. A finding of several has the largest cost.
 
     Args:
         processes: of one job. Those with fewer than `FEWEST_STEPS` steps are not judged.
@@ -51,7 +51,7 @@ def judge_steps(processes: Sequence[LiveProcess]) -> list[LiveFinding]:
     if not judged:
         return []
     found = {one.id: one for one in _findings(judged, max(len(one.facts) for one in judged))}
-    for one in (one for newest in NEWEST_STEPS for one in _findings(judged, newest)):
+    for one in (one for newest in NEWEST for one in _findings(judged, newest)):
         before = found.get(one.id)
         # One slow step among so few is no fault.
         if one.id not in OF_SINGLE_STEPS and (before is None or (one.cost or 0.0) > (before.cost or 0.0)):

@@ -8,6 +8,8 @@ FINDING = 0.10
 """Share of the step from which on a cost is a finding."""
 FEWEST_STEPS = 20
 """Fewer steps cannot be judged."""
+ANOMALY = 0.05
+"""Share of the samples in steps in which torch formats stacks for its anomaly detection."""
 FEWEST_SAMPLES = 10
 """Fewer samples of the stack name no place."""
 COVERED = 0.80

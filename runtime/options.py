@@ -75,10 +75,11 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At that limit: leave out new events, with a marker and a count, or delete the journal's oldest files, and count their events
     as lost. A flight recorder's journals of windows always stop."""
     signals: Annotated[tuple[Signal, ...], msgspec.Meta(max_length=16)] = ALWAYS
-    """What is recorded beside the program's own events, so that later the cause of slow steps can be found. `steps`: what the system
-    says of the thread that steps, at each step. `collections`: garbage collections. `stacks`: where that thread is, 20 times a
-    second, and 10 times after a minute. `loader`: facts of torch's DataLoaders, and their workers' batches. `checkpoints`: `torch.save`. `logging`: what
-    TensorBoard's `SummaryWriter` is given. `writes`: `os.fsync` and `os.fdatasync`. `threads`: processor time of each thread,
-    and how many processors the process and its children would use, once a second. `tasks`: each task of asyncio, also without
-    annotations, and callbacks of its loops that take 50 ms or more; `stepscope run` adds it. The environment variable
-    STEPSCOPE_SIGNALS goes before: `none`, `all`, or names with commas."""
+    """What is recorded beside the program's own events, so that later the cause of slow steps can be found. `steps`: what the
+    system says of the thread that steps, at each step. `collections`: garbage collections. `stacks`: where that thread is, 20
+    times a second, and 10 times after a minute. `loader`: facts of torch's DataLoaders, and when their workers start and make
+    batches. `checkpoints`: `torch.save`. `logging`: what TensorBoard's `SummaryWriter` is given. `writes`: `os.fsync` and
+    `os.fdatasync`. `threads`: processor time of each thread, and how many processors the process and its children would use,
+    once a second. `tasks`: each task of asyncio, also without annotations, and callbacks of its loops that take 50 ms or
+    more; `stepscope run` adds it. The environment variable STEPSCOPE_SIGNALS goes before: `none`, `all`, or names with
+    commas."""

@@ -187,6 +187,8 @@ def trace(
         isinstance(on_trace_ready, type) and hasattr(on_trace_ready, "export")
     ):
         raise TypeError(f"on_trace_ready must be what {called}(...) returns, {got(on_trace_ready)}; call it")
+    if inspect.isgeneratorfunction(on_trace_ready) or inspect.isasyncgenfunction(on_trace_ready):
+        raise TypeError(f"on_trace_ready has a yield, {got(on_trace_ready)}: nothing in it would run; remove the yield")
     if isinstance(on_trace_ready, Exporter) and not isinstance(on_trace_ready, type):
         consumers.append(on_trace_ready)
     elif callable(on_trace_ready):

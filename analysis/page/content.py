@@ -57,7 +57,7 @@ _NAMES_OF_COLOURS: dict[str, tuple[str, ...]] = {
     "forward": ("forward", "computing", "operators"),
     "waiting": ("waiting (task)", "waiting for the device", QUEUED),
     "spans": ("your spans",),
-    "uncovered": ("idle", "nothing that was recorded", UNCOVERED, RUNNING, WAITING),
+    "uncovered": ("idle", "no known activity", UNCOVERED, RUNNING, WAITING),
 }
 COLOURS = {name: colour for colour, names in _NAMES_OF_COLOURS.items() for name in names}
 """Names of colours in the page's style."""

@@ -33,7 +33,7 @@ from stepscope.runtime.settings.arguments import path_argument
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.windows.step_parts import columns_of
 from stepscope.runtime.windows.step_statistics import startup_step
-from stepscope.runtime.windows.window import Window, which_windows
+from stepscope.runtime.windows.window import Step, Window, which_windows
 
 
 class Rank:
@@ -92,8 +92,8 @@ class Rank:
             for name, source in ledger.sources.items():
                 if source.missing:
                     self.missing[name] = self.missing.get(name, 0) + sum(source.missing.values())
-                for reason, count in source.dropped.items():
-                    self.dropped[reason] = self.dropped.get(reason, 0) + count
+            for reason, count in ledger.lost(JOURNAL).items():
+                self.dropped[reason] = self.dropped.get(reason, 0) + count
         self.recovered = found.recovered
         self.ended = not self.recovered and all(each.ended for each in (found, *others))
         self._facts: Facts | None = None
@@ -329,6 +329,7 @@ def facts_builders() -> defaultdict[int, StepFactsBuilder]:
 def finished(rank: Rank, builders: Mapping[int, StepFactsBuilder]) -> Facts:
     """The facts of windows, in their order. What lies before the first step and after the last is set in the rank."""
     made: list[Facts] = []
+    lasts: dict[int, Step] = {}
     for number, builder in sorted(builders.items()):
         window = rank.windows.get(number)
         steps = window.steps if window is not None else ()
@@ -336,8 +337,10 @@ def finished(rank: Rank, builders: Mapping[int, StepFactsBuilder]) -> Facts:
             # Of a run that was cut, or goes on, nothing has ended the last step.
             steps = steps[:-1] if steps[-1].end_ns == window.end_ns else steps
         made.append(builder.finish(*(step.end_ns for step in steps[-1:]), window=number))
+        if steps:
+            lasts[number] = steps[-1]
     facts: Any = np.concatenate(made) if made else StepFactsBuilder().finish()
-    facts = _without_cut_steps(rank, facts)
+    facts = _without_cut_steps(rank, facts, lasts)
     rank.startup_ns, rank.shutdown_ns = 0, 0
     if not len(facts):
         return facts  # type: ignore[no-any-return]
@@ -350,14 +353,26 @@ def finished(rank: Rank, builders: Mapping[int, StepFactsBuilder]) -> Facts:
     return facts  # type: ignore[no-any-return]
 
 
-def _without_cut_steps(rank: Rank, facts: Any) -> Any:
-    """Leaves out steps behind which others are missing, as where a recording is damaged: they would have the time of those."""
-    if len(facts) < 2:
+def _without_cut_steps(rank: Rank, facts: Any, lasts: Mapping[int, Step]) -> Any:
+    """Leaves out steps behind which others are missing, as where a recording is damaged: they would have the time of those.
+    `lasts`: the last step of each window."""
+    if not len(facts):
         return facts
     before, after = facts[:-1], facts[1:]
-    missing = np.maximum(after["step"] - before["step"] - 1, 0)
-    missing[(after["window"] != before["window"]) | (after["begin"] > before["end"])] = 0
+    missing = np.append(np.maximum(after["step"] - before["step"] - 1, 0), 0)
+    missing[:-1][(after["window"] != before["window"]) | (after["begin"] > before["end"])] = 0
+    for window, step in lasts.items():
+        (cut,) = np.nonzero((facts["window"] == window) & (facts["end"] == step.end_ns) & (facts["step"] < step.number))
+        missing[cut] = step.number - facts["step"][cut]
+    if missing.any():
+        numbers = set(facts["step"][missing > 0].tolist())
+        whole = {
+            (step.number, step.end_ns) for one in rank.windows.values() for step in one.steps if step.number in numbers
+        }
+        for place in np.flatnonzero(missing):
+            if (int(facts["step"][place]), int(facts["end"][place])) in whole:  # the program has set `step_num`
+                missing[place] = 0
     if missing.any():
         note = f"{human_count(int(missing.sum()), 'step')} missing, and each step before them left out"
         rank.notes += (note,) if note not in rank.notes else ()
-    return facts[np.concatenate((missing == 0, [True]))]
+    return facts[missing == 0]

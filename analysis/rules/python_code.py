@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from stepscope.analysis.findings import Finding, Place
@@ -19,6 +21,7 @@ from stepscope.analysis.rules.evidence import (
 from stepscope.analysis.rules.operators import operators_a_step
 from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
 from stepscope.analysis.thresholds import (
+    ANOMALY,
     FEWEST_SAMPLES,
     FINDING,
     MAJORITY,
@@ -103,6 +106,36 @@ def check_slow_backward_hook(job: Job) -> list[Finding]:
             certainty="certain",
             steps=steps_with_most(rank.judged_steps, rank.phase(Phase.BACKWARD)),
             places=(place,),
+        )
+    ]
+
+
+ANOMALY_DETECTION = re.compile(r"(?:^|;)format_stack \(\S*torch/fx/traceback\.py:\d+\)")
+"""torch formats the stack of each operator with this function only where it looks for anomalies."""
+
+
+def check_anomaly_detection(job: Job) -> list[Finding]:
+    """Finds autograd's search for anomalies: for each operator the stack is formatted, and in backward each gradient is searched for NaN."""
+    rank = job.main
+    samples = rank.samples_in_steps()
+    found = sum(ANOMALY_DETECTION.search(sample.stack) is not None for sample in samples)
+    cost = found / max(len(samples), 1)
+    if len(samples) < FEWEST_SAMPLES or cost < ANOMALY:
+        return []
+    return [
+        Finding(
+            id="anomaly-detection",
+            title=f"Anomaly detection of autograd is on: {cost:.0%} of each step, and more in backward.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=(
+                f"in {found} of {len(samples)} stack samples torch formats the stack of an operator for it; it also searches each gradient "
+                "for NaN",
+            ),
+            action="torch.autograd.set_detect_anomaly(False), or remove detect_anomaly(): it is for finding NaN",
+            gain=f"{human_time(cost * rank.step_ns)} of each step or more",
+            certainty="certain",
+            steps=steps_with_most(rank.judged_steps, durations(rank.judged_steps)),
         )
     ]
 

@@ -56,7 +56,7 @@ class RankComparison:
 
 def compare_ranks(job: Job) -> RankComparison | None:
     """Compares the ranks that communicate; `None` if they do not wait for each other for long, or cannot be compared."""
-    ranks = [rank for rank in job.ranks if len(rank.judged_steps) and rank.communication().any()]
+    ranks = _in_step([rank for rank in job.ranks if len(rank.judged_steps) and rank.communication().any()])
     if len(ranks) < 2:
         return None
     numbers: list[set[int]] = [set(rank.judged_steps["step"].tolist()) for rank in ranks]
@@ -66,6 +66,15 @@ def compare_ranks(job: Job) -> RankComparison | None:
     found = RankComparison(ranks, common)
     longer = float(found.longer.mean()) / float(found.took.mean())
     return found if found.cost >= RANK_WAIT and longer >= RANK_WAIT else None
+
+
+def _in_step(ranks: list[RankSummary]) -> list[RankSummary]:
+    """Those with steps of most: one that has ended before, or counts otherwise, must not keep the others from being compared."""
+    if not ranks:
+        return []
+    steps = sorted((rank.judged_steps["step"] for rank in ranks), key=lambda each: int(each[-1]))
+    middle = steps[(len(steps) - 1) // 2]
+    return [rank for rank in ranks if np.isin(middle, rank.judged_steps["step"]).sum() >= FEWEST_STEPS]
 
 
 def _others(values: Any, extreme: Any) -> Any:

@@ -14,6 +14,7 @@ from stepscope.analysis.thresholds import (
     COVERED,
     FEWEST_LATE_STEPS,
     FEWEST_PERIODS,
+    MAJORITY,
     MOST_SLOW_STEPS,
     PERIODIC,
     PERIODS_SLOW,
@@ -23,6 +24,7 @@ from stepscope.analysis.thresholds import (
     SLOW_STEPS_COST,
 )
 from stepscope.runtime.display.text_table import human_count, human_time
+from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import NAMES, is_uncovered, parts_of
 
 MOST_COMPARED = 64
@@ -57,6 +59,13 @@ class SlowSteps:
         calls = _calls_in(steps["begin"][slow], steps["end"][slow], calls)
         self.calls: tuple[EventReference, ...] = longest(rank, calls)
         self._calling = place_of_calls(calls)
+        starts = np.sort(np.array(rank.worker_starts, np.int64))
+        begun, ended = (np.searchsorted(starts, steps[name][slow]) for name in ("begin", "end"))
+        self.worker_starts = int((ended > begun).sum())
+        """How many of them have a DataLoader start workers."""
+        self.restarts_workers = self._cause == NAMES[Phase.DATA] and self.worker_starts >= max(
+            FEWEST_PERIODS, MAJORITY * len(slow)
+        )
         written = steps["written_bytes"][slow]
         self._written = float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
 
@@ -91,23 +100,24 @@ class SlowSteps:
             *written,
         )
 
-    def finding(self, kind: str, title: str, action: str) -> Finding:
+    def finding(self, kind: str, title: str, action: str, *more: str) -> Finding:
         """The finding of a rule about them.
 
         Args:
             kind: the rule's id.
             action: what to try; the function where the program is comes before it.
+            more: further evidence, which is the cause: the finding names no function.
         """
-        places = self.places()
+        places = () if more else self.places()
         return Finding(
             id=kind,
             title=title,
             cost=self.cost,
             cost_ns=self.cost_ns,
-            evidence=self.evidence(),
+            evidence=(*self.evidence(), *more),
             action=f"{places[0].function}: {action}" if places else action,
             gain=f"up to {self.cost:.0%} of the run",
-            certainty="certain" if places else "likely",
+            certainty="certain" if places or more else "likely",
             steps=tuple(self.numbers[:MOST_SLOW]),
             events=self.calls,
             places=places,
@@ -184,7 +194,7 @@ def _calls_in(begin: NDArray[np.int64], end: NDArray[np.int64], calls: list[Call
 def check_periodic_stall(job: Job) -> list[Finding]:
     """Finds slow steps at equal distances, and what covers their extra time."""
     slow = slow_steps_of(job)
-    if slow is None or not slow.period:
+    if slow is None or not slow.period or slow.restarts_workers:
         return []
     action = "do it less often, or on another thread or process while training goes on"
     title = f"Every {slow.period} steps one takes {slow.each} longer: {slow.cost:.0%} of the time."
@@ -194,8 +204,19 @@ def check_periodic_stall(job: Job) -> list[Finding]:
 def check_slow_steps(job: Job) -> list[Finding]:
     """Finds steps that take several times the median, if they are few, cost much, and it is known what differs in them."""
     slow = slow_steps_of(job)
-    if slow is None or slow.period:
+    if slow is None or slow.period or slow.restarts_workers:
         return []
     action = "move what these steps do out of the loop, or do it less often"
     title = f"{human_count(len(slow.numbers), 'slow step')} cost {slow.cost:.0%} of the time: {slow.each} each."
     return [slow.finding("slow-steps", title, action)]
+
+
+def check_workers_restart(job: Job) -> list[Finding]:
+    """Finds slow steps in which a DataLoader starts its workers anew, as it does for each pass over the data, and waits for them."""
+    slow = slow_steps_of(job)
+    if slow is None or not slow.restarts_workers:
+        return []
+    title = f"A DataLoader starts its workers anew for each pass over the data: {slow.cost:.0%} of the time."
+    action = "DataLoader(..., persistent_workers=True), or longer passes"
+    evidence = f"in {slow.worker_starts} of these {human_count(len(slow.numbers), 'step')} it starts them (persistent_workers=False)"
+    return [slow.finding("workers-restart", title, action, evidence)]

@@ -304,6 +304,8 @@ class PipelineBuilder:
         self._series: defaultdict[str, list[float]] = defaultdict(list)
         self._loaders: list[_Loader] = []
         """Those that the program iterated over, the latest last."""
+        self.worker_starts: list[int] = []
+        """When DataLoaders started workers that end with a pass over the data, in ns."""
         self._pipeline, self._loader = strings.category(CATEGORY), strings.category("loader")
 
     def update(self, batch: EventBatch) -> None:
@@ -333,7 +335,10 @@ class PipelineBuilder:
         for first, last in zip([0, *begun], [*begun, len(events)], strict=True):
             some = events[first:last]
             if len(some) and int(some["kind"][0]) == Kind.INSTANT:
-                self._begin(arguments(batch, some[0]))
+                facts = arguments(batch, some[0])
+                self._begin(facts)
+                if facts.get("workers") and facts.get("persistent") is False and len(self.worker_starts) < MOST_SAMPLES:
+                    self.worker_starts.append(int(some["ts"][0]))
             if self._loaders:
                 _keep(self._loaders[-1].queue, _counts(some["value"][some["kind"] == int(Kind.COUNTER)]))
                 fetches: Any = some[some["kind"] == int(Kind.SPAN)]

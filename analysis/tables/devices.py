@@ -64,8 +64,8 @@ NAMES = {
     Activity.OPERATOR: "operators",
     Activity.PYTHON: "Python",
 }
-UNRECORDED = "nothing that was recorded"
-"""Such as Python between operators, where no Python functions were recorded."""
+UNRECORDED = "no known activity"
+"""Such as Python between operators, where no Python functions were recorded, or spans of the program without a category."""
 
 _PHASES = {
     Phase.GARBAGE_COLLECTION: Activity.COLLECTION,

@@ -194,6 +194,8 @@ class RankSummary:
         """How batches are prepared: by MindSpore's data sets, and by DataLoaders."""
         self.loaders = pipelines.loaders
         """Facts of each DataLoader that the program iterated over, the latest last."""
+        self.worker_starts = pipelines.worker_starts
+        """When DataLoaders started workers that end with a pass over the data, in ns."""
         self.queue = pipelines.ready_batches
         """Of all DataLoaders, how many batches were ready at each fetch."""
         facts = rank.known_steps

@@ -47,16 +47,24 @@ class Loader(ReplacesTorch):
         def __iter__(loader: Any) -> Any:  # noqa: N807
             if _core.recording() & _core.RECORD_EVENTS:
                 _core.instant("DataLoader", category="loader", **facts_of(loader))
-                if self.workers_join and loader.num_workers and not _forks(loader):
-                    init_fn = loader.worker_init_fn
-                    loader.worker_init_fn = JoinFirst(init_fn)
-                    try:
-                        return original(loader)
-                    finally:
-                        loader.worker_init_fn = init_fn
+                if (
+                    loader.num_workers and getattr(loader, "_iterator", None) is None
+                ):  # there is one whose workers persist
+                    with _core.span("start workers", category="dataloader"):
+                        return self._start_workers(original, loader)
             return original(loader)
 
         return __iter__
+
+    def _start_workers(self, original: Callable[..., Any], loader: Any) -> Any:
+        if not self.workers_join or _forks(loader):
+            return original(loader)
+        init_fn = loader.worker_init_fn
+        loader.worker_init_fn = JoinFirst(init_fn)
+        try:
+            return original(loader)
+        finally:
+            loader.worker_init_fn = init_fn
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _next_data(iterator: Any) -> Any:

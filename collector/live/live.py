@@ -141,13 +141,14 @@ class Live:
 
     async def _look(self, number: int) -> _State:
         now, ranks = time.monotonic(), list(self._streams)
-        slow = set[tuple[str, int | None]]() if self._verdicts is None else self._verdicts.slow_ranks()
+        slow = set[tuple[str, str, int | None]]() if self._verdicts is None else self._verdicts.slow_ranks()
         latest: list[Stream] = []
         views: list[RankView] = []
         async for rank in in_slices(ranks):
             if rank.streams:  # else it was forgotten meanwhile
                 latest.append(rank.latest)
-                views.append(rank_view(rank, now, slow=(rank.latest.job, rank.latest.run.rank) in slow))
+                run = rank.latest.run
+                views.append(rank_view(rank, now, slow=(rank.latest.job, run.name, run.rank) in slow))
         amounts, by_job = await self._streams.totals()
         jobs = entries(ranks, views)
         await asyncio.sleep(0)

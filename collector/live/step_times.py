@@ -46,7 +46,8 @@ class StepTimes:
         self.recent = History(rolling=True, width_ns=RECENT_WIDTH_NS)
         self.all = History(rolling=False)
         self._ring = np.zeros(0, _STEP)
-        self._latest_begin = -(1 << 62)
+        self.latest_begin = -(1 << 62)
+        """When the newest began, in ns of the rank's clock."""
 
     def add_events(self, events: Block, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
         """Adds the steps among the events of the source `steps`; those that were cut or have not ended do not count.
@@ -69,7 +70,7 @@ class StepTimes:
 
     def add_steps(self, steps: Sequence[StepTime], offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
         """Adds steps of a summary, but for those that were read from the file before. Arguments as for `add_events`."""
-        new = [step for step in steps if step.begin > self._latest_begin]
+        new = [step for step in steps if step.begin > self.latest_begin]
         if len(new) > FEW:
             rows = np.array([_row(step) for step in new], _STEP)
             ends = np.array([min(max(step.end + offset_ns, earliest_ns), latest_ns) for step in new], np.int64)
@@ -79,7 +80,7 @@ class StepTimes:
             self._reserve(1)
             self._ring[self.count % len(self._ring)] = _row(step)
             self.count += 1
-            self.last, self._latest_begin = step.number, step.begin
+            self.last, self.latest_begin = step.number, step.begin
             end = min(max(step.end + offset_ns, earliest_ns), latest_ns)
             self.recent.add_one(end, step.end - step.begin)
             self.all.add_one(end, step.end - step.begin)
@@ -98,7 +99,7 @@ class StepTimes:
             self._ring[(self.count + np.arange(len(steps))[-size:]) % size] = steps[-size:]
         self.count += len(steps)
         self.last = int(steps["number"][-1])
-        self._latest_begin = max(self._latest_begin, int(steps["begin"].max()))
+        self.latest_begin = max(self.latest_begin, int(steps["begin"].max()))
 
     def _reserve(self, more: int) -> None:
         """Makes room for further steps, as a job of many ranks may have few steps."""

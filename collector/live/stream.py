@@ -200,7 +200,9 @@ class Stream:
         self.summaries: deque[StepSummary] = deque(maxlen=MAX_SUMMARIES)
         """The newest, the latest last."""
         self.sends_summaries = False
-        """Whether steps come in summaries, so that those among the frames are not read."""
+        """Whether steps come in summaries, so that those among the frames are not read as long as any come."""
+        self.heard_at = -math.inf
+        """When the last summary came, by the monotonic clock."""
         self.steps_at = 0.0
         """When the last summary with steps came, by the monotonic clock."""
         self.shares = Shares()
@@ -243,7 +245,7 @@ class Stream:
 
     def add_summary(self, summary: StepSummary) -> None:
         """Adds facts of new steps."""
-        self.seen = time.monotonic()
+        self.seen = self.heard_at = time.monotonic()
         steps = steps_in(summary)
         if not steps:
             return
@@ -380,7 +382,8 @@ class Stream:
             return
         header = found[0]
         self.events += header.count
-        if self.sends_summaries and batch.live:
+        in_summaries = self.sends_summaries and batch.live
+        if in_summaries and self.seen - self.heard_at < SILENT_AFTER:
             return
         if header.source == STEPS and header.body_bytes <= batch.step_bytes:
             batch.step_bytes -= header.body_bytes
@@ -388,8 +391,11 @@ class Stream:
             if decoded is None:
                 self.undecodable += 1
                 return
-            self.windows.stepped(header.window, decoded[0]["step"])
-            self.steps.add_events(decoded[0], self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
+            events = decoded[0]
+            if in_summaries:  # they are sent by another than the process, such as `stepscope deliver` into NATS
+                events = events[events["ts"].astype("i8") > self.steps.latest_begin]
+            self.windows.stepped(header.window, events["step"])
+            self.steps.add_events(events, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
     def _compared(self, sync: ClockSync | None) -> None:
         if sync is None:

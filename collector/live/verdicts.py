@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from stepscope.collector.live.step_times import SHOWN, median
+from stepscope.collector.live.step_times import median
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import JobVerdict, LiveFinding
@@ -31,9 +31,13 @@ INTERVAL_S = 2.0
 MOST_SHARE = 0.1
 """Judging takes at most this share of the time: it is done less often if it takes long."""
 MAX_RANKS = 64
-"""Ranks of a job that are compared: half of them are the slowest, the others lie evenly over the rest."""
+"""Ranks of a job, and of one name, that are compared: half of them are the slowest, the others lie evenly over the rest."""
+MAX_NAMES = 4
+"""Names of runs in a job that are judged, each apart, as steps of training and of evaluation do not compare."""
 MAX_STEPS = 512
 """Newest steps of a rank that are judged."""
+NEWEST_STEPS = 24
+"""Newest steps that are judged apart from the others, so that a fault which has just begun is found."""
 MAX_JOBS = 32
 """Jobs that are judged: those of which something came last."""
 MAX_FINDINGS = 3
@@ -63,6 +67,8 @@ class Verdicts:
     def __init__(self, streams: Streams, judge: Judge) -> None:
         self._streams, self._judge = streams, judge
         self._found: dict[str, JobVerdict] = {}
+        self._slow: dict[str, set[tuple[str, int]]] = {}
+        """Names of runs, and numbers of their ranks that hold the others up, by job."""
         self._failed: set[str] = set()
         """Jobs that could not be judged, which the log has."""
         self._decoded: dict[str, _Decoded] = {}
@@ -74,15 +80,9 @@ class Verdicts:
         """The newest verdict of a job, or of each job."""
         return [one for one in self._found.values() if job is None or one.job_id == job]
 
-    def slow_ranks(self) -> set[tuple[str, int]]:
-        """Jobs and numbers of the ranks that hold the others up."""
-        return {
-            (verdict.job_id, rank)
-            for verdict in self._found.values()
-            for finding in verdict.findings
-            if finding.id == SLOW_RANK
-            for rank in finding.ranks
-        }
+    def slow_ranks(self) -> set[tuple[str, str, int]]:
+        """Jobs, names of runs, and numbers of the ranks that hold the others up."""
+        return {(job, *each) for job in self._found for each in self._slow.get(job, ())}
 
     async def run(self) -> None:
         """Judges until it is cancelled."""
@@ -105,22 +105,32 @@ class Verdicts:
 
     def _verdict(self, job: str, ranks: list[_Rank]) -> JobVerdict | None:
         """`None` if no rank has a step that can be judged. On a thread."""
-        processes: list[LiveProcess] = []
+        names: dict[str, list[_Rank]] = {}
+        for one in ranks:
+            names.setdefault(one[0].run.name, []).append(one)
+        groups: list[list[LiveProcess]] = []
         decoded: _Decoded = {}
-        for stream, summaries in _compared(ranks):
-            facts = self._facts(stream, summaries, decoded)
-            facts = judged_steps(facts)[-MAX_STEPS:]
-            if len(facts):
-                processes.append(LiveProcess(stream.run, facts))
+        for its in sorted(names.values(), key=len, reverse=True)[:MAX_NAMES]:
+            processes: list[LiveProcess] = []
+            for stream, summaries in _compared(its):
+                facts = self._facts(stream, summaries, decoded)
+                facts = judged_steps(facts)[-MAX_STEPS:]
+                if len(facts):
+                    processes.append(LiveProcess(stream.run, facts))
+            if processes:
+                groups.append(processes)
         self._decoded[job] = decoded
-        if not processes:
+        if not groups:
             return None
+        found = [(its[0].run.name, finding) for its in groups for finding in self._judge(its)]
+        found = sorted(found, key=lambda each: -each[1].cost)[:MAX_FINDINGS]
+        self._slow[job] = {(name, rank) for name, one in found if one.id == SLOW_RANK for rank in one.ranks}
         return JobVerdict(
             job_id=job,
             at_ns=time.time_ns(),
-            steps=max(len(process.facts) for process in processes),
-            ranks=len(processes),
-            findings=list(self._judge(processes))[:MAX_FINDINGS],
+            steps=max(len(process.facts) for processes in groups for process in processes),
+            ranks=sum(map(len, groups)),
+            findings=[finding for _, finding in found],
         )
 
     def _facts(self, stream: Stream, summaries: list[StepSummary], decoded: _Decoded) -> Facts:
@@ -152,6 +162,7 @@ class Verdicts:
         self._judged_at = {job: newest[job] for job in latest}
         self._failed &= set(latest)
         self._decoded = {job: decoded for job, decoded in self._decoded.items() if job in latest}
+        self._slow = {job: slow for job, slow in self._slow.items() if job in latest}
         return chosen
 
 
@@ -176,7 +187,7 @@ def _compared(ranks: list[_Rank]) -> list[_Rank]:
 
 def _own_ms(stream: Stream) -> float:
     """The median time of the newest steps without collectives, or of whole steps where these are not known."""
-    steps = stream.steps.newest(SHOWN)
+    steps = stream.steps.newest(NEWEST_STEPS)
     own = steps["own_ms"][steps["own_ms"] >= 0]
     times = own if len(own) else steps["ms"]
     return median(times) if len(times) else 0.0

@@ -22,13 +22,13 @@ from stepscope.collector.problems import ProblemError
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.end_change import NOTHING_WAITS, choose_end
-from stepscope.runtime.requests.placement import allows_later_steps, choose_steps, nearest_of
+from stepscope.runtime.requests.placement import ASK_TO_WAIT, allows_later_steps, choose_steps, nearest_of
 from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.ranks import missing_ranges, ranges_text, ranks_from, ranks_text, usual_size
 
 MARGIN = 1.0
-"""Seconds from the proposal to the first step that the first attempt allows for; each further one doubles it."""
+"""Seconds from the proposal to the first step that the first attempt allows for; each attempt that came too late doubles it."""
 ATTEMPTS = 5
 LOOK = 0.3
 """Seconds between two looks at processes of which one does not know yet how fast it goes."""
@@ -189,9 +189,9 @@ class Orders:
     async def _arm(self, order: WindowOrder, request: WindowRequest, targets: list[Target]) -> OrderResult:
         if len(targets) == 1:
             return _result(await self._ask(targets, Command(command="arm", request=request), order.patience))
-        least, attempt = 0, 0
+        least, attempt, late = 0, 0, 0
         while True:
-            where, ahead = await self._ahead(order, targets, attempt)
+            where, ahead = await self._ahead(order, targets, late)
             if any(answer.error for _, answer in where):
                 return _result(where, reason="not all processes answer, so none records")
             if apart := _apart(where):
@@ -205,6 +205,8 @@ class Orders:
             command = Command(command="propose", request=proposed)
             result, nearest = await self._propose(order, command, by, targets, "record these steps", request)
             attempt += 1
+            # A window in the way says where the next room is: more time would go past that.
+            late += any((rank.step or 0) >= by for rank in result.ranks)
             if nearest is None or not allows_later_steps(request) or attempt == ATTEMPTS:
                 return result
             least = nearest
@@ -238,8 +240,8 @@ class Orders:
                 return result
             least = nearest
 
-    async def _ahead(self, order: WindowOrder, targets: list[Target], attempt: int) -> tuple[_Answers, int]:
-        """Where all are, and the first step that all have ahead of them, with time to agree on it."""
+    async def _ahead(self, order: WindowOrder, targets: list[Target], late: int) -> tuple[_Answers, int]:
+        """Where all are, and the first step that all have ahead of them, with time to agree on it, after `late` attempts without."""
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
         where = await self._ask(targets, Command(command="status"), order.patience)
@@ -252,7 +254,7 @@ class Orders:
                 max(answer.rate, (answer.step - earlier.step) / (sent_at - since))
                 for (_, earlier), (_, answer) in zip(before, where, strict=True)
             ]
-        passed = loop.time() - sent_at + MARGIN * 2**attempt
+        passed = loop.time() - sent_at + MARGIN * 2**late
         steps = [answer.step + math.ceil(rate * passed) for (_, answer), rate in zip(where, rates, strict=True)]
         return where, max(steps) + LEAST_STEPS
 
@@ -272,6 +274,8 @@ class Orders:
         """
         name = secrets.token_hex(16)
         answers = await self._ask(targets, msgspec.structs.replace(proposal, proposal=name), order.patience)
+        if request is not None and request.overlap == "queue":
+            answers = [(target, _without_advice(answer)) for target, answer in answers]
         if not all(_obeys(answer) for _, answer in answers):
             reason = f"not all ranks can {what}, so none does"
             no = Command(command="decide", proposal=name, committed=False, reason=reason)
@@ -319,6 +323,14 @@ def _request(order: WindowOrder) -> WindowRequest:
 
 def _obeys(answer: Answer) -> bool:
     return not answer.error and (answer.armed is None or answer.armed.accepted)
+
+
+def _without_advice(answer: Answer) -> Answer:
+    """The answer to an order that waits already, without the advice to wait."""
+    if answer.armed is None:
+        return answer
+    reason = answer.armed.reason.removesuffix(f"; {ASK_TO_WAIT}")
+    return msgspec.structs.replace(answer, armed=msgspec.structs.replace(answer.armed, reason=reason))
 
 
 def _apart(where: _Answers) -> str:

@@ -113,6 +113,7 @@ export class RecordDialog {
           ranks: this.#ranks.value.trim() || null,
           steps: Number(this.#steps.value),
           warmup: Number(this.#warmup.value),
+          overlap: "queue",
         },
         this.#token.value.trim(),
       );

@@ -101,6 +101,10 @@ export function showVerdict(job, ranks, chosen) {
   }
   if (job.shared > NAMED) texts.push(`${integer(job.shared)} ranks are.`);
   if (job.shared) texts.push("If these are several jobs, name them: trace(name=…), or STEPSCOPE_JOB.");
+  if (job.died) {
+    const died = [...ranks.values()].filter((view) => view.state === "died");
+    texts.push(`Died: ${died.slice(0, ABSENT).map(rankName).join(", ")}${died.length > ABSENT ? ` and ${integer(died.length - ABSENT)} more` : ""}.`);
+  }
   if (job.absent.length && job.ranks) {
     texts.push(`Not seen yet: rank ${job.absent.slice(0, ABSENT).join(", ")}${job.absent.length > ABSENT ? " and more" : ""}.`);
   }
@@ -108,7 +112,7 @@ export function showVerdict(job, ranks, chosen) {
   if (!texts.length && !job.verdicts.some((verdict) => verdict.findings.length)) texts.push(nothingWrong(job, chosen));
   const verdict = byId("verdict");
   setText(verdict, texts.join(" "));
-  verdict.classList.toggle("bad", job.shared > 0);
+  verdict.classList.toggle("bad", job.shared + job.died > 0);
 }
 
 /**

@@ -102,6 +102,8 @@ class Transport(ABC):
         """The address, for messages."""
         self.logged = ""
         """The last error that was logged."""
+        self._logged_frames: int = -1
+        """How many frames were confirmed then."""
         self._settings = settings
         self._feed, self._shipper = feed, feed.shipper
         self._orders: set[asyncio.Task[None]] = set()
@@ -113,7 +115,8 @@ class Transport(ABC):
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._connected = self._refused = False
-        self._connections = self._frames = 0
+        self._connections: int = 0
+        self._frames: int = 0
         self._last_error = ""
         self._log_refusals = True
 
@@ -210,10 +213,11 @@ class Transport(ABC):
         self._changed.set()
 
     def _fail(self, error: str, *, refused: bool = False) -> None:
-        """Says that something is wrong, once until it is right again."""
+        """Says that something is wrong, once until it is right again: a connection that is made for nothing rights nothing."""
         news = not self._refused if refused else bool(error) and not self._last_error
-        if news and (self._log_refusals or not refused):
-            self.logged = error
+        again = error == self.logged and self._frames == self._logged_frames
+        if news and not again and (self._log_refusals or not refused):
+            self.logged, self._logged_frames = error, self._frames
             level = logging.ERROR if refused else logging.WARNING
             log.log(level, "%s is tried again later: %r", self.where, error)
         self._last_error, self._refused = error or self._last_error, refused

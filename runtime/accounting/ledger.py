@@ -82,6 +82,15 @@ class Ledger(msgspec.Struct, frozen=True):
         ]
         return f"{accepted:,} of {produced:,} events" + (f"; dropped: {', '.join(lost)}" if lost else "")
 
+    def lost(self, output: str) -> Counter[str]:
+        """Events by reason that sources lost, or that this output did not write."""
+        lost = Counter[str]()
+        for source in self.sources.values():
+            lost.update(source.dropped)
+        if output in self.outputs:
+            lost.update(self.outputs[output].dropped)
+        return lost
+
     def dropped(self) -> int:
         """Events that sources lost, over all reasons."""
         return sum(sum(source.dropped.values()) for source in self.sources.values())

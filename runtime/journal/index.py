@@ -236,7 +236,7 @@ class IndexBuilder:
             end,
             begin,
             opened.events.total(),
-            min(sum(count for source in window.ledger.sources.values() for count in source.dropped.values()), _MOST),
+            min(window.ledger.lost(JOURNAL).total(), _MOST),
             window.start_ns,
             window.end_ns,
             window.wall_start_ns,

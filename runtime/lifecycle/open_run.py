@@ -154,7 +154,8 @@ class CloseProcedure:
             if note:
                 self._pipeline.notes.append(note)
         seconds = max((deadline - clock.now()) / 1e9, 0.0)
-        removal = self._loop.start(self._loop.remove, self._pipeline, seconds)
+        # While exporters close, the recorder may drain for other profilers.
+        removal = self._loop.start(self._loop.remove, self._pipeline, seconds, self._opened.accounts.close)
         if not removal.wait(seconds) and (late := self._late(removal)):
             self._abandon(late)
             BackgroundCall(self._end_late, removal, deadline, name="stepscope closing").start()
@@ -198,7 +199,6 @@ class CloseProcedure:
         """Waits until the pipeline was closed or has failed."""
         try:
             removal.result()
-            self._loop.do(self._opened.accounts.close)
             self._output.finish()
             self.timed_out = False
         except BaseException as error:  # an internal error, or the end of the loop

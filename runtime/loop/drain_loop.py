@@ -242,8 +242,8 @@ class DrainLoop:
 
     # on the loop
 
-    async def remove(self, pipeline: Pipeline, seconds: float) -> None:
-        """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
+    async def remove(self, pipeline: Pipeline, seconds: float, removed: Callable[[], None]) -> None:
+        """Closes a pipeline: sources, last windows, exporters, all within `seconds`. Calls `removed` when no further drain is for it."""
         deadline = anyio.current_time() + seconds
         queue = self._queues[pipeline]
         queue.end()
@@ -273,6 +273,8 @@ class DrainLoop:
                     self._drain_rings()  # the waiting events are counted, too
         self._pipelines.remove(pipeline)
         self._closing.append(pipeline)
+        with self._contained("close_accounts"):
+            removed()
         self._passed.notify_all()
         try:
             for block in (*self._unrouted, *queue.close()):

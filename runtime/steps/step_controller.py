@@ -429,10 +429,11 @@ class StepController(_core.StepCounter):
         try:
             # A check against a protocol costs more than the rest of the change.
             if isinstance(schedule, Schedule):
-                return schedule.at(step)
+                action, change = schedule.at(step)
+                return action, min(change, NEVER)  # a cycle may be longer than the counter can count
             action = checked_action(schedule(step), step)
             if isinstance(schedule, _FIXED) or isinstance(schedule, PlannedSchedule):
-                return action, schedule.next_change(step)
+                return action, min(operator.index(schedule.next_change(step)), NEVER)
             return action, step + 1
         except BaseException as error:
             if isinstance(schedule, (Schedule, *_FIXED)) or from_signal_handler(error):

@@ -47,6 +47,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, list[float]]
     samples: list[Sample]
     loaders: list[dict[str, Any]]
+    worker_starts: list[int] = []
     collections: list[Collection]
     tasks: list[TaskRun]
     callbacks: list[TaskRun] = []

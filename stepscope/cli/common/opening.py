@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 
 PERFETTO = "https://ui.perfetto.dev"
+shell_directory: Path | None = None
+"""Working directory of the shell, if the program of `stepscope run` may change that of this process."""
 
 
 def shown(path: Path) -> str:
     """A path as it is typed here: relative if that is shorter."""
     try:
-        relative = os.path.relpath(path)
+        relative = os.path.relpath(path, shell_directory)
     except OSError:  # the working directory was deleted
         return str(path)
     return relative if len(relative) < len(str(path)) else str(path)

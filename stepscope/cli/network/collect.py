@@ -43,7 +43,7 @@ _COUNTS = {
     "max-kept-streams": ("streams in the directory", 65_536),
 }
 _SIZES = {
-    "max-message": ("bytes of one message", 16 << 20),
+    "max-message": ("bytes of one message", 80 << 20),
     "max-intake": ("bytes in memory that are not written yet", 256 << 20),
     "max-bytes": ("bytes of all streams together; 0: no limit", 0),
     "max-stream-bytes": ("bytes of one stream; 0: no limit", 0),

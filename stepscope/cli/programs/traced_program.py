@@ -30,6 +30,7 @@ from stepscope.cli.programs.run_options import TRACES, backends_of, control_of, 
 from stepscope.cli.programs.torch_program import OptimizerSteps
 from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.display.text_table import human_count, printable
+from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.profiler import Profiler
@@ -98,7 +99,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         rank = rank_from_environment()[0]
         # Chosen here, so that what the exporters write is in the run's directory.
         output = Output.choose(arguments.out, name, None)
-        files, exporters = exporters_of(arguments, output.path if rank is None else output.path / f"rank{rank}")
+        opening.shell_directory, directory = absolute("."), absolute(output.path)
+        files, exporters = exporters_of(arguments, directory if rank is None else directory / f"rank{rank}")
         if not arguments.quiet:
             for path in files.values():
                 every = path.with_name(path.name.replace("{window}", "*"))

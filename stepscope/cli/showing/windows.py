@@ -15,7 +15,7 @@ from stepscope.cli.common.messages import add_json, exit_code, print_json, print
 from stepscope.runtime.display.text_table import Column, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.journal.replay import WITHOUT_END
-from stepscope.runtime.session.note import notes_in
+from stepscope.runtime.session.note import JOURNAL, notes_in
 from stepscope.runtime.windows.step_statistics import begins_with_startup
 from stepscope.runtime.windows.window import Window
 
@@ -129,7 +129,6 @@ def _indexed(rank: Rank, row: WindowRow) -> Line:
 
 
 def _line(rank: Rank, window: Window, counted: int) -> Line:
-    ledgers = window.ledger.sources.values()
     steps = window.steps
     wall_ns = window.start_ns if rank.foreign else window.wall_start_ns
     state: State = "" if window.complete else "incomplete"
@@ -142,8 +141,8 @@ def _line(rank: Rank, window: Window, counted: int) -> Line:
         seconds=(window.end_ns - window.start_ns) / 1e9,
         first_step=steps[0].number if steps else None,
         last_step=steps[-1].number if steps else None,
-        events=counted or sum(each.accepted for each in ledgers),
-        dropped=sum(sum(each.dropped.values()) for each in ledgers),
+        events=counted or sum(each.accepted for each in window.ledger.sources.values()),
+        dropped=window.ledger.lost(JOURNAL).total(),
         complete=window.complete,
         state=state,
     )

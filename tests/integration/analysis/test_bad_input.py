@@ -6,6 +6,7 @@ Names with markup, one step and runs that are not there are in `test_explain.py`
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import time
@@ -32,7 +33,7 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.observers import task_runs
-from stepscope.runtime.windows.window import Window
+from stepscope.runtime.windows.window import Step, Window
 from tests.support.basics import html_of
 from tests.support.commands import stepscope
 from tests.support.journals import frame_borders
@@ -158,6 +159,55 @@ def test_a_damaged_journal(tmp_path: Path) -> None:
     assert note.startswith("20 steps missing")
     statistics = answer.ranks[0].statistics
     assert statistics is not None and statistics.slowest_ns < 20 * MS  # no step has the time of those that are missing
+
+
+def test_a_journal_whose_last_steps_are_damaged(tmp_path: Path) -> None:
+    """The last step that is there does not last until the window's end."""
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    for block in np.array_split(steps_of(60), 3):
+        writer.write_batch(EventBatch("recorder", 0, block, b""))
+    size = (tmp_path / "journal").stat().st_size
+    steps = tuple(Step(number, (1_000 + 10 * number) * MS, (1_010 + 10 * number) * MS) for number in range(60))
+    writer.write_window(
+        Window(index=0, profiler="one", start_ns=0, end_ns=steps[-1].end_ns, steps=steps, complete=True)
+    )
+    writer.close()
+    data = bytearray((tmp_path / "journal").read_bytes())
+    data[size - 10] ^= 0xFF
+    (tmp_path / "journal").write_bytes(data)
+    answer = answered(tmp_path)
+    statistics = answer.ranks[0].statistics
+    assert "lost frames: 1" in answer.trust and statistics is not None
+    assert 30 < statistics.steps < 60 and statistics.slowest_ns < 20 * MS
+
+
+def test_steps_whose_numbers_jump(tmp_path: Path) -> None:
+    """A training that goes on where another ended misses no step."""
+    with sc.trace(output_dir=tmp_path / "run") as profiler:
+        for step in range(30):
+            profiler.step_num = 2 * step
+            with sc.span("work"):
+                time.sleep(0.001)
+            profiler.step()
+    answer = answered(tmp_path / "run")
+    assert count_of(answer) == 30 and "missing" not in answer.trust
+
+
+def test_a_full_journal(tmp_path: Path) -> None:
+    """The answer and the list of windows count what the journal left out."""
+    options = sc.Options(journal_max_bytes=1 << 16)
+    with sc.trace(
+        output_dir=tmp_path / "run", options=options, schedule=sc.schedule(wait=0, warmup=0, active=2)
+    ) as profiler:
+        for _ in range(4):
+            for _ in range(5_000):
+                sc.instant("full", text=os.urandom(8).hex())
+            profiler.step()
+    lost = profiler.statistics().pipeline.exporters[0].ledger.dropped["cap"]  # type: ignore[union-attr]
+    assert f"{lost:,} dropped (cap {lost:,})" in answered(tmp_path / "run").trust
+    listed = json.loads(stepscope("windows", tmp_path / "run", "--json", cwd=tmp_path).stdout)
+    assert sum(line["dropped"] for line in listed) == lost > 0
 
 
 def test_ranks_that_are_not_alike(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.flight.triggers.slow_step import SlowStep
 from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import columns_of
+from tests.support.basics import require
 from tests.support.commands import python, stepscope
 from tests.support.crashes import Crash
 
@@ -217,6 +218,22 @@ def test_a_stall_with_a_period(tmp_path: Path) -> None:
     assert {9, 19, 29, 39, 49} & set(found["periodic-stall"].steps)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_start_anew_for_each_pass(persistent: bool, tmp_path: Path) -> None:
+    """The first batch of each pass is waited for: for new workers, or for something else."""
+
+    def step(number: int) -> None:
+        if number % 10 == 0:
+            sc.instant("DataLoader", category="loader", workers=2, persistent=persistent)
+        span("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0.0002 if number % 10 else 0.06)
+        span("work", 0.004)
+
+    found = {finding.id: finding for finding in explain(record(tmp_path / "run", step, 60)).findings}
+    assert ("workers-restart" in found) is not persistent and ("periodic-stall" in found) is persistent
+    if not persistent:
+        assert "persistent_workers=True" in found["workers-restart"].action
+
+
 def test_a_counter_that_is_no_number(tmp_path: Path) -> None:
     """With the step in which it came first."""
 
@@ -321,6 +338,38 @@ def test_the_span_that_waits_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert first.id == "program-waits" and "most of it in the span work" in first.title
     assert first.action.startswith("work: move")
+
+
+@pytest.mark.parametrize("operator", ["aten::mul_", "aten::_fused_adam_"])
+def test_an_optimizer_that_is_not_fused(operator: str, tmp_path: Path) -> None:
+    """It is no fault, and yet the verdict names the quicker one."""
+
+    def step(_: int) -> None:
+        with sc.span("aten::mm", category="cpu_op"):
+            time.sleep(0.003)
+        with sc.span("Optimizer.step#Adam.step"), sc.span(operator, category="cpu_op"):
+            time.sleep(0.002)
+
+    answer = explain(record(tmp_path / "run", step))
+    assert not answer.findings and answer.verdict.startswith("Nothing stands out")
+    assert ("Adam(..., fused=True)" in answer.verdict) is (operator == "aten::mul_")
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_anomaly_detection_that_was_left_on(mode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch itself does it, in a training of many small operators."""
+    torch = require("torch")
+    monkeypatch.setenv(SIGNALS_VARIABLE, "steps,stacks")
+    weights = torch.ones(8, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(mode), sc.trace(output_dir=tmp_path / "run") as profiler:
+        for _ in range(50):
+            value = weights
+            for _ in range(100):
+                value = value * 1.01
+            value.sum().backward()
+            profiler.step()
+    found = {finding.id for finding in explain(tmp_path / "run").findings}
+    assert ("anomaly-detection" in found) is mode
 
 
 def test_a_pipeline_of_another_library(tmp_path: Path) -> None:

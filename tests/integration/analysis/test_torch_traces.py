@@ -117,7 +117,7 @@ def test_what_the_host_did_meanwhile(tmp_path: Path) -> None:
         "waiting for data": 90_000,
         "other calls of the device's runtime": 30_000,
         "waiting for the device": 100_000,
-        "nothing that was recorded": 100_000,
+        "no known activity": 100_000,
     }
     names = {activity.name: [(name.name, name.ns) for name in activity.names] for activity in device.meanwhile}
     assert sorted(names["operators"]) == [("aten::empty", 50_000), ("aten::mm", 110_000), ("aten::stack", 50_000)]

@@ -26,7 +26,7 @@ from tests.support.basics import poll
 from tests.support.collecting import collecting, until
 from tests.support.launch import start
 from tests.support.streams import CONNECTION
-from tests.unit.collector.test_collector_live import run_of
+from tests.unit.collector.test_collector_live import events_frame, run_of, steps
 
 STEP = 20_000_000
 """ns."""
@@ -86,13 +86,18 @@ def streams_of(*ranks: StepSummary, name: str = "job") -> Streams:
 
 async def judged(streams: Streams) -> list[JobVerdict]:
     """The first verdict."""
+    return (await judging(streams)).of(None)
+
+
+async def judging(streams: Streams) -> Verdicts:
+    """The verdicts, when there is one."""
     verdicts = Verdicts(streams, judge_steps)
     task = asyncio.create_task(verdicts.run())
     try:
         await poll(lambda: verdicts.of(None))
     finally:
         task.cancel()
-    return verdicts.of(None)
+    return verdicts
 
 
 FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
@@ -107,6 +112,14 @@ FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
         ],
         "slow-rank",
         [1],
+    ),
+    "a slow rank, and one that ended before": (
+        lambda: [
+            summary([32_000_000 if rank == 3 else STEP] * 100, together=33_000_000, first=10 if rank == 7 else 1000)
+            for rank in range(8)
+        ],
+        "slow-rank",
+        [3],
     ),
     "a slow loader": (lambda: [summary([STEP] * 60, data=0.5) for _ in range(2)], "input-bound-in-process", []),
     "a stall every 20 steps": (lambda: [summary([STEP] * 200, stalls=20)], "periodic-stall", []),
@@ -131,6 +144,23 @@ async def test_equal_ranks_have_no_fault() -> None:
     """The verdict says how many steps were judged, and finds nothing."""
     (verdict,) = await judged(streams_of(*(summary([STEP] * 100, together=21_000_000) for _ in range(4))))
     assert verdict.findings == [] and (verdict.steps, verdict.ranks) == (100, 4)
+
+
+async def test_runs_of_two_names_in_a_job_do_not_compare() -> None:
+    """Each of two ranks trains and evaluates; a rank that trains slower than the other is found all the same."""
+    for slow, found in ((20, []), (32, ["The steps of rank 1 take 1.6 times as long as those of the other ranks."])):
+        streams = Streams(16)
+        for number, (rank, name, ms) in enumerate(
+            [(0, "train", 20), (1, "train", slow), (0, "test", 60), (1, "test", 60)]
+        ):
+            stream = Stream(f"{number:032x}", msgspec.structs.replace(run_of(rank, name), job="job"))
+            stream.connection = CONNECTION
+            stream.add_summary(summary([ms * 1_000_000] * 40))
+            streams.add(stream)
+        verdicts = await judging(streams)
+        (verdict,) = verdicts.of("job")
+        assert [finding.title for finding in verdict.findings] == found and verdict.ranks == 4
+        assert verdicts.slow_ranks() == ({("job", "train", 1)} if found else set())
 
 
 async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
@@ -163,8 +193,10 @@ async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
 
 
 async def test_of_many_ranks_the_slow_one_is_compared() -> None:
-    """Only some are compared, and the slowest are among them."""
-    ranks = [summary([32_000_000 if rank == 777 else STEP] * 40, together=33_000_000) for rank in range(1000)]
+    """Only some are compared, and one that has become slow is among them."""
+    ranks = [
+        summary([STEP] * 80 + [32_000_000 if rank == 777 else STEP] * 20, together=33_000_000) for rank in range(1000)
+    ]
     (verdict,) = await judged(streams_of(*ranks))
     assert verdict.ranks == MAX_RANKS and verdict.findings[0].ranks == [777]
 
@@ -256,6 +288,19 @@ def test_steps_that_come_while_files_are_read_count_once() -> None:
     stream.steps = read.steps
     stream.finish_restoring()
     assert (stream.steps.count, stream.steps.last) == (30, 39)
+
+
+def test_steps_that_another_than_the_process_sends_are_shown() -> None:
+    """They are read from the frames when no summaries come any more, but for those that summaries had."""
+    stream = Stream("c" * 32, run_of(0))
+    stream.sends_summaries = True
+    stream.add_summary(summary([STEP] * 30))
+    frame = events_frame(steps([STEP] * 40, BEGIN + 10 * STEP, 10))
+    stream.add_frames([frame], 0, 1)
+    assert (stream.steps.count, stream.steps.last) == (30, 39)
+    stream.heard_at -= 20
+    stream.add_frames([frame], 0, 2)
+    assert (stream.steps.count, stream.steps.last) == (40, 49)
 
 
 def test_streams_of_other_collectors_are_shown() -> None:

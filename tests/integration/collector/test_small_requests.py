@@ -23,7 +23,9 @@ from stepscope.exporters.stream import protocol
 from stepscope.runtime.control.entry_points.control_file import decode_control_file
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.journal.records import ClockSync, RunRecord
+from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.requests.placement import ASK_TO_WAIT, place
 from stepscope.runtime.session import ranks
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import MAX_RANKS, ranks_from, ranks_text, usual_size
@@ -207,3 +209,30 @@ def test_clock_samples_of_a_long_run_are_thinned(tmp_path: Path) -> None:
     assert quick > 0.6 * len(kept)
     few = write_stream(tmp_path / "few", run_in(tmp_path), [], [], samples[:100])
     assert Recording.of(few, "x").syncs == samples[:100]
+
+
+class Scheduled:
+    """A process at step 20 whose schedule records 40 of 50 steps, and which does 100 a second."""
+
+    control = 1
+
+    async def order(self, command: Command, seconds: float) -> Answer:
+        placed = None
+        if command.command == "propose" and command.request is not None:
+            found = place(command.request, 21, [], sc.schedule(wait=10, warmup=0, active=40))
+            placed = Armed(found.first is not None, found.first, found.last, "", found.reason, found.nearest)
+        return Answer(step=20, rate=100.0, pid=1, armed=placed)
+
+
+async def test_a_window_that_waits_gets_the_next_room_that_all_ranks_have() -> None:
+    """Where there is none, no rank says that it should wait."""
+    streams = Streams(8)
+    for rank in range(2):
+        streams.add(stream := Stream(f"{rank:032x}", msgspec.structs.replace(RUN, rank=rank)))
+        stream.connection = Scheduled()
+    found = await Orders(streams).obey(WindowOrder(steps=5, overlap="queue"))
+    assert (found.outcome, found.first, found.last) == ("done", 150, 154)
+    found = await Orders(streams).obey(WindowOrder(steps=20, overlap="queue"))
+    assert found.outcome == "refused" and "overlap" in found.ranks[0].text and "ask with" not in found.ranks[0].text
+    found = await Orders(streams).obey(WindowOrder(steps=20))
+    assert found.ranks[0].text.endswith(ASK_TO_WAIT)

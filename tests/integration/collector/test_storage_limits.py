@@ -106,6 +106,22 @@ async def looked(storage: Storage) -> None:
     await end_tasks(running)
 
 
+async def test_a_directory_that_was_removed_breaks_no_limit_where_there_is_none(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is of the directory; with a limit, of that."""
+    monkeypatch.setattr("stepscope.collector.retention.storage.LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("stepscope.collector.retention.storage.FREE_SECONDS", 0.01)
+    storage = Storage(store, StoragePolicy())
+    running = asyncio.create_task(storage.run())
+    try:
+        await poll(lambda: storage.view() is not None)
+        shutil.rmtree(store.directory)
+        await poll(lambda: (view := storage.view()) is not None and "directory cannot be read" in view.problem)
+    finally:
+        await end_tasks(running)
+
+
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch, below: Path) -> Generator[Counter[str]]:
     """How often each file below a directory is asked for."""

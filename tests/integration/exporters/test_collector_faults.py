@@ -233,6 +233,17 @@ async def test_a_refusal_in_the_protocol(reason: str, tmp_path: Path) -> None:
     )
 
 
+async def test_a_refusal_of_each_connection_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As of a collector without room, which takes the connection before it knows."""
+    messages = protocol.encode(welcome(0)), protocol.encode(protocol.Refused("full", True))
+    async with websocket(tells(*messages)) as url:
+        exporter = CollectorExporter(url, settings=QUICK)
+        await exporter.open(run_of(tmp_path / "run"))
+        await poll(lambda: (found := exporter.statistics()) is not None and found.connections > 3)
+        await stopped(exporter)
+    assert caplog.text.count("is tried again later") == 1
+
+
 async def test_a_collector_that_closes_at_random(tmp_path: Path) -> None:
     """Connections that end at any byte cost nothing: all frames are there once."""
     chance = random.Random(5)

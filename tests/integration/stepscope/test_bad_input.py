@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +179,11 @@ def no_step() -> sc.ProfilerAction:
     return sc.ProfilerAction.NONE
 
 
+def no_windows(window: sc.Window) -> Iterator[sc.Window]:
+    """A handler that is a generator function."""
+    yield window
+
+
 WRONG = {
     "schedule=5": (lambda: sc.trace(schedule=5), "schedule=stepscope.schedule(wait=..., warmup=..., active=...)"),  # type: ignore[arg-type]
     "schedule not called": (lambda: sc.trace(schedule=sc.schedule), "schedule=stepscope.schedule("),  # type: ignore[arg-type]
@@ -190,6 +195,7 @@ WRONG = {
     "an exporter among backends": (lambda: sc.trace(backends=[sc.exporters.MemoryExporter()]), "stepscope.backends.Backend"),  # type: ignore[list-item]
     "handler not called": (lambda: sc.trace(on_trace_ready=sc.tensorboard_trace_handler), "tensorboard_trace_handler(...)"),
     "exporter not called": (lambda: sc.trace(on_trace_ready=sc.ChromeTraceExporter), "ChromeTraceExporter(...)"),
+    "handler with a yield": (lambda: sc.trace(on_trace_ready=no_windows), "yield"),
     "on_trace_ready='runs'": (lambda: sc.trace(on_trace_ready="runs"), "tensorboard_trace_handler"),  # type: ignore[arg-type]
     "start='no'": (lambda: sc.trace(start="no"), "start must be True or False, got str: 'no'"),  # type: ignore[arg-type]
     "control=True": (lambda: sc.trace(control=True), "control=stepscope.Control(socket=True)"),  # type: ignore[arg-type]

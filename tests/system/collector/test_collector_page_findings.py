@@ -105,6 +105,19 @@ def test_nothing_is_found(tmp_path: Path) -> None:
     shown(tmp_path, [], look)
 
 
+def test_a_rank_has_died(tmp_path: Path) -> None:
+    """The page names it, and does not say that nothing stands out."""
+
+    def look(url: str, collector: Collector) -> None:
+        collector.streams.ranks["job-1"].latest.seen -= 60
+        with quiet_page() as page:
+            page.goto(url)
+            page.get_by_text("Died: rank 1.").wait_for()
+            assert "Nothing" not in page.locator("#verdict").inner_text()
+
+    look_at(lambda: two_ranks(tmp_path, []), look)
+
+
 def test_counters_are_columns_where_there_are_some(tmp_path: Path) -> None:
     """The table can be sorted by them; one that no rank has is left out."""
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.support.basics import ROOT
 from tests.support.collecting import collecting, training, until
@@ -90,7 +90,10 @@ def test_the_chosen_ranks_record(tmp_path: Path) -> None:
             page.keyboard.press("Enter")
             dialog.get_by_text("The collector does not know that token.").wait_for()
             token.fill("a-token-to-control")
-            page.keyboard.press("Enter")
+            with page.expect_request(lambda request: request.method == "POST") as sent:
+                page.keyboard.press("Enter")
+            order: Any = sent.value.post_data_json
+            assert order["overlap"] == "queue"  # the dialog offers no other way past a window
             dialog.get_by_text("All ranks record (2 of 2), steps").wait_for()
             assert answers(dialog) == [["rank 0", "yes"], ["rank 1", "yes"]]
             assert token.input_value() == ""

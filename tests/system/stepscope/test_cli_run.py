@@ -286,6 +286,14 @@ def test_a_failure_before_the_first_step_is_reported(program: str, why: str, tmp
     assert "Steps are missing" not in answer and done.returncode in (1, 3)
 
 
+def test_files_are_named_as_the_shell_finds_them(tmp_path: Path) -> None:
+    """Also where the program works in another directory."""
+    program = "import os, time, stepscope as sc\nos.chdir('/usr')\nwith sc.span('work'): time.sleep(0.001)"
+    (tmp_path / "program.py").write_text(program)
+    done = stepscope("run", "--no-torch", "--out", "run", "program.py", cwd=tmp_path)
+    assert " view run/trace.json" in done.stderr and " report run\n" in done.stderr, done.stderr
+
+
 def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
     """With `--keep-last` each window has a trace: the last one is named, not the pattern; and the journals are."""
     done = traced(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.cli.main import parser
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
@@ -83,4 +84,8 @@ def test_every_run_fits_a_header() -> None:
 def test_every_frame_fits_a_message() -> None:
     """The largest frame of a journal is taken by a collector, unless it is told to take less."""
     assert fmt.MAX_PAYLOAD + fmt.FRAME_HEADER.size + protocol.MAX_HEADER + 4 <= protocol.MAX_MESSAGE
-    assert CollectorSettings(directory=Path("x")).max_message == protocol.MAX_MESSAGE
+    defaults = CollectorSettings(directory=Path("x"))
+    assert defaults.max_message == protocol.MAX_MESSAGE
+    limits = [name for name in CollectorSettings.__struct_fields__ if name.startswith("max_")]
+    options = parser().parse_args(["collect", "--dir", "x"])
+    assert [getattr(options, name) for name in limits] == [getattr(defaults, name) for name in limits]

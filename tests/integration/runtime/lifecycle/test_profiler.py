@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -275,6 +276,17 @@ def test_a_schedule_that_fails_records_nothing_more_and_is_kept(output_dir: Path
     assert any("unknown action" in note for note in profiler.diagnostics())
     with pytest.raises(ExceptionGroup):
         profiler.raise_errors()
+
+
+def test_a_window_without_an_end_in_sight(output_dir: Path) -> None:
+    """`active=sys.maxsize` records everything after the wait: the end, which no counter can hold, never comes."""
+    memory = MemoryExporter()
+    schedule = sc.schedule(skip_first=1, wait=1, warmup=0, active=sys.maxsize)
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        for step in range(4):
+            sc.instant(f"at {step}")
+            profiler.step()
+    assert names_of(memory, kind=Kind.INSTANT) == ["at 2", "at 3"]
 
 
 def test_an_exception_in_the_body_passes_and_the_data_is_kept(output_dir: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -131,6 +132,28 @@ def test_what_others_record_in_a_pause_that_does_not_end(tmp_path: Path) -> None
             one.flush()
     assert memories[0].names(kind=Kind.INSTANT) == ["both", *(f"one {number}" for number in range(20))]
     assert memories[1].names(kind=Kind.INSTANT) == ["both"]
+
+
+def test_what_others_record_while_exporters_close(tmp_path: Path) -> None:
+    """The accounts of a profiler end with the last events that were drained for it."""
+
+    def work(name: str) -> sc.Profiler:
+        with sc.trace(
+            name=name, on_trace_ready=ready if name == "one" else None, output_dir=tmp_path / name
+        ) as profiler:
+            for _ in range(9):
+                sc.instant(name)
+            profiler.step()
+        return profiler
+
+    others: list[sc.Profiler] = []
+
+    def ready(_: sc.Window) -> None:
+        time.sleep(0.2)  # so that the last drain for the first profiler is over
+        others.append(work("other"))
+
+    for profiler in (work("one"), *others):
+        assert profiler.audit() == ()
 
 
 def test_options_of_rings_that_have_no_effect(tmp_path: Path) -> None:

@@ -139,10 +139,13 @@ def test_data_loader(family: Family, method: str, persistent: bool) -> None:
         assert processes == (4 if {persistent} else 8), processes
     """,
         STEPSCOPE_JOIN="1",
+        STEPSCOPE_SIGNALS="loader",
     )
     loads = {key: count for key, count in family.spans().items() if key[1] == "load"}
     assert loads == {(f"DataLoader worker {n}", "load"): 12 for n in range(4)}
     assert {key: count for key, count in family.shown().items() if key[1] == "load"} == loads
+    starts = [count for (_, name), count in family.spans().items() if name == "start workers"]
+    assert starts == [1 if persistent else 2]
 
 
 def test_a_killed_worker_leaves_what_it_began_last(family: Family) -> None:
