@@ -47,9 +47,8 @@ class Loader(ReplacesTorch):
         def __iter__(loader: Any) -> Any:  # noqa: N807
             if _core.recording() & _core.RECORD_EVENTS:
                 _core.instant("DataLoader", category="loader", **facts_of(loader))
-                if (
-                    loader.num_workers and getattr(loader, "_iterator", None) is None
-                ):  # there is one whose workers persist
+                # An iterator that is there has workers that persist.
+                if loader.num_workers and getattr(loader, "_iterator", None) is None:
                     with _core.span("start workers", category="dataloader"):
                         return self._start_workers(original, loader)
             return original(loader)
