@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.live.step_times import median
+from stepscope.collector.live.stopped_steps import stopped_steps
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import JobVerdict, LiveFinding
@@ -73,12 +74,19 @@ class Verdicts:
         """Jobs that could not be judged, which the log has."""
         self._decoded: dict[str, _Decoded] = {}
         """Facts that were made of the ranks that were compared last, by job."""
+        self._stopped: dict[str, LiveFinding] = {}
+        """Jobs that end no more steps."""
         self._judged_at: dict[str, float] = {}
         """When something had come last of each job that is judged, by the monotonic clock."""
 
     def of(self, job: str | None) -> list[JobVerdict]:
         """The newest verdict of a job, or of each job."""
-        return [one for one in self._found.values() if job is None or one.job_id == job]
+        return [self._with_stop(one) for one in self._found.values() if job is None or one.job_id == job]
+
+    def _with_stop(self, verdict: JobVerdict) -> JobVerdict:
+        stop = self._stopped.get(verdict.job_id)
+        findings = verdict.findings if stop is None else [stop, *verdict.findings][:MAX_FINDINGS]
+        return msgspec.structs.replace(verdict, findings=findings)
 
     def slow_ranks(self) -> set[tuple[str, str, int]]:
         """Jobs, names of runs, and numbers of the ranks that hold the others up."""
@@ -148,7 +156,7 @@ class Verdicts:
         return join_facts([facts for _, facts in reversed(found)])
 
     def _jobs(self) -> dict[str, list[Stream]]:
-        """The jobs with further steps since the last time, with their ranks."""
+        """The jobs with further steps since the last time, with their ranks. Notes which of the others have stopped."""
         now = time.monotonic()
         jobs: dict[str, list[Stream]] = {}
         for rank in self._streams:
@@ -159,6 +167,8 @@ class Verdicts:
         latest = sorted(jobs, key=lambda job: -newest[job])[:MAX_JOBS]
         self._found = {job: verdict for job, verdict in self._found.items() if job in latest}
         chosen = {job: jobs[job] for job in latest if newest[job] != self._judged_at.get(job)}
+        found = {job: stopped_steps(jobs[job], now) for job in latest if job not in chosen}
+        self._stopped = {job: finding for job, finding in found.items() if finding is not None}
         self._judged_at = {job: newest[job] for job in latest}
         self._failed &= set(latest)
         self._decoded = {job: decoded for job, decoded in self._decoded.items() if job in latest}

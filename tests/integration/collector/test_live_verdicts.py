@@ -201,6 +201,34 @@ async def test_of_many_ranks_the_slow_one_is_compared() -> None:
     assert verdict.ranks == MAX_RANKS and verdict.findings[0].ranks == [777]
 
 
+@pytest.mark.parametrize(
+    ("silence", "slowest", "found"), [(40, STEP, True), (40, 30_000_000_000, False), (20, STEP, False)]
+)
+async def test_a_job_that_ends_no_more_steps(
+    silence: float, slowest: int, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compared with its longest steps, and the rank that is behind is named."""
+    monkeypatch.setattr("stepscope.collector.live.verdicts.INTERVAL_S", 0.01)
+    streams = streams_of(*(summary([STEP] * 50 + [slowest] + [STEP] * (9 if rank == 2 else 10)) for rank in range(4)))
+    for rank in streams:
+        rank.latest.steps_at -= silence
+    verdicts = Verdicts(streams, judge_steps)
+    task = asyncio.create_task(verdicts.run())
+    try:
+        if not found:
+            await poll(lambda: verdicts.of(None))
+            await asyncio.sleep(0.1)
+            assert all(one.id != "steps-stopped" for one in verdicts.of(None)[0].findings)
+            return
+        await poll(lambda: verdicts.of(None) and verdicts.of(None)[0].findings)
+        (finding,) = verdicts.of(None)[0].findings
+        assert (finding.id, finding.ranks) == ("steps-stopped", [2]) and "py-spy dump --pid" in finding.action
+        next(iter(streams)).latest.add_summary(summary([STEP], first=80))
+        await poll(lambda: not verdicts.of(None)[0].findings)
+    finally:
+        task.cancel()
+
+
 def test_a_job_is_judged_while_it_runs(tmp_path: Any) -> None:
     """A real loop, the command line's collector: the answer is there before the loop ends, and the heat map has its steps."""
     with collecting(tmp_path) as collector:
