@@ -306,7 +306,9 @@ def _trust(recording: Recording, summaries: list[RankSummary], missing: Counter[
         where = f" in {processes(several)}" if len(several) > 1 else ""
         lost += f", {times} missing{where}"
     open_ = [rank for rank in recording.ranks if not rank.ended]
-    why = "and was recovered" if all(rank.recovered for rank in open_) else "or still run"
+    recovered = all(rank.recovered for rank in open_)
+    several_open = len(open_) > 1
+    why = f"and {'were' if several_open else 'was'} recovered" if recovered else f"or still run{'' if several_open else 's'}"
     still = f"; {processes([rank.rank for rank in open_])} did not end in order, {why}" if open_ else ""
     notes = [*recording.notes, *(note for summary in summaries for note in summary.notes)]
     more = f"; {notes[0]}" if notes else ""

@@ -94,8 +94,9 @@ class SlowSteps:
         named = ", ".join(map(str, self.numbers[:MOST_NUMBERS]))
         more = "..." if len(self.numbers) > MOST_NUMBERS else ""
         written = (f"each of them writes {self._written / 1e6:,.0f} MB",) if self._written > MUCH_WRITTEN else ()
+        which = f"step {named} takes" if len(self.numbers) == 1 else f"steps {named}{more}: each takes"
         return (
-            f"steps {named}{more}: each takes {self.each} longer than the median of {human_time(self.median)}",
+            f"{which} {self.each} longer than the median of {human_time(self.median)}",
             self.cause(),
             *written,
         )

@@ -20,6 +20,9 @@ class ProfilerAction(enum.IntEnum):
     RECORD_AND_SAVE = 3
     """The step is recorded, and its window ends with it."""
 
+    __str__ = enum.Enum.__str__
+    """The name, as torch's has it, and not the number."""
+
     @property
     def records(self) -> bool:
         """Whether the step is recorded."""

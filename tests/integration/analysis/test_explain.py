@@ -522,7 +522,7 @@ def test_a_run_that_was_killed(tmp_path: Path) -> None:
         """.replace("profiler.start()", "import time; profiler.start()")
     )
     killed = explain(crash.run)
-    assert f"`stepscope recover {crash.run}` may bring back more" in killed.trust and "or still run" in killed.trust
+    assert f"`stepscope recover {crash.run}` may bring back more" in killed.trust and "or still runs" in killed.trust
     made = crash.recover().journal
     recovered = sc.load(crash.run)
     assert [rank.path for rank in recovered.ranks] == [made] and not recovered.notes

@@ -51,6 +51,7 @@ def test_actions_are_torch_actions() -> None:
     """Names and values of the actions are those that torch has for its users."""
     theirs = require("torch.profiler").ProfilerAction
     for action in ProfilerAction:
+        assert f"{action}" == str(action) == str(theirs[action.name])
         assert theirs[action.name].value == action.value
 
 
