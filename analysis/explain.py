@@ -138,7 +138,7 @@ def _nothing(rank: RankSummary, steps: int) -> str:
     samples = rank.samples_in_steps()
     places = most_sampled(samples, 1) if len(samples) >= FEWEST_SAMPLES else ()
     named = rank.largest_span()
-    parts = [f"{spans:.0%} of each step is in your spans, most of it in {named}"] if spans >= FINDING and named else []
+    parts = [f"{spans:.0%} of each step is in spans of your own or of a library, most of it in {named}"] if spans >= FINDING and named else []
     parts += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
     where = f"; {places[0].share:.0%} of the samples of the stack are in {places[0]}" if places else ""
     return f"No fault that is known. {', '.join(parts)}{where}."

@@ -56,7 +56,7 @@ _NAMES_OF_COLOURS: dict[str, tuple[str, ...]] = {
     "copy": ("copies to devices", "copying", "launching kernels"),
     "forward": ("forward", "computing", "operators"),
     "waiting": ("waiting (task)", "waiting for the device", QUEUED),
-    "spans": ("your spans",),
+    "spans": ("other spans",),
     "uncovered": ("idle", "no known activity", UNCOVERED, RUNNING, WAITING),
 }
 COLOURS = {name: colour for colour, names in _NAMES_OF_COLOURS.items() for name in names}

@@ -23,7 +23,7 @@ NAMES = {
     Phase.SUSPENDED: "waiting (task)",
     Phase.BACKWARD_ELSEWHERE: "backward",
     Phase.COMMUNICATION_ELSEWHERE: "communication",
-    Phase.SPAN: "your spans",
+    Phase.SPAN: "other spans",
 }
 UNCOVERED = "not covered"
 RUNNING = "not covered, running"

@@ -456,7 +456,7 @@ def test_a_rank_that_waits_for_processors(tmp_path: Path, monkeypatch: pytest.Mo
     times = re.findall(r"takes ([\d.]+)ms, .* ([\d.]+)ms here", found.evidence[1])
     assert found.ranks == (1,) and float(times[0][0]) >= float(times[0][1]) > 20
     page = content_of(recording, summaries, judge(recording, summaries))
-    assert {"#data", "#communication"} <= set(page.rank_columns) and "#your spans" not in page.rank_columns
+    assert {"#data", "#communication"} <= set(page.rank_columns) and "#other spans" not in page.rank_columns
 
 
 def test_the_command_prints_a_screen_or_json(tmp_path: Path) -> None:

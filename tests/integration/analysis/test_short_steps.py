@@ -105,9 +105,9 @@ def test_spans_of_tasks_that_are_gathered(tmp_path: Path) -> None:
     with sc.trace(output_dir=tmp_path) as profiler:
         asyncio.run(loop(profiler))
     (rank,) = explain(tmp_path).ranks
-    assert next(part.share for part in rank.shares if part.name == "your spans") > 0.5
+    assert next(part.share for part in rank.shares if part.name == "other spans") > 0.5
     parts = json.loads(profiler.summary(format="json"))["parts"]
-    assert next(part["share"] for part in parts if part["name"] == "your spans") > 0.5
+    assert next(part["share"] for part in parts if part["name"] == "other spans") > 0.5
 
 
 def same(profiler: Profiler, path: Path) -> None:

@@ -681,7 +681,7 @@ def test_phases_are_those_of_explain(tmp_path: Path) -> None:
     assert len(numbers) >= 3
     for at, number in enumerate(numbers):
         assert steps[number]["data"] == parts["data"][at] / 1000
-        assert steps[number]["your spans"] == parts["your spans"][at] / 1000
+        assert steps[number]["other spans"] == parts["other spans"][at] / 1000
         assert steps[number]["rest"] == parts["not covered"][at] / 1000
 
 

@@ -313,5 +313,5 @@ def test_other_processes_stand_apart() -> None:
     found = Summary.of_table(table.counted())
     assert [(row.name, row.total_ns) for row in found.rows] == [("work", 60)]
     assert {(row.name, row.total_ns) for row in found.elsewhere} == {(NAMES[4][0], 90), ("work", 20)}
-    assert {part.name: part.total_ns for part in found.parts} == {"your spans": 60, "not covered": 40}
+    assert {part.name: part.total_ns for part in found.parts} == {"other spans": 60, "not covered": 40}
     assert (found.shutdown_ns, found.steps_ns, found.recorded_ns) == (50, 100, 150)
