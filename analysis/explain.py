@@ -138,7 +138,11 @@ def _nothing(rank: RankSummary, steps: int) -> str:
     samples = rank.samples_in_steps()
     places = most_sampled(samples, 1) if len(samples) >= FEWEST_SAMPLES else ()
     named = rank.largest_span()
-    parts = [f"{spans:.0%} of each step is in spans of your own or of a library, most of it in {named}"] if spans >= FINDING and named else []
+    parts = (
+        [f"{spans:.0%} of each step is in spans of your own or of a library, most of it in {named}"]
+        if spans >= FINDING and named
+        else []
+    )
     parts += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
     where = f"; {places[0].share:.0%} of the samples of the stack are in {places[0]}" if places else ""
     return f"No fault that is known. {', '.join(parts)}{where}."
@@ -308,7 +312,11 @@ def _trust(recording: Recording, summaries: list[RankSummary], missing: Counter[
     open_ = [rank for rank in recording.ranks if not rank.ended]
     recovered = all(rank.recovered for rank in open_)
     several_open = len(open_) > 1
-    why = f"and {'were' if several_open else 'was'} recovered" if recovered else f"or still run{'' if several_open else 's'}"
+    why = (
+        f"and {'were' if several_open else 'was'} recovered"
+        if recovered
+        else f"or still run{'' if several_open else 's'}"
+    )
     still = f"; {processes([rank.rank for rank in open_])} did not end in order, {why}" if open_ else ""
     notes = [*recording.notes, *(note for summary in summaries for note in summary.notes)]
     more = f"; {notes[0]}" if notes else ""

@@ -7,13 +7,14 @@ signal handler may call the runtime while its thread holds one.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
-from stepscope.runtime.threads.native_threads import RLock, is_mine, set_free
+from stepscope.runtime.threads.native_threads import RLock, any_is_mine, is_mine, set_free
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def holds_any_lock() -> bool:
     handlers = [*_log.handlers, *_log.root.handlers, logging.lastResort]
     pythons = [getattr(threading, "_active_limbo_lock", None), getattr(logging, "_lock", None)]
     pythons += [handler.lock for handler in handlers if handler is not None]
-    return any(map(is_mine, [*pythons, *(reference() for reference in _ours)]))
+    return any(map(is_mine, pythons)) or any_is_mine(filter(None, map(operator.call, _ours)))
 
 
 def _renew() -> None:

@@ -8,9 +8,11 @@ Code of the runtime that starts a thread, or waits for one, must import these na
 from __future__ import annotations
 
 import _thread
+import operator
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +120,14 @@ def is_mine(lock: object) -> bool:
     """Whether the calling thread holds a reentrant lock; False if the lock has no `_is_owned`."""
     is_owned = getattr(lock, "_is_owned", None)
     return is_owned is not None and bool(is_owned())
+
+
+_is_owned = operator.methodcaller("_is_owned")
+
+
+def any_is_mine(locks: Iterable[RLock]) -> bool:
+    """Whether the calling thread holds one of these locks, of which there may be thousands."""
+    return hasattr(_thread.RLock, "_is_owned") and any(map(_is_owned, locks))
 
 
 def set_free(lock: object) -> None:
