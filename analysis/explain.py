@@ -310,13 +310,8 @@ def _trust(recording: Recording, summaries: list[RankSummary], missing: Counter[
         where = f" in {processes(several)}" if len(several) > 1 else ""
         lost += f", {times} missing{where}"
     open_ = [rank for rank in recording.ranks if not rank.ended]
-    recovered = all(rank.recovered for rank in open_)
-    several_open = len(open_) > 1
-    why = (
-        f"and {'were' if several_open else 'was'} recovered"
-        if recovered
-        else f"or still run{'' if several_open else 's'}"
-    )
+    was, runs = ("were", "run") if len(open_) > 1 else ("was", "runs")
+    why = f"and {was} recovered" if all(rank.recovered for rank in open_) else f"or still {runs}"
     still = f"; {processes([rank.rank for rank in open_])} did not end in order, {why}" if open_ else ""
     notes = [*recording.notes, *(note for summary in summaries for note in summary.notes)]
     more = f"; {notes[0]}" if notes else ""

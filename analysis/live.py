@@ -42,7 +42,7 @@ class _LiveRank(Rank):
 def judge_steps(processes: Sequence[LiveProcess]) -> list[LiveFinding]:
     """Findings in the newest steps of a job, the most costly first.
 
-    The last `NEWEST` of each process are judged, and all that are given. A finding of several has the largest cost.
+    The last `NEWEST` of each process are judged, and all. A finding of several has the largest cost.
 
     Args:
         processes: of one job. Those with fewer than `FEWEST_STEPS` steps are not judged.

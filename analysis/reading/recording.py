@@ -27,6 +27,7 @@ from stepscope.runtime.events.tables import columns_of_events
 from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.index import WindowRow, rows_of
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import WITHOUT_END
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL, WINDOWS, can_recover
 from stepscope.runtime.settings.arguments import path_argument
@@ -367,7 +368,11 @@ def _without_cut_steps(rank: Rank, facts: Any, lasts: Mapping[int, Step]) -> Any
     if missing.any():
         numbers = set(facts["step"][missing > 0].tolist())
         whole = {
-            (step.number, step.end_ns) for one in rank.windows.values() for step in one.steps if step.number in numbers
+            (step.number, step.end_ns)
+            for one in rank.windows.values()
+            if WITHOUT_END not in one.diagnostics  # else its steps are made of the same marks
+            for step in one.steps
+            if step.number in numbers
         }
         for place in np.flatnonzero(missing):
             if (int(facts["step"][place]), int(facts["end"][place])) in whole:  # the program has set `step_num`

@@ -110,8 +110,8 @@ def check_slow_backward_hook(job: Job) -> list[Finding]:
     ]
 
 
-ANOMALY_DETECTION = re.compile(r"(?:^|;)format_stack \(\S*torch/fx/traceback\.py:\d+\)")
-"""torch formats the stack of each operator with this function only where it looks for anomalies."""
+ANOMALY_DETECTION = re.compile(r"(?:^|;)format_stack \([^;]*torch/fx/traceback\.py:\d+\)")
+"""torch formats the stack of each operator with this function where it looks for anomalies, and else only when it compiles a function."""
 
 
 def check_anomaly_detection(job: Job) -> list[Finding]:

@@ -69,7 +69,8 @@ def compare_ranks(job: Job) -> RankComparison | None:
 
 
 def _in_step(ranks: list[RankSummary]) -> list[RankSummary]:
-    """Those with steps of most: one that has ended before, or counts otherwise, must not keep the others from being compared."""
+    """Returns the ranks that share steps with the median rank. One that has ended before, or counts otherwise, must not keep the others
+    from being compared."""
     if not ranks:
         return []
     steps = sorted((rank.judged_steps["step"] for rank in ranks), key=lambda each: int(each[-1]))

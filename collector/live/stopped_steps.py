@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.collector.live.step_times import SHOWN
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.views import LiveFinding
-from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.display.text_table import human_time, printable, shorten
 from stepscope.runtime.session.ranks import ranks_text
 
 LEAST_S = 30.0
@@ -19,15 +19,21 @@ USUAL_STEPS = 20
 LONGEST_STEPS = 2
 """Nor are so many times the longest of the newest steps, such as one with an evaluation."""
 
+MOST_NAME = 60
+"""Characters of a run's name."""
+
 
 def stopped_steps(streams: Sequence[Stream], now: float) -> LiveFinding | None:
-    """The finding, if no rank has ended a step for much longer than its steps take.
+    """The finding, if no rank has ended a step for much longer than its steps take, although a window is open. Between windows no step is
+    recorded. Of ranks whose frames another collector gets, it is not known whether a window is open.
 
     Args:
-        streams: of one job, with summaries.
+        streams: of the runs of one name in a job, with summaries.
         now: a monotonic time in seconds.
     """
     running = [stream for stream in streams if stream.state(now) in (State.CONNECTED, State.SILENT)]
+    if not any(stream.windows.is_open for stream in running):
+        return None
     waited_s = now - max((stream.steps_at for stream in running), default=now)
     if waited_s < LEAST_S:
         return None
@@ -42,16 +48,17 @@ def stopped_steps(streams: Sequence[Stream], now: float) -> LiveFinding | None:
     behind = [stream for stream in running if (stream.steps.last or 0) < latest]
     behind = behind if 2 * len(behind) <= len(running) else []
     ranks = sorted(stream.run.rank for stream in behind if stream.run.rank is not None)
-    evidence = [f"a step usually takes {human_time(usual_ms * 1e6)}, and the processes still run"]
-    if ranks:
-        evidence.append(
-            f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)} ended fewer steps than the others, whose last is {latest:,} and "
-            "who may wait for that"
-        )
     run = (behind or running)[0].run
+    name = printable(shorten(run.name, MOST_NAME))
+    evidence = [f"a step of {name} usually takes {human_time(usual_ms * 1e6)}, and the processes still run"]
+    if ranks:
+        are = "ranks {} are" if len(ranks) > 1 else "rank {} is"
+        evidence.append(
+            f"{are.format(ranks_text(ranks))} behind: the others have ended step {latest:,}, and may wait for {'them' if len(ranks) > 1 else 'it'}"
+        )
     return LiveFinding(
         id="steps-stopped",
-        title=f"No step has ended for {human_time(limit_s * 1e9)} or longer: the job hangs, or does something else than steps.",
+        title=f"No step has ended for {human_time(limit_s * 1e9)} or longer: the job hangs, or does something that is no step.",
         evidence=evidence,
         action=f"see where it is: py-spy dump --pid {run.pid} on {run.host}",
         gain="",

@@ -202,9 +202,9 @@ class Stream:
         self.sends_summaries = False
         """Whether steps come in summaries, so that those among the frames are not read as long as any come."""
         self.heard_at = -math.inf
-        """When the last summary came, by the monotonic clock."""
+        """When the last summary came, or the connection began that may bring some, by the monotonic clock."""
         self.steps_at = 0.0
-        """When the last summary with steps came, by the monotonic clock."""
+        """When the last steps came, by the monotonic clock."""
         self.shares = Shares()
         """Of the newest summary with steps."""
         self.ended = False
@@ -394,6 +394,7 @@ class Stream:
             events = decoded[0]
             if in_summaries:  # they are sent by another than the process, such as `stepscope deliver` into NATS
                 events = events[events["ts"].astype("i8") > self.steps.latest_begin]
+                self.steps_at = time.monotonic() if len(events) else self.steps_at
             self.windows.stepped(header.window, events["step"])
             self.steps.add_events(events, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 

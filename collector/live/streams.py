@@ -114,7 +114,7 @@ class Streams:
             stream.restoring = hello.stream in self.unread
             self.add(stream)
         stream.connection = connection
-        stream.sends_summaries = hello.summaries
+        stream.sends_summaries, stream.heard_at = hello.summaries, time.monotonic()
         self.connections += 1
         self.connected_now += 1
         log.info("%s is connected: stream %s", _owner_text(stream.run), stream.id)

@@ -8,24 +8,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 
 from stepscope.collector.live.step_times import median
-from stepscope.collector.live.stopped_steps import stopped_steps
+from stepscope.collector.live.stopped_steps import MOST_NAME, stopped_steps
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import JobVerdict, LiveFinding
 from stepscope.exporters.stream.protocol import StepSummary
 from stepscope.exporters.stream.step_summary import facts_of
+from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.windows.step_facts import Facts, join_facts
 from stepscope.runtime.windows.step_statistics import FIRST_STEPS
 
 log = logging.getLogger("stepscope.collector")
+
+T = TypeVar("T")
 
 INTERVAL_S = 2.0
 """Seconds between two judgements."""
@@ -74,8 +77,8 @@ class Verdicts:
         """Jobs that could not be judged, which the log has."""
         self._decoded: dict[str, _Decoded] = {}
         """Facts that were made of the ranks that were compared last, by job."""
-        self._stopped: dict[str, LiveFinding] = {}
-        """Jobs that end no more steps."""
+        self._stopped: dict[str, list[LiveFinding]] = {}
+        """Of jobs that end no more steps, by the names of runs."""
         self._judged_at: dict[str, float] = {}
         """When something had come last of each job that is judged, by the monotonic clock."""
 
@@ -84,8 +87,7 @@ class Verdicts:
         return [self._with_stop(one) for one in self._found.values() if job is None or one.job_id == job]
 
     def _with_stop(self, verdict: JobVerdict) -> JobVerdict:
-        stop = self._stopped.get(verdict.job_id)
-        findings = verdict.findings if stop is None else [stop, *verdict.findings][:MAX_FINDINGS]
+        findings = [*self._stopped.get(verdict.job_id, ()), *verdict.findings][:MAX_FINDINGS]
         return msgspec.structs.replace(verdict, findings=findings)
 
     def slow_ranks(self) -> set[tuple[str, str, int]]:
@@ -113,14 +115,11 @@ class Verdicts:
 
     def _verdict(self, job: str, ranks: list[_Rank]) -> JobVerdict | None:
         """`None` if no rank has a step that can be judged. On a thread."""
-        names: dict[str, list[_Rank]] = {}
-        for one in ranks:
-            names.setdefault(one[0].run.name, []).append(one)
         groups: list[list[LiveProcess]] = []
         decoded: _Decoded = {}
-        for its in sorted(names.values(), key=len, reverse=True)[:MAX_NAMES]:
+        for members in _by_name(ranks, lambda one: one[0].run.name):
             processes: list[LiveProcess] = []
-            for stream, summaries in _compared(its):
+            for stream, summaries in _compared(members):
                 facts = self._facts(stream, summaries, decoded)
                 facts = judged_steps(facts)[-MAX_STEPS:]
                 if len(facts):
@@ -130,8 +129,10 @@ class Verdicts:
         self._decoded[job] = decoded
         if not groups:
             return None
-        found = [(its[0].run.name, finding) for its in groups for finding in self._judge(its)]
+        found = [(members[0].run.name, finding) for members in groups for finding in self._judge(members)]
         found = sorted(found, key=lambda each: -each[1].cost)[:MAX_FINDINGS]
+        if len(groups) > 1:
+            found = [(name, _of_runs(name, finding)) for name, finding in found]
         self._slow[job] = {(name, rank) for name, one in found if one.id == SLOW_RANK for rank in one.ranks}
         return JobVerdict(
             job_id=job,
@@ -167,13 +168,33 @@ class Verdicts:
         latest = sorted(jobs, key=lambda job: -newest[job])[:MAX_JOBS]
         self._found = {job: verdict for job, verdict in self._found.items() if job in latest}
         chosen = {job: jobs[job] for job in latest if newest[job] != self._judged_at.get(job)}
-        found = {job: stopped_steps(jobs[job], now) for job in latest if job not in chosen}
-        self._stopped = {job: finding for job, finding in found.items() if finding is not None}
+        self._stopped = {job: _stopped(jobs[job], now) for job in latest}
         self._judged_at = {job: newest[job] for job in latest}
         self._failed &= set(latest)
         self._decoded = {job: decoded for job, decoded in self._decoded.items() if job in latest}
         self._slow = {job: slow for job, slow in self._slow.items() if job in latest}
         return chosen
+
+
+def _by_name(ranks: Iterable[T], name: Callable[[T], str]) -> list[list[T]]:
+    """Ranks whose runs have one name, the most first; of at most `MAX_NAMES`."""
+    found: dict[str, list[T]] = {}
+    for one in ranks:
+        found.setdefault(name(one), []).append(one)
+    return sorted(found.values(), key=len, reverse=True)[:MAX_NAMES]
+
+
+def _of_runs(name: str, finding: LiveFinding) -> LiveFinding:
+    """The finding, whose evidence begins with the name of the runs."""
+    return msgspec.structs.replace(
+        finding, evidence=[f"in runs named {printable(shorten(name, MOST_NAME))}", *finding.evidence]
+    )
+
+
+def _stopped(streams: list[Stream], now: float) -> list[LiveFinding]:
+    """A finding for each name of whose runs none ends steps."""
+    found = (stopped_steps(each, now) for each in _by_name(streams, lambda stream: stream.run.name))
+    return [finding for finding in found if finding is not None]
 
 
 def judged_steps(facts: Facts) -> Facts:

@@ -145,8 +145,8 @@ class Storage:
                 self._free = (await asyncio.to_thread(shutil.disk_usage, self._store.directory)).free
                 self._problem = ""
             except OSError as error:
-                limit, none = "the limit of the disk cannot be kept", "the collector's directory cannot be read"
-                self._problem = f"{limit if self._policy.max_bytes else none}: {error}"
+                limit, unreadable = "the limit of the disk cannot be kept", "the collector's directory cannot be read"
+                self._problem = f"{limit if self._policy.max_bytes else unreadable}: {error}"
                 log.error("%s", self._problem)
             await asyncio.sleep(LEAST_SECONDS)
             with contextlib.suppress(TimeoutError):

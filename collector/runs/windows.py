@@ -125,6 +125,11 @@ class StreamWindows:
         """As `newest`, without their marks."""
         return (window for _, window in self.newest())
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a window is open that has steps."""
+        return bool(self._open_steps)
+
     def newest(self) -> list[MarkedWindow]:
         """The newest first; those that are open before those that are closed."""
         found: list[MarkedWindow] = []

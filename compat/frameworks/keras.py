@@ -110,8 +110,7 @@ class StepscopeCallback(TracingCallback, _Callback):
         if self._begins:  # here, as only this says the epoch's number: `initial_epoch` may be any
             self._begins = False
             optimizer = getattr(self.model, "optimizer", None)
-            step = _number(getattr(optimizer, "iterations", 0))
-            self.loop.open("fit", step=step, epoch=epoch)
+            self.loop.open("fit", step=_number(getattr(optimizer, "iterations", 0)), epoch=epoch)
         self.loop.enter("epoch", epoch=epoch)
 
     @stores_errors

@@ -78,7 +78,7 @@ class Loop:
         self._used: set[str] = set()
         self._first: dict[str, int] = {}
         """The step with which the first run of a stage began. The default schedule counts from there, so that it records a resumed
-        training, and later runs of the same program no more."""
+        training, and does not record later runs of the stage again."""
         self._not_numbers: set[str] = set()
         """Names of logged values that were no counters."""
         self._finalizer: Callable[[], object] | None = None

@@ -75,7 +75,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     schedule: Any = DEFAULT
     """Which steps are recorded, counted from 0 over the whole training; `None` for all. By default, one step is left
-    out, one warms up, 25 are recorded, from where the first training begins, which may be resumed. With `keep_last` it is not
+    out, one warms up, 25 are recorded, from where the first training begins, which may be resumed; a schedule that is equal counts as this one. With `keep_last` it is not
     used; with `control`, nothing is recorded by default or with `None` but what is asked for."""
     unit: Unit = "step"
     """The unit that the schedule counts. Of frameworks that report only whole epochs, nothing finer can be had."""
@@ -203,7 +203,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def is_default(self) -> bool:
-        """True if no schedule was chosen; also of a copy that was sent to another process."""
+        """True if no schedule was chosen, or the default one; also of a copy that was sent to another process."""
         return bool(self.schedule == DEFAULT)
 
     def _is_controlled(self) -> bool:

@@ -185,7 +185,7 @@ class CollectorExporter:
         self._transport.wake()
 
     def _receive_steps(self, facts: Facts) -> None:
-        """Called on the thread of the run's loop."""
+        """Called on the thread of the run's loop; if the run has ended, on that of this exporter."""
         with contextlib.suppress(RuntimeError):  # the exporter's loop is closed
             self._loop.call_soon_threadsafe(self._summarize, facts)
 

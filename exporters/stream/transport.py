@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -28,6 +30,8 @@ FIRST_SYNCS = 8
 """Comparisons of the clocks that follow each other quickly."""
 MAX_SUMMARY_BYTES = 1 << 20
 """Bytes of summaries that wait for a connection. Beyond them the oldest are dropped."""
+BRIEF_S = 30.0
+"""A connection that has ended sooner, without a confirmed frame, does not make the same error news."""
 MOST_ORDERS = 16
 """Commands that are carried out at once."""
 
@@ -115,8 +119,9 @@ class Transport(ABC):
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._connected = self._refused = False
-        self._connections: int = 0
-        self._frames: int = 0
+        self._connections = self._frames = 0
+        self._established_at = -math.inf
+        """When the last connection began, by the monotonic clock."""
         self._last_error = ""
         self._log_refusals = True
 
@@ -203,6 +208,7 @@ class Transport(ABC):
     def _established(self) -> None:
         self._connected, self._refused, self._last_error = True, False, ""
         self._connections += 1
+        self._established_at = time.monotonic()
         self._changed.set()
 
     def _confirm(self, next: int) -> None:
@@ -213,9 +219,10 @@ class Transport(ABC):
         self._changed.set()
 
     def _fail(self, error: str, *, refused: bool = False) -> None:
-        """Says that something is wrong, once until it is right again: a connection that is made for nothing rights nothing."""
+        """Says that something is wrong, once until it is right again: for a time, or with a confirmed frame."""
         news = not self._refused if refused else bool(error) and not self._last_error
-        again = error == self.logged and self._frames == self._logged_frames
+        brief = time.monotonic() - self._established_at < BRIEF_S
+        again = brief and error == self.logged and self._frames == self._logged_frames
         if news and not again and (self._log_refusals or not refused):
             self.logged, self._logged_frames = error, self._frames
             level = logging.ERROR if refused else logging.WARNING

@@ -121,7 +121,7 @@ class LiveSteps(Protocol):
 
     def follow(self, receiver: Callable[[Facts], object]) -> None:
         """Calls it about once a second, on the loop's thread, with the facts of steps that have ended since: possibly none. If the
-        run has ended, calls it at once, with the last facts."""
+        run has ended, calls it at once, on this thread, with the last facts."""
         ...
 
     def unfollow(self, receiver: Callable[[Facts], object]) -> None:

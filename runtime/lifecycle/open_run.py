@@ -154,7 +154,7 @@ class CloseProcedure:
             if note:
                 self._pipeline.notes.append(note)
         seconds = max((deadline - clock.now()) / 1e9, 0.0)
-        # While exporters close, the recorder may drain for other profilers.
+        # The accounts end before the exporters close: meanwhile the recorder may drain for other profilers.
         removal = self._loop.start(self._loop.remove, self._pipeline, seconds, self._opened.accounts.close)
         if not removal.wait(seconds) and (late := self._late(removal)):
             self._abandon(late)

@@ -243,7 +243,7 @@ class DrainLoop:
     # on the loop
 
     async def remove(self, pipeline: Pipeline, seconds: float, removed: Callable[[], None]) -> None:
-        """Closes a pipeline: sources, last windows, exporters, all within `seconds`. Calls `removed` when no further drain is for it."""
+        """Closes a pipeline: sources, last windows, exporters, all within `seconds`. Calls `removed` once no drain can bring it events."""
         deadline = anyio.current_time() + seconds
         queue = self._queues[pipeline]
         queue.end()
@@ -273,10 +273,9 @@ class DrainLoop:
                     self._drain_rings()  # the waiting events are counted, too
         self._pipelines.remove(pipeline)
         self._closing.append(pipeline)
-        with self._contained("close_accounts"):
-            removed()
         self._passed.notify_all()
         try:
+            removed()
             for block in (*self._unrouted, *queue.close()):
                 pipeline.drop_closed(RECORDER, block.events)  # the deadline has passed
             await pipeline.aclose(deadline)

@@ -255,7 +255,7 @@ def _without_closures(intervals: Times) -> Times:
     backward, is_optimizer = intervals[classes == Phase.BACKWARD], classes == Phase.OPTIMIZER
     if not len(backward) or not is_optimizer.any():
         return intervals
-    # Intervals that overlap are joined, or not, by when their events came: the result depends on the time that they cover together.
+    # Whether intervals that overlap are joined already depends on when their events came.
     optimizers = _joined(intervals[is_optimizer])
     begins, ends = np.sort(backward[:, _BEGIN]), np.sort(backward[:, _END])
     ended = np.searchsorted(ends, optimizers[:, _END])

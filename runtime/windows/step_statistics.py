@@ -94,7 +94,7 @@ def difference(judged: Facts, step: Any) -> str:
     if more[name] < 0.5 * excess:
         return "no single part"
     if name == UNCOVERED:
-        return f"{human_time(more[name])} more in nothing that was recorded"
+        return f"{human_time(more[name])} more in time that no span covers"
     return f"{human_time(more[name])} more in {name}"
 
 

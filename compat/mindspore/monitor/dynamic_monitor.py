@@ -219,7 +219,7 @@ class DynamicProfilerMonitor:
 
     @property
     def profiler(self) -> Profiler:
-        """It records all windows, and has the latest 64."""
+        """The profiler that records all windows. It has the latest 64 of them."""
         return self._recorder.profiler
 
     # the callback

@@ -87,7 +87,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
     def text_of_other_process(self) -> str:
         """The same text, made by another process; empty if that takes too long."""
-        command = [sys.executable, "-P", "-m", __name__, msgspec.json.encode(self).decode()]
+        typed_in = "" if opening.shell_directory is None else str(opening.shell_directory)
+        command = [sys.executable, "-P", "-m", __name__, msgspec.json.encode(self).decode(), typed_in]
         environment = {name: value for name, value in os.environ.items() if name != "STEPSCOPE_JOIN"}
         out, into = os.pipe()
         try:
@@ -200,6 +201,7 @@ def width() -> int:
 
 def main() -> None:
     """Answers a process that a signal ends."""
+    opening.shell_directory = Path(sys.argv[2]) if sys.argv[2] else None
     print(msgspec.json.decode(sys.argv[1], type=Ending).text(), flush=True)
 
 

@@ -20,6 +20,7 @@ from stepscope.collector.live.views import JobVerdict, LiveFinding
 from stepscope.collector.web.charts import HeatmapQuery, Heatmaps
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.exporters.stream.step_summary import summary_of
+from stepscope.runtime.journal.records import WindowOpened
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNALS, Phase
 from tests.support.basics import poll
@@ -202,15 +203,24 @@ async def test_of_many_ranks_the_slow_one_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silence", "slowest", "found"), [(40, STEP, True), (40, 30_000_000_000, False), (20, STEP, False)]
+    ("silence", "slowest", "opened", "found"),
+    [
+        (40, STEP, True, True),
+        (40, 30_000_000_000, True, False),
+        (20, STEP, True, False),
+        (40, STEP, False, False),
+    ],
 )
 async def test_a_job_that_ends_no_more_steps(
-    silence: float, slowest: int, found: bool, monkeypatch: pytest.MonkeyPatch
+    silence: float, slowest: int, opened: bool, found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is compared with its longest steps, and the rank that is behind is named."""
+    """It is compared with its longest steps, and the rank that is behind is named. Between two windows no step is recorded."""
     monkeypatch.setattr("stepscope.collector.live.verdicts.INTERVAL_S", 0.01)
     streams = streams_of(*(summary([STEP] * 50 + [slowest] + [STEP] * (9 if rank == 2 else 10)) for rank in range(4)))
     for rank in streams:
+        if opened:
+            rank.latest.windows.opened(msgspec.msgpack.encode(WindowOpened(index=0, at_ns=BEGIN)))
+            rank.latest.windows.stepped_to(0, 10, 60)
         rank.latest.steps_at -= silence
     verdicts = Verdicts(streams, judge_steps)
     task = asyncio.create_task(verdicts.run())
