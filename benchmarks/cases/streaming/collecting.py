@@ -73,12 +73,14 @@ def recorded(count: int) -> list[EventBatch]:
 
 
 def payload(count: int) -> tuple[int, int, bytes]:
-    """A frame's payload of about so many events: (events, flags, bytes), as `CollectorExporter` makes it."""
+    """A frame's payload of so many events, or of the most in one frame: (events, flags, bytes), as `CollectorExporter` makes it."""
     from stepscope.runtime import _core
     from stepscope.runtime.events.record import join_blocks
     from stepscope.runtime.journal import format as fmt
 
     events = join_blocks([batch.events for batch in recorded(count)])[:count]
     data, _, _ = _core.encode_frames(events, b"", b"sync", int(fmt.FrameType.EVENTS), 0, 0, b"recorder")
-    ((_, flags, _, payload),) = fmt.frames_in(data, b"sync")
-    return len(events), flags, bytes(payload)
+    (_, flags, _, payload), *_ = fmt.frames_in(data, b"sync")
+    found = fmt.decode_events_header(bytes(payload[: fmt.MAX_EVENTS_HEADER]))
+    assert found is not None
+    return found[0].count, flags, bytes(payload)
