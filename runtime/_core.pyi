@@ -445,26 +445,85 @@ class Aggregates:
         """What is not as exact as it looks: `cut` spans, `negative` times taken as 0, `not_finite` counter values
         left out, events under an `other` name for want of room, `blurred` values without a bucket of their own."""
 
-def span_intervals(
-    events: Any, classes: Any, categories: Any, signal: int, ignored: int, apart: int, inner: int, /
-) -> tuple[bytes, bytes, bytes, bytes, bool]:
-    """What the spans of a contiguous block cover, by class and track; most of those that touch are joined. The GIL is released.
+class SpanIntervals:
+    """What spans cover, by class and track, as four 64-bit numbers each: class, track, begin, end. One thread at a time.
 
     Args:
-        classes: a byte for each name's id: the class of its spans, if they have the category of the name.
-        categories: that category, 16 bits for each name's id.
-        signal: category of the counters that are wanted.
-        ignored: class of the spans that are not.
+        ignored: class of the spans that are not wanted.
         apart: class of which spans are not joined, and those that lie in another get the class `inner`.
-
-    Returns:
-        Numbers of 64 bits: intervals as class, track, begin, end; step marks as time, step, track; counters of the category
-        `signal` as time, name, value (a double); which events are spans whose name has another category or none; and whether
-        intervals may lie on tracks of tasks.
+        inner: that class. Where an interval of `apart` with two step marks or more within does not count, those of `inner` count.
 
     Raises:
-        ValueError: if the block is not a multiple of 64 bytes or not contiguous.
+        ValueError: if `apart` or `inner` is 255 or more.
     """
+
+    def __init__(self, ignored: int, apart: int, inner: int, /) -> None: ...
+    @property
+    def tasks(self) -> bool:
+        """Whether intervals may lie on tracks of tasks."""
+
+    def __len__(self) -> int: ...
+    def add(self, events: Any, classes: Any, categories: Any, signal: int, /) -> tuple[bytes, bytes, bytes]:
+        """Adds the spans of a contiguous block; most of those that touch are joined. The GIL is released.
+
+        Args:
+            events: the block.
+            classes: a byte for each name's id: the class of its spans, if they have the category of the name.
+            categories: that category, 16 bits for each name's id.
+            signal: category of the counters that are wanted.
+
+        Returns:
+            Numbers of 64 bits: step marks as time, step, track; counters of the category `signal` as time, name, value (a
+            double); and which events are spans whose name has another category or none, which were not added.
+
+        Raises:
+            ValueError: if the block is not a multiple of 64 bytes or not contiguous.
+        """
+
+    def extend(self, intervals: Any, /) -> None:
+        """Adds contiguous intervals. Raises `ValueError` if they are no multiple of 32 bytes."""
+
+    def drop_until(self, time: int, /) -> None:
+        """Drops those that end by a time (ns)."""
+
+    def all_on(self, track: int, other: int, /) -> bool:
+        """Whether all are on these two tracks."""
+
+    def ends(self, every: int, /) -> bytes:
+        """The ends, as 64-bit numbers, of the first and of each `every`-th after it."""
+
+    def to_bytes(self) -> bytes:
+        """A copy of all."""
+
+    def share_time(
+        self,
+        begins: Any,
+        ends: Any,
+        on_stepping: bytes,
+        on_others: bytes,
+        marks: Any,
+        tracks: tuple[int, int],
+        slots: tuple[int, int],
+        /,
+    ) -> bytes:
+        """What they cover of each of some stretches of time. The GIL is released.
+
+        Args:
+            begins: of the stretches, which are in order and apart.
+            ends: of the same.
+            on_stepping: the slot of each of 256 classes on `tracks`; 255 for none.
+            on_others: the same on all other tracks.
+            marks: when steps begin, in order.
+            tracks: one or two that step.
+            slots: the first and the last that are wanted.
+
+        Returns:
+            Numbers of 64 bits, for each slot and stretch: ns that belong to the slot, as no slot before it covers them; then
+            how many of its intervals begin there; then the ns that they cover.
+
+        Raises:
+            ValueError: if an array has not the right size, or a slot is out of range.
+        """
 
 def set_survey_categories(operators: int, quiet: tuple[int, ...], /) -> None:
     """The categories that `survey` counts apart."""
@@ -580,48 +639,8 @@ def count_until(sorted: Any, times: Any, /) -> bytes:
         ValueError: if a length is no multiple of 8 bytes.
     """
 
-def share_time(
-    intervals: Any,
-    begins: Any,
-    ends: Any,
-    on_stepping: bytes,
-    on_others: bytes,
-    marks: Any,
-    tracks: tuple[int, int],
-    slots: tuple[int, int],
-    spans: tuple[int, int],
-    /,
-) -> bytes:
-    """What intervals cover of each of some stretches of time. The GIL is released.
-
-    Args:
-        intervals: as `span_intervals` gives them.
-        begins: of the stretches, which are in order and apart.
-        ends: of the same.
-        on_stepping: the slot of each of 256 classes on `tracks`; 255 for none.
-        on_others: the same on all other tracks.
-        marks: when steps begin, in order.
-        tracks: one or two that step.
-        slots: the first and the last that are wanted.
-        spans: the slot of which an interval with two marks or more within does not count, and that of those that lie in them,
-            which count instead.
-
-    Returns:
-        Numbers of 64 bits, for each slot and stretch: ns that belong to the slot, as no slot before it covers them; then how
-        many of its intervals begin there; then the ns that they cover.
-
-    Raises:
-        ValueError: if an array has not the right size, or a slot is out of range.
-    """
-
 def clear_wake() -> None:
     """Makes the descriptor that `open` returned unreadable, until a ring requests a drain again."""
-
-def intervals_ending_after(intervals: Any, time: int, /) -> bytes:
-    """The intervals, as `span_intervals` gives them, that end after a time (ns)."""
-
-def intervals_all_on(intervals: Any, track: int, other: int, /) -> bool:
-    """Whether all intervals, as `span_intervals` gives them, are on these two tracks."""
 
 def heap_range(block: Any, /) -> tuple[int, int, int]:
     """Where the arguments of a block begin and end in their heap, and how many bytes they have; zeros if there are none."""

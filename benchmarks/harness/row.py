@@ -79,6 +79,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
                 **msgspec.structs.asdict(scale),
                 "four_times_memory_events": 4 * scale.memory_events,
                 "twice_events": 2 * scale.events,
+                "eight_times_events": 8 * scale.events,
             }
         )
 

@@ -352,7 +352,8 @@ Coroutine *coroutine_running(void); /* whose step runs on this thread, NULL = no
 int coroutine_init(void);
 
 /* span.c, step.c */
-extern PyTypeObject SpanType, StepCounterType, AggregatesType, AttachedType; /* attach.c: rings of other processes */
+extern PyTypeObject SpanType, StepCounterType, AggregatesType, SpanIntervalsType;
+extern PyTypeObject AttachedType; /* attach.c: rings of other processes */
 void step_after_fork(void);
 
 /* What was cut, counted (module.c: counts()). */

@@ -59,8 +59,6 @@ PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_Fro
          "instant(name, /, *, category='user_annotation', **arguments)\n--\n\n" \
          "Something that happened at this moment.") \
     PLAIN(intern, strings_py_intern, O, NULL) \
-    PLAIN(intervals_all_on, intervals_py_all_on, VARARGS, NULL) \
-    PLAIN(intervals_ending_after, intervals_py_ending_after, VARARGS, NULL) \
     PLAIN(itt_statistics, itt_py_statistics, NOARGS, NULL) \
     PLAIN(joins, control_py_joins, NOARGS, NULL) \
     PLAIN(leave, ring_py_detach, NOARGS, NULL) \
@@ -91,9 +89,7 @@ PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_Fro
     PLAIN(set_standard_modules, sampling_py_set_standard, O, NULL) \
     PLAIN(set_survey_categories, survey_py_set_categories, VARARGS, NULL) \
     PLAIN(set_task_lookup, context_py_set_task_lookup, O, NULL) \
-    PLAIN(share_time, intervals_py_share_time, VARARGS, NULL) \
     PLAIN(signal_that_came, signals_py_came, NOARGS, NULL) \
-    PLAIN(span_intervals, intervals_py_of_spans, VARARGS, NULL) \
     PLAIN(start_thread, native_thread_py_start, VARARGS, NULL) \
     PLAIN(step_spans, survey_py_step_spans, VARARGS, NULL) \
     PLAIN(strings_since, strings_py_since, O, NULL) \
@@ -134,11 +130,11 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (!m || ring_init() < 0 || context_init() < 0 || coroutine_init() < 0 || span_init() < 0 || step_init() < 0) return NULL;
     if (add_type(m, &CoroutineType, "Coroutine") < 0 || add_type(m, &SpanType, "span") < 0 ||
         add_type(m, &StepCounterType, "StepCounter") < 0 || add_type(m, &AggregatesType, "Aggregates") < 0 ||
-        add_type(m, &AttachedType, "Attached") < 0 || add_type(m, &PerfettoEncoderType, "PerfettoEncoder") < 0 ||
-        PyModule_AddIntMacro(m, FIRST_NAME) < 0 || PyModule_AddIntMacro(m, MAX_TRACKS) < 0 ||
-        PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
-        PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0 || PyModule_AddIntMacro(m, RECORD_OPEN) < 0 ||
-        PyModule_AddStringMacro(m, ITT_UNRECORDED) < 0)
+        add_type(m, &AttachedType, "Attached") < 0 || add_type(m, &SpanIntervalsType, "SpanIntervals") < 0 ||
+        add_type(m, &PerfettoEncoderType, "PerfettoEncoder") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
+        PyModule_AddIntMacro(m, MAX_TRACKS) < 0 || PyModule_AddIntMacro(m, MAX_NAME) < 0 ||
+        PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 || PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0 ||
+        PyModule_AddIntMacro(m, RECORD_OPEN) < 0 || PyModule_AddStringMacro(m, ITT_UNRECORDED) < 0)
         return NULL;
     return m;
 }

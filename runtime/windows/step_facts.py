@@ -98,6 +98,8 @@ MOST_OPEN = 1 << 16
 """With more open steps than this, the oldest are finished even if events of them may come."""
 MOST_INTERVALS = 1 << 16
 """With more intervals than this (2 MB), the older half is finished, even within a step."""
+FACTS_TOGETHER = 64
+"""Number of finished steps that are worth a call of `pop_facts`: whatever adds them up takes as long for one."""
 MEDIAN_OF = 1 << 10
 """Number of intervals whose median divides the older half from the newer one."""
 
@@ -228,8 +230,6 @@ def thread_of(track: int) -> int:
 def _with_other_tasks(intervals: Times, stepping: tuple[int, int]) -> Times:
     """Adds to the first track that steps what spans of other tasks cover of its thread: a task of asyncio that does not wait runs.
     Meanwhile the one that steps waits for its turn, and its waiting is shorter by that."""
-    if _core.intervals_all_on(intervals, *stepping):
-        return intervals
     on, classes = intervals[:, _TRACK], intervals[:, _CLASS]
     mine = np.isin(on, stepping)
     spans = ~mine & ((classes == Phase.SPAN) | (classes == _INNER))
@@ -281,6 +281,12 @@ def _joined(intervals: Times) -> Times:
     return np.concatenate(joined)
 
 
+def _new_intervals(memory: Any = b"") -> _core.SpanIntervals:
+    intervals = _core.SpanIntervals(_IGNORED, int(Phase.SPAN), _INNER)
+    intervals.extend(memory)
+    return intervals
+
+
 def _as_intervals(memory: bytes) -> Times:
     return np.frombuffer(memory, np.int64).reshape(-1, 4)
 
@@ -291,7 +297,7 @@ def _intervals(number: int, track: int, begin: Times, end: Times) -> Times:
 
 
 class _Classes:
-    """Classes of spans by the ids of their names, as arrays for `_core.span_intervals`. Nearly all names have one category. Spans
+    """Classes of spans by the ids of their names, as arrays for `_core.SpanIntervals`. Nearly all names have one category. Spans
     of the same name with another category are looked up separately."""
 
     def __init__(self) -> None:
@@ -364,11 +370,7 @@ class StepFactsBuilder:
         """Marks that are not in `_steps` yet."""
         self._open = 0
         """Number of marks in both."""
-        self._intervals: list[Any] = []
-        """Intervals that spans cover, by class and track."""
-        self._interval_count = 0
-        self._tasks = False
-        """Whether some may lie on tracks of tasks."""
+        self._intervals = _new_intervals()
         self._readings: list[Times] = []
         """Of signals: time, name, bits of the value."""
         self._done: list[Facts] = []
@@ -382,12 +384,7 @@ class StepFactsBuilder:
         """Adds steps, spans and signals; ignores other events."""
         events = np.ascontiguousarray(events)
         classes, categories = _CLASSES.tables
-        found, marks, readings, rare, tasks = _core.span_intervals(
-            events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER
-        )
-        if found:
-            self._add_intervals(_as_intervals(found))
-            self._tasks = self._tasks or tasks
+        marks, readings, rare = self._intervals.add(events, classes, categories, _SIGNAL)
         if marks:
             self._new_marks.append(np.frombuffer(marks, np.int64).reshape(-1, 3))
             self._open += len(self._new_marks[-1])
@@ -398,24 +395,23 @@ class StepFactsBuilder:
             numbers = _CLASSES.of(spans["name"], spans["category"])
             begin = spans["ts"].astype(np.int64)
             intervals = np.stack((numbers, spans["track"], begin, begin + spans["dur"]), axis=1)
-            self._add_intervals(intervals[numbers != _IGNORED])
-            self._tasks = self._tasks or any(thread_of(track) != track for track in distinct(spans["track"]))
+            self._intervals.extend(intervals[numbers != _IGNORED])
         if not self._late:
             self.finish_until(_FOREVER)
 
     def finish_until(self, until: int) -> bool:
         """Finishes old steps, if there are many; all events before this time were added, in ns. The newest stay open: they may
-        have open spans. Returns whether `pop_facts` has something to return."""
-        if self._open <= MANY_OPEN and self._interval_count <= MANY_INTERVALS:
+        have open spans. Returns whether it is time for `pop_facts`."""
+        if self._open <= MANY_OPEN and len(self._intervals) <= MANY_INTERVALS:
             return False
         times = self._marks()[:, _TS]
         ready = len(times) if len(times) > MOST_OPEN else int(np.searchsorted(times, until, side="left"))
         ready = min(ready, len(times) - MIN_OPEN)
-        if ready > MANY_OPEN - MIN_OPEN or (ready > MIN_OPEN and self._interval_count > MANY_INTERVALS):
+        if ready > MANY_OPEN - MIN_OPEN or (ready > MIN_OPEN and len(self._intervals) > MANY_INTERVALS):
             self._finish_steps(ready)
-        elif self._interval_count > MOST_INTERVALS:
+        elif len(self._intervals) > MOST_INTERVALS:
             self._finish_half()
-        return bool(self._done)
+        return sum(map(len, self._done)) >= FACTS_TOGETHER
 
     def pop_facts(self) -> Facts:
         """The facts of the steps that were finished since the last call."""
@@ -440,10 +436,10 @@ class StepFactsBuilder:
         """The facts of steps that have ended, as far as their events were added, for live views. Changes nothing. `ends` as for
         `finish`."""
         self._marks()
-        self._gathered()
         copied = copy.copy(self)
         # Arrays are replaced, but for the part of a step, and lists are changed.
-        copied._intervals, copied._readings, copied._done = [*self._intervals], [*self._readings], [*self._done]
+        copied._intervals = _new_intervals(self._intervals.to_bytes())
+        copied._readings, copied._done = [*self._readings], [*self._done]
         copied._part = None if self._part is None else self._part.copy()
         return copied.finish(*ends)
 
@@ -452,10 +448,6 @@ class StepFactsBuilder:
         """When the first known step began, in ns."""
         self._marks()
         return self._first
-
-    def _add_intervals(self, intervals: Any) -> None:
-        self._intervals.append(intervals)
-        self._interval_count += len(intervals)
 
     def _marks(self) -> Times:
         """The marks of open steps, in order, without duplicates."""
@@ -469,52 +461,58 @@ class StepFactsBuilder:
             self._first = first if self._first is None else min(self._first, first)
         return self._steps
 
-    def _finish_steps(self, count: int, *, drop: bool = True) -> None:
+    def _finish_steps(self, count: int) -> None:
         """Finishes the oldest steps: all but the last of `count` marks. Drops the intervals in them."""
-        if count < 2:
-            return
-        marks = self._steps[:count]
-        facts = self._facts(marks)
-        begins: Times = marks[:, _TS].copy()
-        if self._part is not None:
-            begins[0] = facts["begin"][0] = self._part["begin"][0]
-            for name in _SUMS:
-                facts[name][0] += self._part[name][0]
+        if count > 1:
+            facts = self._with_part(self._facts(self._steps[:count]))
             self._part = None
-        self._fill_signals(facts, begins)
-        self._done.append(facts)
-        self._before = begins[-2:-1]
-        self._steps = self._steps[count - 1 :]
-        self._open = len(self._steps)
-        self._readings = [readings[readings[:, 0] >= begins[-1] - 1] for readings in self._readings]
-        if drop:
-            self._drop_intervals(int(begins[-1]))
+            self._add_done(facts, int(self._steps[count - 1, _TS]))
+            self._steps = self._steps[count - 1 :]
+            self._open = len(self._steps)
 
     def _finish_half(self) -> None:
         """Finishes the older half of the intervals, within a step if necessary. A span that is open there is divided."""
-        intervals = self._gathered()
-        ends: list[int] = sorted(intervals[:: max(len(intervals) // MEDIAN_OF, 1), _END].tolist())
+        every = max(len(self._intervals) // MEDIAN_OF, 1)
+        ends: list[int] = sorted(np.frombuffer(self._intervals.ends(every), np.int64).tolist())
         until = ends[len(ends) // 2]
-        self._finish_steps(int(np.searchsorted(self._steps[:, _TS], until, side="right")), drop=False)
-        if len(self._steps) and until > int(self._steps[0, _TS]):
-            marks = np.repeat(self._steps[:1], 2, axis=0)
-            marks[1, _TS] = until
-            part = self._facts(marks)
-            if self._part is not None:
-                part["begin"] = self._part["begin"]
-                for name in _SUMS:
-                    part[name] += self._part[name]
-            self._part = part
-            self._steps = self._steps.copy()
-            self._steps[0, _TS] = until
-        self._drop_intervals(until)
+        count = int(np.searchsorted(self._steps[:, _TS], until, side="right"))
+        if not count:
+            self._intervals.drop_until(until)
+            return
+        marks = self._steps[[*range(count), count - 1]]
+        marks[-1, _TS] = until
+        facts = self._with_part(self._facts(marks))
+        self._part = facts[-1:].copy()
+        self._add_done(facts[:-1], until)
+        self._steps = self._steps[count - 1 :].copy()
+        self._steps[0, _TS] = until
+        self._open = len(self._steps)
+
+    def _with_part(self, facts: Any) -> Any:
+        """Adds what is finished of the oldest step to its facts."""
+        if self._part is not None:
+            facts["begin"][0] = self._part["begin"][0]
+            for name in _SUMS:
+                facts[name][0] += self._part[name][0]
+        return facts
+
+    def _add_done(self, facts: Any, until: int) -> None:
+        """Adds the facts of finished steps, and drops intervals and signals that ended by then."""
+        self._intervals.drop_until(until)
+        if not len(facts):
+            return
+        begins = np.append(facts["begin"], facts["end"][-1:])
+        self._fill_signals(facts, begins)
+        self._done.append(facts)
+        self._before = begins[-2:-1]
+        self._readings = [readings[readings[:, 0] >= begins[-1] - 1] for readings in self._readings]
 
     def _facts(self, marks: Times) -> Any:
         """The facts of the time between consecutive marks, without signals."""
         facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
         facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
         if _CLASSES.devices:
-            facts["device"] = self._share_time(self._gathered(), marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
+            facts["device"] = self._share_time(self._intervals, marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
         if (marks[:, _ON] == marks[0, _ON]).all():
             track = int(marks[0, _ON])
             self._fill_phases(facts, slice(None), marks, (track, track))
@@ -527,11 +525,16 @@ class StepFactsBuilder:
 
     def _fill_phases(self, facts: Any, chosen: Any, marks: Times, stepping: tuple[int, int]) -> None:
         """Sets the phases of steps of one thread, or of those that begin on one thread and end on another."""
-        intervals = self._gathered()
-        if self._tasks:
-            intervals = _with_other_tasks(intervals, stepping)
-        if _CLASSES.optimizers:
-            intervals = _without_closures(intervals)
+        intervals = self._intervals
+        other_tasks = intervals.tasks and not intervals.all_on(*stepping)
+        if other_tasks or _CLASSES.optimizers:
+            before = changed = _as_intervals(intervals.to_bytes())
+            if other_tasks:
+                changed = _with_other_tasks(changed, stepping)
+            if _CLASSES.optimizers:
+                changed = _without_closures(changed)
+            if changed is not before:
+                intervals = _new_intervals(changed)
         ns, begun, covered = self._share_time(intervals, marks, stepping, min(Phase), max(Phase), chosen)
         facts["phases"][chosen] = ns.T
         facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]
@@ -539,21 +542,20 @@ class StepFactsBuilder:
 
     def _share_time(
         self,
-        intervals: Times,
+        intervals: _core.SpanIntervals,
         marks: Times,
         stepping: tuple[int, int],
         first: int,
         last: int,
         chosen: Any = slice(None),
     ) -> Any:
-        """Calls `_core.share_time` for a range of slots. Returns its values by slot and step.
+        """Calls `share_time` for a range of slots. Returns its values by slot and step.
 
         `stepping` are the tracks that step in this time: one, or the two between which steps change.
         """
         begin, end = np.ascontiguousarray(marks[:-1, _TS][chosen]), np.ascontiguousarray(marks[1:, _TS][chosen])
-        slots, known = (first, last), self._known_begins()
-        rest = stepping, slots, (int(Phase.SPAN), _INNER)
-        found = _core.share_time(intervals, begin, end, _STEPPING_SLOTS, _OTHER_SLOTS, known, *rest)
+        known, slots = self._known_begins(), (first, last)
+        found = intervals.share_time(begin, end, _STEPPING_SLOTS, _OTHER_SLOTS, known, stepping, slots)
         return np.frombuffer(found, np.int64).reshape(last - first + 1, 3, len(begin)).transpose(1, 0, 2)
 
     def _fill_signals(self, facts: Any, marks: Times) -> None:
@@ -577,15 +579,3 @@ class StepFactsBuilder:
         if self._part is not None:
             begins[0] = self._part["begin"][0]
         return np.concatenate((self._before, begins))
-
-    def _gathered(self) -> Times:
-        if len(self._intervals) != 1:
-            self._intervals = [_as_intervals(b"".join(self._intervals))]
-        intervals: Times = self._intervals[0]
-        return intervals
-
-    def _drop_intervals(self, until: int) -> None:
-        """Drops intervals that ended by a time, in ns. An interval that is open then is not cut, so that its begin counts once."""
-        intervals = self._gathered()
-        self._intervals = [_as_intervals(_core.intervals_ending_after(intervals, until))]
-        self._interval_count = len(self._intervals[0])

@@ -1,16 +1,31 @@
 /* Finds the intervals of time that spans cover, and shares the time of steps among them.
  *
- * `span_intervals` joins the spans of a block that have the same class and track into intervals. Most spans lie in others of
- * their class, and in a block the spans of a thread come in the order of their ends. So the latest interval of a class and
- * track takes in what comes next, or is taken in by it; what that leaves apart the caller joins.
+ * `add` joins the spans of a block that have the same class and track into intervals. Most spans lie in others of their
+ * class, and in a block the spans of a thread come in the order of their ends. So the latest interval of a class and track
+ * takes in what comes next, or is taken in by it; what that leaves apart `share_time` joins.
  *
- * Spans of the class `apart` are not joined: the caller leaves out those that hold whole steps. The ones that lie in others
+ * Spans of the class `apart` are not joined: `share_time` leaves out those that hold whole steps. The ones that lie in others
  * get the class `inner`, as they count only if the outer one is left out. */
 #include "buffer.h"
 
 #define KEYS 1024 /* slots for classes and tracks of a block; of more than half of that intervals are not joined here */
+#define SPARE (64u << 10) /* bytes that stay allocated when intervals are dropped */
 
 typedef struct { int64_t class, track, begin, end; } SpanInterval;
+
+typedef struct {
+    PyObject_HEAD
+    Buffer intervals;                /* SpanInterval, until they are dropped */
+    Buffer before; /* uint32_t of each of a block: 1 + the one before it of the same class and track; 0 = none */
+    unsigned ignored, apart, inner; /* class of no interest; that is not joined; of those that lie in others of it */
+    bool tasks; /* whether an interval may be on the track of a task */
+    bool busy; /* a thread without the GIL is in it */
+} SpanIntervals;
+
+typedef struct {
+    uint64_t keys[KEYS]; /* class and track */
+    uint32_t heads[KEYS], used; /* the latest interval of each key: see `before` */
+} Latest;
 
 typedef struct { int64_t ts, step, track; } Mark;
 
@@ -20,87 +35,94 @@ typedef struct {
 } Reading;
 
 typedef struct {
-    Buffer intervals; /* SpanInterval */
-    Buffer before;    /* uint32_t of each interval: 1 + the one before it of the same class and track; 0 = none */
     Buffer marks, readings;
     Buffer rare; /* int64_t: spans whose class is not known here */
-    uint64_t keys[KEYS];
-    uint32_t heads[KEYS], used;
-    bool tasks; /* whether an interval is on the track of a task */
-} Gathered;
+} Others;
 
 typedef struct {
-    const uint8_t *classes;     /* by name */
+    const uint8_t *classes; /* by name */
     const uint16_t *categories; /* of which a name has that class */
     size_t names;
-    unsigned signal, ignored;   /* category of counters; class of no interest */
-    unsigned apart, inner;      /* class that is not joined; of those that lie in others of it */
-} SpanClasses;
+    unsigned signal; /* category of counters */
+} Names;
 
-static uint32_t *head_of(Gathered *c, uint64_t key) {
-    uint32_t at = (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (KEYS - 1);
-    while (c->heads[at] && c->keys[at] != key) at = (at + 1) & (KEYS - 1);
-    if (!c->heads[at]) {
-        if (c->used >= KEYS / 2) {
-            c->tasks = true; /* not known */
-            return NULL;
-        }
-        c->used++, c->keys[at] = key;
-        c->tasks |= track_get((uint32_t)key)->kind == TRACK_TASK;
-    }
-    return &c->heads[at];
+static SpanInterval *items(const SpanIntervals *v) { return (SpanInterval *)v->intervals.bytes; }
+static size_t item_count(const SpanIntervals *v) { return v->intervals.len / sizeof(SpanInterval); }
+
+/* Fails with an exception if another thread is in it: one thread at a time may use it. */
+static bool enter(SpanIntervals *v) {
+    if (v->busy) PyErr_SetString(PyExc_RuntimeError, "SpanIntervals is used by two threads at once");
+    else v->busy = true;
+    return !PyErr_Occurred();
 }
 
-static void add(Gathered *c, int64_t class, uint32_t track, int64_t begin, int64_t end, const SpanClasses *spans) {
-    uint32_t *head = head_of(c, (uint64_t)class << 32 | track), last = head ? *head : 0;
-    const uint32_t *before = (const uint32_t *)c->before.bytes;
-    bool apart = class == spans->apart;
+static uint32_t *head_of(SpanIntervals *v, Latest *latest, uint64_t key) {
+    uint32_t at = (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (KEYS - 1);
+    while (latest->heads[at] && latest->keys[at] != key) at = (at + 1) & (KEYS - 1);
+    if (!latest->heads[at]) {
+        if (latest->used >= KEYS / 2) {
+            v->tasks = true; /* not known */
+            return NULL;
+        }
+        latest->used++, latest->keys[at] = key;
+        v->tasks |= track_get((uint32_t)key)->kind == TRACK_TASK;
+    }
+    return &latest->heads[at];
+}
+
+/* Adds a span to the intervals of its block, which begin at `first`. */
+static void add_span(SpanIntervals *v, Latest *heads, size_t first, SpanInterval one) {
+    uint32_t *head = head_of(v, heads, (uint64_t)one.class << 32 | (uint32_t)one.track), last = head ? *head : 0;
+    const uint32_t *before = (const uint32_t *)v->before.bytes;
+    bool apart = one.class == v->apart;
     while (last) {
-        SpanInterval *latest = (SpanInterval *)c->intervals.bytes + last - 1;
+        SpanInterval *latest = items(v) + first + last - 1;
         if (apart) {
-            if (begin > latest->begin || end < latest->end) {
-                if (begin >= latest->begin && end <= latest->end) class = spans->inner, head = NULL;
+            if (one.begin > latest->begin || one.end < latest->end) {
+                if (one.begin >= latest->begin && one.end <= latest->end) one.class = v->inner, head = NULL;
                 break;
             }
-            latest->class = spans->inner;
+            latest->class = v->inner;
             last = before[last - 1];
             continue;
         }
-        if (begin > latest->end || end < latest->begin) break;
-        if (begin >= latest->begin && end <= latest->end) return;
-        if (latest->begin < begin) begin = latest->begin;
-        if (latest->end > end) end = latest->end;
+        if (one.begin > latest->end || one.end < latest->begin) break;
+        if (one.begin >= latest->begin && one.end <= latest->end) return;
+        if (latest->begin < one.begin) one.begin = latest->begin;
+        if (latest->end > one.end) one.end = latest->end;
         latest->class = -1; /* it is part of the new one */
         last = before[last - 1];
     }
-    buffer_put(&c->before, &last, sizeof last);
-    buffer_put(&c->intervals, &(SpanInterval){class, track, begin, end}, sizeof(SpanInterval));
-    if (head) *head = (uint32_t)(c->before.len / sizeof last);
+    buffer_put(&v->before, &last, sizeof last);
+    buffer_put(&v->intervals, &one, sizeof one);
+    if (head) *head = (uint32_t)(v->before.len / sizeof last);
 }
 
-static bool scan(Gathered *c, const char *bytes, size_t n, const SpanClasses *spans) {
-    for (size_t i = 0; i < n && !c->before.failed && !c->intervals.failed; i++) {
-        Event v;
-        memcpy(&v, bytes + i * sizeof v, sizeof v); /* the caller's buffer may be unaligned */
-        if (v.kind == KIND_STEP) buffer_put(&c->marks, &(Mark){v.ts, v.step, v.track}, sizeof(Mark));
-        else if (v.kind == KIND_COUNTER && v.category == spans->signal)
-            buffer_put(&c->readings, &(Reading){v.ts, v.name, v.value}, sizeof(Reading));
-        else if (v.kind == KIND_SPAN && v.dur > 0) {
-            if (v.name >= spans->names || spans->categories[v.name] != v.category) {
-                buffer_put(&c->rare, &(int64_t){(int64_t)i}, sizeof(int64_t));
+static bool scan(SpanIntervals *v, const char *bytes, size_t n, const Names *names, Others *others) {
+    size_t first = item_count(v), joined = first;
+    Latest heads = {0};
+    v->before.len = 0;
+    for (size_t i = 0; i < n && !v->before.failed && !v->intervals.failed; i++) {
+        Event e;
+        memcpy(&e, bytes + i * sizeof e, sizeof e); /* the caller's buffer may be unaligned */
+        if (e.kind == KIND_STEP) buffer_put(&others->marks, &(Mark){e.ts, e.step, e.track}, sizeof(Mark));
+        else if (e.kind == KIND_COUNTER && e.category == names->signal)
+            buffer_put(&others->readings, &(Reading){e.ts, e.name, e.value}, sizeof(Reading));
+        else if (e.kind == KIND_SPAN && e.dur > 0) {
+            if (e.name >= names->names || names->categories[e.name] != e.category) {
+                buffer_put(&others->rare, &(int64_t){(int64_t)i}, sizeof(int64_t));
                 continue;
             }
-            uint8_t class = spans->classes[v.name];
+            uint8_t class = names->classes[e.name];
             int64_t end;
-            if (class != spans->ignored && !__builtin_add_overflow(v.ts, v.dur, &end)) add(c, class, v.track, v.ts, end, spans);
+            if (class != v->ignored && !__builtin_add_overflow(e.ts, e.dur, &end))
+                add_span(v, &heads, first, (SpanInterval){class, e.track, e.ts, end});
         }
     }
-    SpanInterval *all = (SpanInterval *)c->intervals.bytes;
-    size_t joined = 0;
-    for (size_t i = 0; i < c->intervals.len / sizeof *all; i++)
-        if (all[i].class >= 0) all[joined++] = all[i];
-    c->intervals.len = joined * sizeof *all;
-    return !(c->intervals.failed || c->before.failed || c->marks.failed || c->readings.failed || c->rare.failed);
+    for (size_t i = first; i < item_count(v); i++)
+        if (items(v)[i].class >= 0) items(v)[joined++] = items(v)[i];
+    v->intervals.len = joined * sizeof(SpanInterval);
+    return !(v->intervals.failed || v->before.failed || others->marks.failed || others->readings.failed || others->rare.failed);
 }
 
 static PyObject *bytes_of(Buffer *b) {
@@ -109,35 +131,88 @@ static PyObject *bytes_of(Buffer *b) {
     return bytes;
 }
 
-PyObject *intervals_py_of_spans(PyObject *module, PyObject *args) {
+static PyObject *add(SpanIntervals *v, PyObject *args) {
     Py_buffer events, classes, categories;
-    SpanClasses spans = {0};
-    if (!PyArg_ParseTuple(args, "y*y*y*IIII:span_intervals", &events, &classes, &categories, &spans.signal, &spans.ignored,
-                          &spans.apart, &spans.inner))
-        return NULL;
-    spans.classes = classes.buf, spans.categories = categories.buf, spans.names = (size_t)classes.len;
+    Names names = {0};
+    if (!PyArg_ParseTuple(args, "y*y*y*I:add", &events, &classes, &categories, &names.signal)) return NULL;
+    names.classes = classes.buf, names.categories = categories.buf, names.names = (size_t)classes.len;
     PyObject *found = NULL;
-    Gathered *c = NULL;
     if (events.len % (Py_ssize_t)sizeof(Event) || categories.len != classes.len * (Py_ssize_t)sizeof(uint16_t)) {
         PyErr_Format(PyExc_ValueError,
                      "a block is a multiple of 64 bytes, and a name has a class and a category: got %zd, %zd, %zd bytes",
                      events.len, classes.len, categories.len);
-    } else if ((c = calloc(1, sizeof *c))) {
+    } else if (enter(v)) {
         size_t n = (size_t)events.len / sizeof(Event);
+        Others others = {0};
         PyThreadState *released = release_gil_for(n);
-        bool enough = scan(c, events.buf, n, &spans);
+        bool enough = scan(v, events.buf, n, &names, &others);
         reacquire_gil(released);
-        free(c->before.bytes);
-        found = Py_BuildValue("NNNNO", bytes_of(&c->intervals), bytes_of(&c->marks), bytes_of(&c->readings), bytes_of(&c->rare),
-                              c->tasks ? Py_True : Py_False);
+        v->busy = v->intervals.failed = v->before.failed = false;
+        found = Py_BuildValue("NNN", bytes_of(&others.marks), bytes_of(&others.readings), bytes_of(&others.rare));
         if (!enough) {
             Py_CLEAR(found);
             PyErr_NoMemory();
         }
-        free(c);
-    } else PyErr_NoMemory();
+    }
     PyBuffer_Release(&events), PyBuffer_Release(&classes), PyBuffer_Release(&categories);
     return found;
+}
+
+static PyObject *extend(SpanIntervals *v, PyObject *more) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(more, &view, PyBUF_SIMPLE) < 0) return NULL;
+    bool fits = view.len % (Py_ssize_t)sizeof(SpanInterval) == 0;
+    if (!fits) PyErr_Format(PyExc_ValueError, "an interval has 32 bytes: got %zd", view.len);
+    else if ((fits = enter(v))) {
+        size_t from = item_count(v);
+        buffer_put(&v->intervals, view.buf, (size_t)view.len);
+        if ((fits = !v->intervals.failed))
+            for (size_t i = from; i < item_count(v); i++)
+                v->tasks |= track_get((uint32_t)items(v)[i].track)->kind == TRACK_TASK;
+        else PyErr_NoMemory();
+        v->busy = v->intervals.failed = false;
+    }
+    PyBuffer_Release(&view);
+    return fits ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *drop_until(SpanIntervals *v, PyObject *at) {
+    int64_t time = PyLong_AsLongLong(at);
+    if (PyErr_Occurred() || !enter(v)) return NULL;
+    SpanInterval *to = items(v);
+    for (size_t i = 0; i < item_count(v); i++) {
+        *to = items(v)[i];
+        to += to->end > time;
+    }
+    v->intervals.len = (size_t)(to - items(v)) * sizeof *to;
+    if (v->intervals.room > SPARE + 8 * v->intervals.len) {
+        uint8_t *smaller = realloc(v->intervals.bytes, v->intervals.len + SPARE);
+        if (smaller) v->intervals.bytes = smaller, v->intervals.room = v->intervals.len + SPARE;
+    }
+    v->busy = false;
+    Py_RETURN_NONE;
+}
+
+static PyObject *all_on(SpanIntervals *v, PyObject *args) {
+    long long one, other;
+    if (!PyArg_ParseTuple(args, "LL:all_on", &one, &other)) return NULL;
+    const SpanInterval *each = items(v), *end = each + item_count(v);
+    while (each < end && (each->track == one || each->track == other)) each++;
+    return PyBool_FromLong(each == end);
+}
+
+static PyObject *ends(SpanIntervals *v, PyObject *stride) {
+    size_t every = PyLong_AsSize_t(stride), found = 0;
+    if (PyErr_Occurred()) return NULL;
+    if (!every) return PyErr_Format(PyExc_ValueError, "0 is no distance");
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)((item_count(v) + every - 1) / every * sizeof(int64_t)));
+    int64_t *out = bytes ? (int64_t *)PyBytes_AS_STRING(bytes) : NULL;
+    for (size_t i = 0; out && i < item_count(v); i += every) out[found++] = items(v)[i].end;
+    return bytes;
+}
+
+static PyObject *to_bytes(SpanIntervals *v, PyObject *unused) {
+    return PyBytes_FromStringAndSize((char *)v->intervals.bytes, (Py_ssize_t)v->intervals.len);
 }
 
 /* `share_time` measures what intervals cover of each step, or of another stretch of time. Each ns counts once: for the first
@@ -235,9 +310,9 @@ static void drop_enclosing(Intervals *v, const int64_t *marks, size_t count) {
 typedef struct {
     const uint8_t *on_stepping,
         *on_others; /* the slot of each class, on the tracks that step and on others; `NO_SLOT` = none */
-    unsigned tracks[2];          /* that step */
-    unsigned first, last;        /* slots that share time, the first one first */
-    unsigned apart, inner;       /* slot of the spans that may hold whole steps, and of those that lie in them */
+    unsigned tracks[2]; /* that step */
+    unsigned first, last; /* slots that share time, the first one first */
+    unsigned apart, inner; /* slot of the spans that may hold whole steps, and of those that lie in them */
     const int64_t *marks;
     size_t mark_count;
 } Sharing;
@@ -246,9 +321,9 @@ typedef struct {
 static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, const Stretches *s, int64_t *out) {
     size_t counts[SLOTS] = {0}, starts[SLOTS], total = 0;
     uint8_t *slots = malloc(n + 1);
-    Interval *memory = malloc((4 * n + 1) * sizeof *memory);
+    Interval *memory = NULL;
     int64_t *before = calloc(2 * s->count + 1, sizeof *before), *now = before ? before + s->count : NULL;
-    bool enough = slots && memory && before;
+    bool enough = slots && before;
     int64_t first = s->count ? s->begins[0] : 0, last = s->count ? s->ends[s->count - 1] : 0;
     for (size_t i = 0; enough && i < n; i++) {
         bool out_of_range = intervals[i].begin >= last || intervals[i].end <= first;
@@ -261,12 +336,14 @@ static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, co
         total += slot == NO_SLOT ? 0 : counts[slot];
         if (slot == by->apart) total += counts[by->inner];
     }
+    /* What is in slots, what is covered by now, and both together. */
+    enough = enough && (memory = malloc((3 * total + 1) * sizeof *memory));
     size_t filled[SLOTS] = {0};
     for (size_t i = 0; enough && i < n; i++)
         if (slots[i] != NO_SLOT)
             memory[starts[slots[i]] + filled[slots[i]]++] = (Interval){intervals[i].begin, intervals[i].end};
     Intervals all = {NULL, 0};
-    Interval *room = enough ? memory + 2 * n : NULL, *next_room = enough ? memory + 3 * n : NULL;
+    Interval *room = enough ? memory + total : NULL, *next_room = enough ? memory + 2 * total : NULL;
     for (unsigned slot = by->first; enough && slot <= by->last; slot++) {
         int64_t *ns = out + (slot - by->first) * 3 * s->count, *begun = ns + s->count, *covered = begun + s->count;
         Intervals mine = {memory + starts[slot], counts[slot]};
@@ -299,62 +376,73 @@ static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, co
     return enough;
 }
 
-PyObject *intervals_py_share_time(PyObject *module, PyObject *args) {
-    Py_buffer intervals, begins, ends, on_stepping, on_others, marks;
+static PyObject *share_time(SpanIntervals *v, PyObject *args) {
+    Py_buffer begins, ends, on_stepping, on_others, marks;
     Sharing by = {0};
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*(II)(II)(II):share_time", &intervals, &begins, &ends, &on_stepping, &on_others,
-                          &marks, &by.tracks[0], &by.tracks[1], &by.first, &by.last, &by.apart, &by.inner))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*(II)(II):share_time", &begins, &ends, &on_stepping, &on_others, &marks,
+                          &by.tracks[0], &by.tracks[1], &by.first, &by.last))
         return NULL;
     PyObject *found = NULL;
     Stretches s = {begins.buf, ends.buf, (size_t)begins.len / sizeof(int64_t)};
     by.on_stepping = on_stepping.buf, by.on_others = on_others.buf, by.marks = marks.buf,
-    by.mark_count = (size_t)marks.len / sizeof(int64_t);
-    if (intervals.len % (Py_ssize_t)sizeof(SpanInterval) || begins.len != ends.len || on_stepping.len != SLOTS ||
-        on_others.len != SLOTS || by.first > by.last || by.last >= NO_SLOT || by.apart >= NO_SLOT || by.inner >= NO_SLOT) {
-        PyErr_SetString(PyExc_ValueError,
-                        "intervals have four numbers, stretches begin and end, and each of 256 classes has a slot");
+    by.mark_count = (size_t)marks.len / sizeof(int64_t), by.apart = v->apart, by.inner = v->inner;
+    if (begins.len != ends.len || on_stepping.len != SLOTS || on_others.len != SLOTS || by.first > by.last ||
+        by.last >= NO_SLOT) {
+        PyErr_SetString(PyExc_ValueError, "stretches begin and end, and each of 256 classes has a slot");
     } else if ((found =
-                    PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(3 * (by.last - by.first + 1) * s.count * sizeof(int64_t))))) {
+                    PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(3 * (by.last - by.first + 1) * s.count * sizeof(int64_t)))) &&
+               enter(v)) {
         int64_t *out = (int64_t *)PyBytes_AS_STRING(found);
-        size_t n = (size_t)intervals.len / sizeof(SpanInterval);
-        PyThreadState *released = release_gil_for(n + s.count);
+        PyThreadState *released = release_gil_for(item_count(v) + s.count);
         memset(out, 0, 3 * (by.last - by.first + 1) * s.count * sizeof *out);
-        bool enough = share(intervals.buf, n, &by, &s, out);
+        bool enough = share(items(v), item_count(v), &by, &s, out);
         reacquire_gil(released);
-        if (!enough) {
-            Py_CLEAR(found);
-            PyErr_NoMemory();
-        }
+        v->busy = false;
+        if (!enough) PyErr_NoMemory();
     }
-    PyBuffer_Release(&intervals), PyBuffer_Release(&begins), PyBuffer_Release(&ends), PyBuffer_Release(&on_stepping);
-    PyBuffer_Release(&on_others), PyBuffer_Release(&marks);
+    if (PyErr_Occurred()) Py_CLEAR(found);
+    PyBuffer_Release(&begins), PyBuffer_Release(&ends), PyBuffer_Release(&on_stepping), PyBuffer_Release(&on_others);
+    PyBuffer_Release(&marks);
     return found;
 }
 
-PyObject *intervals_py_ending_after(PyObject *module, PyObject *args) {
-    Py_buffer view;
-    long long time;
-    if (!PyArg_ParseTuple(args, "y*L:intervals_ending_after", &view, &time)) return NULL;
-    const SpanInterval *from = view.buf, *end = from + (size_t)view.len / sizeof *from;
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, view.len);
-    if (bytes) {
-        SpanInterval *first = (SpanInterval *)PyBytes_AS_STRING(bytes), *to = first;
-        for (; from < end; from++) {
-            *to = *from;
-            to += from->end > time;
-        }
-        _PyBytes_Resize(&bytes, (to - first) * (Py_ssize_t)sizeof *to);
-    }
-    PyBuffer_Release(&view);
-    return bytes;
+static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    unsigned ignored, apart, inner;
+    if (!PyArg_ParseTuple(args, "III:SpanIntervals", &ignored, &apart, &inner)) return NULL;
+    if (apart >= NO_SLOT || inner >= NO_SLOT) return PyErr_Format(PyExc_ValueError, "classes are below 255");
+    SpanIntervals *v = (SpanIntervals *)type->tp_alloc(type, 0);
+    if (v) v->ignored = ignored, v->apart = apart, v->inner = inner;
+    return (PyObject *)v;
 }
 
-PyObject *intervals_py_all_on(PyObject *module, PyObject *args) {
-    Py_buffer view;
-    long long one, other;
-    if (!PyArg_ParseTuple(args, "y*LL:intervals_all_on", &view, &one, &other)) return NULL;
-    const SpanInterval *each = view.buf, *end = each + (size_t)view.len / sizeof *each;
-    while (each < end && (each->track == one || each->track == other)) each++;
-    PyBuffer_Release(&view);
-    return PyBool_FromLong(each == end);
+static void dealloc(SpanIntervals *v) {
+    free(v->intervals.bytes), free(v->before.bytes);
+    Py_TYPE(v)->tp_free(v);
 }
+
+static Py_ssize_t length(SpanIntervals *v) { return (Py_ssize_t)item_count(v); }
+
+static PyObject *get_tasks(SpanIntervals *v, void *unused) { return PyBool_FromLong(v->tasks); }
+
+static PyMethodDef methods[] = {
+    {"add", (PyCFunction)add, METH_VARARGS, NULL},
+    {"extend", (PyCFunction)extend, METH_O, NULL},
+    {"drop_until", (PyCFunction)drop_until, METH_O, NULL},
+    {"all_on", (PyCFunction)all_on, METH_VARARGS, NULL},
+    {"ends", (PyCFunction)ends, METH_O, NULL},
+    {"to_bytes", (PyCFunction)to_bytes, METH_NOARGS, NULL},
+    {"share_time", (PyCFunction)share_time, METH_VARARGS, NULL},
+    {NULL},
+};
+
+PyTypeObject SpanIntervalsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "stepscope.runtime._core.SpanIntervals",
+    .tp_basicsize = sizeof(SpanIntervals),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = new,
+    .tp_dealloc = (destructor)dealloc,
+    .tp_methods = methods,
+    .tp_as_sequence = &(PySequenceMethods){.sq_length = (lenfunc)length},
+    .tp_getset = (PyGetSetDef[]){{"tasks", (getter)get_tasks, NULL, NULL, NULL}, {NULL}},
+};

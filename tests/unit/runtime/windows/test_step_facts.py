@@ -144,7 +144,7 @@ def test_long_runs_are_finished_on_the_way() -> None:
         builder.update(span(begin + 100, begin + 300, Phase.FORWARD))
         builder.update(span(begin + 200, begin + 500, Phase.DATA))
     builder.update(marks(count)[count:])
-    assert builder._interval_count <= 3 * MANY_OPEN  # pyright: ignore[reportPrivateUsage]
+    assert len(builder._intervals) <= 3 * MANY_OPEN  # pyright: ignore[reportPrivateUsage]
     found = builder.finish()
     assert len(found) == count and found["step"].tolist() == list(range(count))
     assert (found["phases"][:, Phase.FORWARD] == 100).all() and (found["phases"][:, Phase.DATA] == 300).all()
@@ -160,7 +160,7 @@ def test_a_step_without_end_is_finished_on_the_way(monkeypatch: pytest.MonkeyPat
     for at in range(0, 5000, 10):
         builder.update(span(at, at + 5, Phase.FORWARD))
         builder.update(span(at, at + 7, Phase.SPAN))
-        assert builder._interval_count <= 201  # pyright: ignore[reportPrivateUsage]
+        assert len(builder._intervals) <= 201  # pyright: ignore[reportPrivateUsage]
     (found,) = builder.finish(5000)
     assert found["begin"] == 0 and found["end"] == 5000 and found["operators"] == 500
     assert found["phases"][Phase.FORWARD] == 2500 and found["phases"][Phase.SPAN] == 1000
@@ -266,11 +266,14 @@ def test_unions_and_what_they_cover(intervals: list[tuple[int, int]], at: list[i
     st.integers(0, 9),
 )
 def test_intervals_that_are_still_needed(rows: list[tuple[int, int, int, int]], until: int) -> None:
-    """Those that end later stay, in their order; whether all are on two tracks is known without a copy."""
-    intervals = np.array(rows, np.int64).reshape(-1, 4)
-    left = np.frombuffer(_core.intervals_ending_after(intervals, until), np.int64).reshape(-1, 4)
-    assert left.tolist() == [list(row) for row in rows if row[3] > until]
-    assert _core.intervals_all_on(intervals, 1, 2) == all(row[1] in {1, 2} for row in rows)
+    """Those that end later stay, in their order."""
+    intervals = _core.SpanIntervals(255, 13, 100)
+    intervals.extend(np.array(rows, np.int64))
+    assert intervals.all_on(1, 2) == all(row[1] in {1, 2} for row in rows)
+    assert np.frombuffer(intervals.ends(2), np.int64).tolist() == [row[3] for row in rows[::2]]
+    intervals.drop_until(until)
+    left = np.frombuffer(intervals.to_bytes(), np.int64).reshape(-1, 4).tolist()
+    assert left == [list(row) for row in rows if row[3] > until] and len(intervals) == len(left)
 
 
 @pytest.mark.parametrize(
