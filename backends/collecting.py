@@ -20,7 +20,7 @@ class Delivery(msgspec.Struct, frozen=True):
     events: Block
     args: bytes
     watermark: int | None
-    """What was stated with it, after its events."""
+    """The watermark that came with it, after its events."""
     promised: int | None
     """The highest watermark stated before: no event may begin earlier than this."""
     launched_before: int | None = None

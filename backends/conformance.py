@@ -94,7 +94,7 @@ class Stage:
             )
 
     def expect_report(self, report: object) -> None:
-        """What `report` gave is a report."""
+        """Fails unless `report` returned a report."""
         if not isinstance(report, BackendReport):
             self.fail(f"report() must give a BackendReport, got {report!r}")
 

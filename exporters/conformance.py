@@ -110,7 +110,7 @@ async def follows_the_contract(case: Case) -> None:
     _expect(isinstance(exporter.name, str) and exporter.name != "", "it has no name")
 
 
-async def keeps_what_it_was_given(case: Case) -> None:
+async def exports_every_event(case: Case) -> None:
     """Two windows, one after the other."""
     batches = [batch_of(spans(["forward", "backward"]), window=window) for window in (0, 1)]
     case.expect_spans(await case.export(*batches), batches)
@@ -251,7 +251,7 @@ async def refuses_unusable_places(case: Case) -> None:
 Check = Callable[[Case], Awaitable[None]]
 CHECKS: tuple[Check, ...] = (
     follows_the_contract,
-    keeps_what_it_was_given,
+    exports_every_event,
     takes_empty_batches,
     takes_every_kind,
     takes_odd_names,

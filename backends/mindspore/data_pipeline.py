@@ -105,7 +105,7 @@ class BatchTimes(msgspec.Struct):
 
 
 def _read(directory: Path, pattern: str, kind: type[T]) -> T | None:
-    """What the newest file of a pattern holds; `None` without one.
+    """Reads the newest file of a pattern; `None` without one.
 
     Raises:
         OSError: if the file cannot be read.

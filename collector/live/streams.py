@@ -59,7 +59,7 @@ class Rank:
 
     @property
     def latest(self) -> Stream:
-        """What it does now."""
+        """The stream of its newest start."""
         return self.streams[-1]
 
     @property

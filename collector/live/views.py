@@ -110,7 +110,7 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NatsView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the collector takes from NATS."""
+    """The collector's part of the streams in NATS."""
 
     servers: list[str]
     connected: bool
@@ -151,7 +151,7 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """What is slow, as `stepscope explain` says it."""
+    """The cause of slow steps, as `stepscope explain` names it."""
 
     id: str
     title: str
@@ -167,7 +167,7 @@ class LiveFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is slow in the newest steps of a job."""
+    """The causes of slow steps among the newest of a job."""
 
     job_id: str
     at_ns: int
@@ -213,7 +213,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     slow: int
     """Ranks that hold the others up."""
     verdicts: list[JobVerdict]
-    """What is slow in each of the jobs, and what to do; no entry for a job without facts of steps."""
+    """Causes and advice for each of the jobs; no entry for a job without facts of steps."""
     shared: int
     """Ranks that several processes are at the same time."""
     rank_files: list[str]

@@ -104,8 +104,8 @@ def fitting_table(head: Sequence[Column], rows: Sequence[Sequence[str]], width: 
     for number in range(1, len(optional) + 1):
         if max(map(columns, table.split("\n"))) <= width:
             break
-        kept = [at for at, column in enumerate(head) if column.title not in optional[:number]]
-        table = text_table([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
+        shown = [at for at, column in enumerate(head) if column.title not in optional[:number]]
+        table = text_table([head[at] for at in shown], [[row[at] for at in shown] for row in rows])
     return table
 
 

@@ -216,9 +216,9 @@ def running(spans: Times, waits: Times) -> tuple[Times, Times]:
     times = np.concatenate((spans[:, _BEGIN], spans[:, _END], waits[:, _BEGIN], waits[:, _END]))
     order = np.lexsort((times, both[:, _TRACK]))
     times = times[order]
-    kept = np.flatnonzero((np.cumsum(opened[order]) > 0) & (np.cumsum(waited[order]) == 0))
-    kept = kept[times[kept] < times[kept + 1]]
-    return union(times[kept], times[kept + 1])
+    open_at = np.flatnonzero((np.cumsum(opened[order]) > 0) & (np.cumsum(waited[order]) == 0))
+    open_at = open_at[times[open_at] < times[open_at + 1]]
+    return union(times[open_at], times[open_at + 1])
 
 
 def thread_of(track: int) -> int:

@@ -281,8 +281,8 @@ class Summary(Documented, frozen=True):
     ) -> str:
         shown = self._top(sort_by, top)
         # Rows also have spans from before the first step and after the last one.
-        beside = max(self.startup_ns, self.shutdown_ns) >= SHOWN_FROM_NS
-        of_steps = self.steps_ns > 0 and not beside
+        long_margins = max(self.startup_ns, self.shutdown_ns) >= SHOWN_FROM_NS
+        of_steps = self.steps_ns > 0 and not long_margins
         whole = self.steps_ns if of_steps else self.recorded_ns
 
         def label(row: SummaryRow | CounterRow | InstantRow) -> tuple[str, str, str]:

@@ -119,13 +119,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: from argparse, for wrong usage (2), `--help` and `--version` (0).
     """
     reserve_standard_descriptors()
-    given = _parsed(list(sys.argv[1:] if arguments is None else arguments))
-    if given.command != "run":
+    parsed = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+    if parsed.command != "run":
         print_any_text()
     try:
-        code: int = given.function(given)
+        code: int = parsed.function(parsed)
         if (
-            given.command != "run"
+            parsed.command != "run"
         ):  # what a program has not written yet, the interpreter writes at its exit, as without us
             flush(sys.stdout)
         return code
@@ -136,9 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         discard_unwritten(sys.stdout)
         return 1
     except Exception as error:
-        if given.traceback and sys.stderr is not None:
+        if parsed.traceback and sys.stderr is not None:
             traceback.print_exc()
-        message(f"stepscope {given.command}: {_sentence(error)}")
+        message(f"stepscope {parsed.command}: {_sentence(error)}")
         discard_unwritten(sys.stdout)
         return error.exit_code if isinstance(error, NoWindowError) else 1
 
@@ -156,27 +156,27 @@ def _parsed(words: list[str]) -> argparse.Namespace:
         is_script = first.endswith(".py") or Path(first).exists()
         hint = f"; did you mean: stepscope run {first}" if is_script else did_you_mean(first, NAMES)
         top.error(f"there is no command {first!r}{hint}")
-    given, unknown = top.parse_known_args(words)
+    parsed, unknown = top.parse_known_args(words)
     if unknown:
-        _refuse(given, unknown)
-    given.words = words
-    return given
+        _refuse(parsed, unknown)
+    parsed.words = words
+    return parsed
 
 
-def _refuse(given: argparse.Namespace, unknown: list[str]) -> None:
-    command: argparse.ArgumentParser = given.parser
+def _refuse(parsed: argparse.Namespace, unknown: list[str]) -> None:
+    command: argparse.ArgumentParser = parsed.parser
     option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if option is None:
         command.error(f"unrecognized arguments: {' '.join(unknown)}")
     options = re.findall(r"^  (-.*?)(?:   |$)", command.format_help(), re.MULTILINE)
     known = re.findall(r"--[\w-]+", " ".join(options))
     if option in known:
-        command.error(f"options go after the command: stepscope {given.command} {option} ...")
+        command.error(f"options go after the command: stepscope {parsed.command} {option} ...")
     close = get_close_matches(option, known, 1, 0.8)
     hint = f"; did you mean {close[0]}?" if close else ""
-    if given.command == "run" and not close:
+    if parsed.command == "run" and not close:
         hint = "; options of the program go after its name"
-    command.error(f"{given.command} has no option {option}{hint}")
+    command.error(f"{parsed.command} has no option {option}{hint}")
 
 
 def _sentence(error: Exception) -> str:

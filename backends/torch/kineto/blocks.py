@@ -255,11 +255,11 @@ def _parents(end: NDArray[np.int64], track: NDArray[np.uint32]) -> NDArray[np.in
     """
     up = np.arange(-1, len(end) - 1)
     up[track[up] != track] = -1
-    unsettled = np.flatnonzero(up >= 0)
-    while len(unsettled):
-        candidate = up[unsettled]
-        short = end[candidate] < end[unsettled]
-        unsettled = unsettled[short]
-        up[unsettled] = up[candidate[short]]
-        unsettled = unsettled[up[unsettled] >= 0]
+    pending = np.flatnonzero(up >= 0)
+    while len(pending):
+        candidate = up[pending]
+        short = end[candidate] < end[pending]
+        pending = pending[short]
+        up[pending] = up[candidate[short]]
+        pending = pending[up[pending] >= 0]
     return up

@@ -120,7 +120,7 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     left_out: frozenset[tuple[int, str]]
     """Categories of events, by the system's numbers of their threads, that are not converted."""
     name: str = "torch's recording"
-    """What messages call it."""
+    """Its name in messages."""
 
 
 Keeper = Callable[[FinishedTrace], None]

@@ -125,7 +125,7 @@ class Capability(msgspec.Struct, frozen=True):
     """The recorded data, or the reason for none."""
     needs: tuple[str, ...] = ()
     """It takes one of these frameworks; without, there is nothing."""
-    besides: str = ""
+    hint: str = ""
     """The source that gives it without them, in words."""
     caveat: str = ""
     """Data of MindSpore that are not as exact as they look, where MindSpore is imported."""
@@ -275,9 +275,9 @@ def limits(requested: Iterable[str], target: DeviceTarget) -> tuple[str, ...]:
         if not capability.supported:
             sentences.append(f"{name} gives nothing on {target.device}: {capability.text}")
         elif capability.needs and not set(capability.needs) & set(target.frameworks):
-            besides = f"; {capability.besides}" if capability.besides else ""
+            hint = f"; {capability.hint}" if capability.hint else ""
             needs = " or ".join(capability.needs)
-            sentences.append(f"{name} gives nothing without {needs}, which is not imported yet{besides}")
+            sentences.append(f"{name} gives nothing without {needs}, which is not imported yet{hint}")
         elif why := counters_refusal(name, target):
             sentences.append(f"{name} gives nothing on {target.device}: {why}")
         elif capability.caveat and "mindspore" in target.frameworks:

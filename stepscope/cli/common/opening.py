@@ -49,8 +49,8 @@ def perfetto(trace: Path) -> str:
 
 def _program(name: str, module: str) -> str:
     """How a program of this Python is called in this shell, whether or not its environment is activated."""
-    beside = Path(sys.executable).with_name(name)
+    script = Path(sys.executable).with_name(name)
     found = shutil.which(name)
-    if found is not None and (not beside.exists() or Path(found).samefile(beside)):
+    if found is not None and (not script.exists() or Path(found).samefile(script)):
         return name
-    return shlex.quote(shown(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m {module}"
+    return shlex.quote(shown(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m {module}"

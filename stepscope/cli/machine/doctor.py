@@ -239,14 +239,14 @@ def _torch(trial: Trial | None) -> Check:
     if trial is None or trial.problem:
         return Check("torch", "no", "" if trial is None else f"operators cannot be recorded: {trial.problem}")
     tried = trial.version.partition("+")[0] in TRIED_VERSIONS
-    beside = "" if tried else f"; tried with {', '.join(sorted(TRIED_VERSIONS))}"
+    versions = "" if tried else f"; tried with {', '.join(sorted(TRIED_VERSIONS))}"
     device = f", {trial.device}" if trial.device else ""
     notes = f"; {'; '.join(trial.notes)}" if trial.notes else ""
     if trial.mode == "stream":
-        text = f"{trial.version}{device}: operators arrive live (stream mode){beside}{notes}"
+        text = f"{trial.version}{device}: operators arrive live (stream mode){versions}{notes}"
         return Check("torch", "ok" if tried and not trial.notes else "limited", text)
     why = "" if trial.notes or not trial.device else ", as it has a device, whose kernels only that records"
-    text = f"{trial.version}{device}: operators are recorded by torch's own engine (kineto mode){why}{beside}{notes}"
+    text = f"{trial.version}{device}: operators are recorded by torch's own engine (kineto mode){why}{versions}{notes}"
     return Check("torch", "ok" if tried and not trial.notes else "limited", text)
 
 
@@ -365,12 +365,12 @@ def processor_counters(refusals: Mapping[str, str] | None = None, paranoid: str 
     name = "processor counters"
     counted = [event for group in perf.DEFAULT for event in perf.GROUPS[group]]
     refused = perf.refusals(perf.DEFAULT) if refusals is None else refusals
-    beside = f"kernel.perf_event_paranoid is {perf.paranoia() if paranoid is None else paranoid}"
+    paranoia = f"kernel.perf_event_paranoid is {perf.paranoia() if paranoid is None else paranoid}"
     if not refused:
-        return Check(name, "ok", f"instructions, cycles, misses (--backend perf); {beside}")
+        return Check(name, "ok", f"instructions, cycles, misses (--backend perf); {paranoia}")
     reasons = dict.fromkeys(reason.removeprefix(f"{event}: ") for event, reason in refused.items())
     state: State = "no" if len(refused) == len(counted) else "limited"
-    return Check(name, state, f"hidden: {', '.join(refused)}; {beside}", "; ".join(reasons))
+    return Check(name, state, f"hidden: {', '.join(refused)}; {paranoia}", "; ".join(reasons))
 
 
 def _can_load(library: str) -> bool:

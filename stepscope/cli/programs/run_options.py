@@ -125,15 +125,15 @@ def schedule_of(arguments: argparse.Namespace) -> Schedule | None:
     parser: argparse.ArgumentParser = arguments.parser
     if arguments.keep_last is not None and arguments.keep_last < 1:
         parser.error(f"--keep-last must be 1 or more, got {arguments.keep_last}")
-    given = {name: getattr(arguments, name) for name in _STEPS if getattr(arguments, name) is not None}
-    if not given and not arguments.skip_first_wait:
+    numbers = {name: getattr(arguments, name) for name in _STEPS if getattr(arguments, name) is not None}
+    if not numbers and not arguments.skip_first_wait:
         return None
     if arguments.keep_last is not None:
         parser.error("--keep-last saves when something happens: it takes no schedule")
-    if "active" not in given:
+    if "active" not in numbers:
         parser.error("--active is missing: how many steps are to be recorded in each cycle?")
     try:
-        return schedule(**{"wait": 0, "warmup": 0, **given, "skip_first_wait": arguments.skip_first_wait})
+        return schedule(**{"wait": 0, "warmup": 0, **numbers, "skip_first_wait": arguments.skip_first_wait})
     except ScheduleError as error:
         name, _, rest = str(error).partition(" ")
         parser.error(f"--{name.replace('_', '-')} {rest}")

@@ -137,10 +137,8 @@ def journal_of(source: Path, window: int | None = None) -> Path:
         return _journal_in(source, window)
     if is_trace(source):
         run = opening.shown(source.parent)
-        beside = f": {run}" if Journals.of(source.parent).found else ""
-        raise FormatError(
-            f"{source} is a trace, and not a journal: name the directory of the run that wrote it{beside}"
-        )
+        hint = f": {run}" if Journals.of(source.parent).found else ""
+        raise FormatError(f"{source} is a trace, and not a journal: name the directory of the run that wrote it{hint}")
     return source
 
 
@@ -197,8 +195,8 @@ def _journal_in(directory: Path, window: int | None) -> Path:
             raise FormatError(f"no journal in {directory} can be used: {'; '.join(choice.missing)}")
         raise FormatError("; ".join(filter(None, (f"{directory} has no journal", suggest_journals(directory)))))
     others = journals.others(chosen)
-    beside = f" (not {others}: name one to convert it)" if others else ""
-    message(f"reading {opening.shown(chosen)}{beside}")
+    unused = f" (not {others}: name one to convert it)" if others else ""
+    message(f"reading {opening.shown(chosen)}{unused}")
     return chosen
 
 
