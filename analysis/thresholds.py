@@ -130,6 +130,8 @@ FEWEST_OPEN_TASKS = 20
 """Tasks of one name that did not end, to be a finding."""
 AT_THE_END = 0.01
 """Share of the run, at its end: tasks that end there are taken for cancelled."""
+TASKS_SLOWER = 3.0
+"""Times as long as in the first third of a run that tasks must take in the last, to pile up."""
 QUEUE_GROWTH = 100
 """Items by which a queue must grow."""
 QUEUE_FULL = 0.8

@@ -68,6 +68,16 @@ def in_program_code(sample: Sample) -> bool:
     )
 
 
+COMPUTING_LIBRARIES = tuple(f"site-packages/{name}/" for name in ("torch", "mindspore", "mxnet", "jax"))
+"""A thread that waits in one of these waits for what it computes."""
+
+
+def waits_in_library(sample: Sample) -> bool:
+    """Whether the thread waits in a library that the program calls, such as the client of a server."""
+    frame = parse_frame(sample.stack.rpartition(";")[2])
+    return frame is not None and sample.state in {"S", "D"} and not frame.file.startswith(COMPUTING_LIBRARIES)
+
+
 def only_in(slow: list[Sample], usual: list[Sample], distinct: float = DISTINCT) -> Place | None:
     """The innermost function of the program that has many more of some samples than of others.
 

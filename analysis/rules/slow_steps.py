@@ -8,12 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import EventReference, Finding, Place
-from stepscope.analysis.rules.evidence import Job, intervals, longest, only_in, place_of_calls
-from stepscope.analysis.tables.rank_summary import Call, durations
+from stepscope.analysis.rules.evidence import (
+    Job,
+    intervals,
+    longest,
+    only_in,
+    place_of_calls,
+    places,
+    samples_at,
+    steps_with_most,
+)
+from stepscope.analysis.tables.rank_summary import Call, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
     COVERED,
     FEWEST_LATE_STEPS,
     FEWEST_PERIODS,
+    FINDING,
     MAJORITY,
     MOST_SLOW_STEPS,
     PERIODIC,
@@ -221,3 +231,37 @@ def check_workers_restart(job: Job) -> list[Finding]:
     action = "DataLoader(..., persistent_workers=True), or longer passes"
     evidence = f"in {slow.worker_starts} of these {human_count(len(slow.numbers), 'step')} it starts them (persistent_workers=False)"
     return [slow.finding("workers-restart", title, action, evidence)]
+
+
+def check_recompiles(job: Job) -> list[Finding]:
+    """Finds steps in which torch.compile compiles again, as it does for shapes that it has not seen."""
+    rank, steps = job.main, job.main.judged_steps
+    calls = _calls_in(steps["begin"], steps["end"], rank.compilations)
+    spent = np.bincount(
+        np.searchsorted(steps["begin"], [call.ts for call in calls], side="right") - 1,
+        weights=[call.dur for call in calls],
+        minlength=len(steps),
+    )
+    took, count = durations(steps), int((spent > 0).sum())
+    cost = min(float(spent.sum()) / float(took.sum()), 1.0)
+    if count < FEWEST_PERIODS or cost < FINDING:
+        return []
+    place = hottest(samples_in(rank.samples, sorted(intervals(calls))))
+    return [
+        Finding(
+            id="recompiles",
+            title=f"torch.compile compiles again in {count} of {len(steps)} steps: {cost:.0%} of the time.",
+            cost=cost,
+            cost_ns=float(spent.sum()) / len(steps),
+            evidence=(
+                f"in such a step it compiles for {human_time(float(np.median(spent[spent > 0])))} at the median",
+                *samples_at(place, "taken then"),
+            ),
+            action="pad inputs to a few shapes, or torch.compile(..., dynamic=True); TORCH_LOGS=recompiles says what has changed",
+            gain=f"up to {cost:.0%} of the run",
+            certainty="certain",
+            steps=steps_with_most(steps, spent),
+            events=longest(rank, calls),
+            places=places(place),
+        )
+    ]

@@ -110,7 +110,8 @@ def test_tasks_that_block_the_loop_often_do_so_together(every_ms: int, is_found:
     found = blocked(recorded, loop)
     assert (found is not None) is is_found
     if found is not None:
-        assert found.cost_ns == 50 * 15 * MS and "ran for 10.0ms or longer" in found.evidence[0]
+        assert found.cost_ns == 49 * 15 * MS, "the first one ran before there was another"
+        assert "ran for 10.0ms or longer" in found.evidence[0]
 
 
 @given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=9), min_size=1, max_size=4))
