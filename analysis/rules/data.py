@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepscope.analysis.findings import EventReference, Finding, Place
 from stepscope.analysis.rules.evidence import Job, in_collate, in_loader, longest, places, steps_with_most
-from stepscope.analysis.rules.processors import children_run, demand, machine_use
+from stepscope.analysis.rules.processors import children_run, children_wait, demand, machine_use
 from stepscope.analysis.tables.data_pipeline import MINDSPORE, TORCH, TORCH_WAITS, advice_on, all_busy, bottleneck_of
 from stepscope.analysis.tables.rank_summary import RankSummary, Row, Sample, durations, hottest
 from stepscope.analysis.thresholds import (
@@ -316,7 +316,8 @@ def check_slow_item(job: Job) -> list[Finding]:
     if len(slow) < FEWEST_SLOW_ITEMS:
         return []
     extra = float((slowest[slow] - usual).sum())
-    if extra < MAJORITY * float(data.sum()):
+    queued = children_wait(job) * float(step.sum())  # an item is slow, too, if its worker has no processor
+    if extra - queued < MAJORITY * float(data.sum()):
         return []
     workers = int(rank.loaders[-1].get("workers") or 1) if rank.loaders else 1
     rest = float(step.mean()) * (1 - cost)

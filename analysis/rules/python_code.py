@@ -180,6 +180,8 @@ def check_anomaly_detection(job: Job) -> list[Finding]:
     ]
 
 
+QUEUE = re.compile(r"/(?:queue|multiprocessing/queues)\.py:\d+\)")
+"""Where a stack is in a queue that other threads or processes fill."""
 MODULE = "<module>"
 """Name of a function that none is: code of a file itself."""
 
@@ -231,7 +233,9 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         return []  # a loop of Python alone does what it is for
     if waits:
         title, kind = f"The program's own code waits {cost:.0%} of each step{inside}.", "program-waits"
-        action = "move what it waits for (a sleep, the network, a file) to another thread; hold a lock only while data change"
+        action = "move what it waits for (a sleep, the network, a file) to another thread; if it is a lock, hold it for less time"
+        if sum(QUEUE.search(sample.stack) is not None for sample in samples) > MAJORITY * len(samples):
+            action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it"
     else:
         title, kind = f"Python between operators takes {cost:.0%} of each step.", "python-between-operators"
         action = "vectorize it, do it less often, or move it to another process"
