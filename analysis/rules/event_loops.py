@@ -180,10 +180,9 @@ def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, block
     names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
     if names:
         delays = [last - first for first, last, _ in ready]
-        evidence.append(f"other tasks may have been ready meanwhile, in sum and at most: {', '.join(names)}")
         evidence.append(
-            f"tasks that may have been ready waited up to {human_time(max(delays))} for their turn "
-            f"(p95 {human_time(float(np.quantile(delays, 0.95)))})"
+            f"other tasks waited for their turn, up to {human_time(max(delays))} (p95 {human_time(float(np.quantile(delays, 0.95)))}); "
+            f"in sum at most: {', '.join(names)}"
         )
     if place is not None and place.share:
         evidence += samples_at(place, "taken then")

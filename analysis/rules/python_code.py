@@ -92,7 +92,7 @@ def check_saves_and_logs(job: Job) -> list[Finding]:
         names = ", ".join(name for name, _ in Counter(call.name for call in calls).most_common(2))
         mean = human_time(float(spent.mean()))
         evidence = [
-            f"{names} {'take' if ',' in names else 'takes'} {mean} of a step on average, and more than {FINDING:.0%} in {often} of {len(took)} steps"
+            f"calls of {names} take {mean} of a step on average, and more than {FINDING:.0%} in {often} of {len(took)} steps"
         ]
         if place is not None:
             evidence.append(f"{place.share:.0%} of that is called in {place}")
@@ -238,7 +238,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
             action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it"
     else:
         title, kind = f"Python between operators takes {cost:.0%} of each step.", "python-between-operators"
-        action = "vectorize it, do it less often, or move it to another process"
+        action = "vectorize it, do it less often, or move it to another process, such as a loader's worker"
     if span and (place is None or place.function == MODULE):
         action = f"{span}: {action}"
     elif place is not None:

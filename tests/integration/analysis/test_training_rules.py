@@ -59,7 +59,7 @@ def test_checkpoints_and_logging_in_each_step(name: str, category: str, title: s
 
     (found,) = record(tmp_path, step).findings
     assert found.id == "saves-and-logs" and found.title.startswith(f"{title} takes")
-    assert found.evidence[0].startswith(f"{name} takes") and str(found.places[0]) == "keep (/p/train.py:7)"
+    assert found.evidence[0].startswith(f"calls of {name} take") and str(found.places[0]) == "keep (/p/train.py:7)"
 
 
 @pytest.mark.parametrize(("every", "is_found"), [(6, True), (15, False)])
@@ -127,17 +127,29 @@ def test_items_that_wait_for_the_network(state: str, waits: bool, tmp_path: Path
     assert (workers > 1) is waits, found.action
 
 
-def test_the_function_that_waits_in_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The innermost function is of a library, which waits for a server."""
+@pytest.mark.parametrize(
+    ("library", "action"),
+    [
+        ("post (site-packages/httpx/_client.py:1144);read (site-packages/httpcore/_sync.py:9)", "to another thread"),
+        (
+            "Queue.get (/lib/python3.11/queue.py:171);Condition.wait (/lib/python3.11/threading.py:327)",
+            "fills the queue",
+        ),
+    ],
+)
+def test_the_function_that_waits_in_a_library(
+    library: str, action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a server, or for threads that fill a queue."""
     monkeypatch.delenv(SIGNALS_VARIABLE)
 
     def step(_: int) -> None:
         operators(1)
         time.sleep(0.004)
 
-    client = f"{MAIN};Tracker.log (/p/train.py:14);post (site-packages/httpx/_client.py:1144);read (site-packages/httpcore/_sync.py:9)"
-    (found,) = record(tmp_path, step, (client, "S")).findings
+    (found, *_) = record(tmp_path, step, (f"{MAIN};Tracker.log (/p/train.py:14);{library}", "S")).findings
     assert found.id == "program-waits" and str(found.places[0]) == "Tracker.log (/p/train.py:14)"
+    assert action in found.action
 
 
 @pytest.mark.parametrize(("name", "kind"), [("aten::mul", "tiny-operators"), ("aten::item", "value-read-back")])
