@@ -15,6 +15,7 @@ from stepscope.analysis.rules.processors import children_run, children_wait, dem
 from stepscope.analysis.tables.data_pipeline import MINDSPORE, TORCH, TORCH_WAITS, advice_on, all_busy, bottleneck_of
 from stepscope.analysis.tables.rank_summary import RankSummary, Row, Sample, durations, hottest
 from stepscope.analysis.thresholds import (
+    BUSIER,
     FEWEST_SAMPLES,
     FEWEST_SLOW_ITEMS,
     FEWEST_STEPS,
@@ -316,8 +317,11 @@ def check_slow_item(job: Job) -> list[Finding]:
     if len(slow) < FEWEST_SLOW_ITEMS:
         return []
     extra = float((slowest[slow] - usual).sum())
-    queued = children_wait(job) * float(step.sum())  # an item is slow, too, if its worker has no processor
-    if extra - queued < MAJORITY * float(data.sum()):
+    # An item that computes no longer than others is slow, too, if its worker waits for a processor.
+    used = np.array([fetch.processor_ns for fetch in fetches], np.float64)
+    waits = slow[used[slow] <= BUSIER * np.median(used)]
+    queued = min(float((slowest[waits] - usual).sum()), children_wait(job) * float(step.sum()))
+    if extra - queued < MAJORITY * (float(data.sum()) - queued):
         return []
     workers = int(rank.loaders[-1].get("workers") or 1) if rank.loaders else 1
     rest = float(step.mean()) * (1 - cost)

@@ -348,7 +348,7 @@ class PipelineBuilder:
                 _keep(self._loaders[-1].queue, _counts(some["value"][some["kind"] == int(Kind.COUNTER)]))
                 fetches: Any = some[some["kind"] == int(Kind.SPAN)]
                 _keep(self._loaders[-1].fetches, np.stack((fetches["ts"], fetches["dur"]), axis=1))
-                used = [_processor_ms(arguments(batch, fetch)) for fetch in fetches]
+                used = [processor_ms(arguments(batch, fetch)) for fetch in fetches]
                 _keep(self._loaders[-1].used_ms, np.array([ms for ms in used if ms is not None], np.float64))
 
     def _begin(self, facts: dict[str, Any]) -> None:
@@ -416,7 +416,8 @@ def _of_loader(recorded: _Loader) -> DataPipeline:
     return DataPipeline(source=TORCH, operators=(loader, made), waited_ms=waits)
 
 
-def _processor_ms(facts: dict[str, Any]) -> float | None:
+def processor_ms(facts: dict[str, Any]) -> float | None:
+    """Processor time of a batch that a worker made, by the facts of its span; `None` if it was not recorded."""
     used = facts.get("used")
     found = cast("dict[str, Any]", used).get("processor_ms") if isinstance(used, dict) else None
     return float(found) if isinstance(found, int | float) else None

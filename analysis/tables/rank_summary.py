@@ -15,7 +15,7 @@ from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.reading.recording import Rank, facts_builders, finished
 from stepscope.analysis.tables.allocations import MemoryTable
 from stepscope.analysis.tables.collectives import CollectiveTable
-from stepscope.analysis.tables.data_pipeline import PipelineBuilder
+from stepscope.analysis.tables.data_pipeline import PipelineBuilder, processor_ms
 from stepscope.analysis.tables.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.tables.flops import FlopsTable
 from stepscope.analysis.tables.parallel_layout import has_groups
@@ -99,6 +99,8 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
     """Of its items the one that took longest."""
     index: str
     """Of that item, in the data set."""
+    processor_ns: int = 0
+    """Processor time of the batch; 0 if that was not recorded."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -341,7 +343,8 @@ class RankSummary:
             slowest: dict[str, Any] = facts.get("slowest") or {}
             if isinstance(slowest.get("ms"), float):
                 ns, index = int(slowest["ms"] * 1e6), str(slowest.get("index"))
-                self.fetches.append(Fetch(int(event["ts"]), int(event["dur"]), int(facts.get("items", 0)), ns, index))
+                items, used = int(facts.get("items", 0)), int((processor_ms(facts) or 0.0) * 1e6)
+                self.fetches.append(Fetch(int(event["ts"]), int(event["dur"]), items, ns, index, used))
 
 
 def possible(events: Block) -> Block:
