@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import EventReference, Finding, Place
-from stepscope.analysis.rules.evidence import Job, in_collate, in_loader, longest, places, steps_with_most
+from stepscope.analysis.rules.evidence import Job, have_one_of, in_collate, in_loader, longest, places, steps_with_most
 from stepscope.analysis.rules.processors import children_run, children_wait, demand, machine_use
 from stepscope.analysis.tables.data_pipeline import MINDSPORE, TORCH, TORCH_WAITS, advice_on, all_busy, bottleneck_of
 from stepscope.analysis.tables.rank_summary import RankSummary, Row, Sample, durations, hottest
@@ -181,9 +181,9 @@ def check_input_bound(job: Job) -> list[Finding]:
         return []
     facts = rank.loaders[-1] if rank.loaders else {}
     workers = facts.get("workers")
-    begun = np.histogram(rank.loader_starts, [*rank.judged_steps["begin"], rank.judged_steps["end"][-1]])[0]
-    if (begun > 0).mean() >= MAJORITY:
-        return [_begun_anew(rank, data, share, cost, int((begun > 0).sum()), workers)]
+    begun = int(have_one_of(rank.judged_steps, rank.loader_starts).sum())
+    if begun >= MAJORITY * len(step):
+        return [_begun_anew(rank, data, share, cost, begun, workers)]
     samples = [sample for sample in rank.samples_in_steps() if in_loader(sample)]
     place = item_of(facts) if workers else hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     rest = whole - cost

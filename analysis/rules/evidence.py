@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from stepscope.analysis.findings import EventReference, Place
 from stepscope.analysis.tables.rank_summary import Call, RankSummary, Sample, parse_frame, program_functions
@@ -129,6 +129,13 @@ def longest(rank: RankSummary, events: Iterable[Timed], name: str = "") -> tuple
     """The longest of some events, by their own names or by one that they all get."""
     chosen = sorted(events, key=lambda event: -event.dur)[:MOST_EVENTS]
     return tuple(EventReference(name or getattr(event, "name", ""), event.ts, event.dur, rank.rank) for event in chosen)
+
+
+def have_one_of(steps: Facts, times: list[int]) -> NDArray[np.bool_]:
+    """Which of the steps have one of these times, in ns, in them."""
+    ordered = np.sort(np.array(times, np.int64))
+    begun, ended = (np.searchsorted(ordered, steps[name]) for name in ("begin", "end"))
+    return ended > begun
 
 
 def intervals(events: Iterable[Timed]) -> list[tuple[int, int]]:

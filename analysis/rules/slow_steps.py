@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from stepscope.analysis.findings import EventReference, Finding, Place
 from stepscope.analysis.rules.evidence import (
     Job,
+    have_one_of,
     intervals,
     longest,
     only_in,
@@ -69,9 +70,7 @@ class SlowSteps:
         calls = _calls_in(steps["begin"][slow], steps["end"][slow], calls)
         self.calls: tuple[EventReference, ...] = longest(rank, calls)
         self._calling = place_of_calls(calls)
-        starts = np.sort(np.array(rank.worker_starts, np.int64))
-        begun, ended = (np.searchsorted(starts, steps[name][slow]) for name in ("begin", "end"))
-        self.worker_starts = int((ended > begun).sum())
+        self.worker_starts = int(have_one_of(steps[slow], rank.worker_starts).sum())
         """How many of them have a DataLoader start workers."""
         self.restarts_workers = self._cause == NAMES[Phase.DATA] and self.worker_starts >= max(
             FEWEST_PERIODS, MAJORITY * len(slow)
@@ -238,7 +237,7 @@ def check_recompiles(job: Job) -> list[Finding]:
     rank, steps = job.main, job.main.judged_steps
     calls = _calls_in(steps["begin"], steps["end"], rank.compilations)
     spent = np.bincount(
-        np.searchsorted(steps["begin"], [call.ts for call in calls], side="right") - 1,
+        np.maximum(np.searchsorted(steps["begin"], [call.ts for call in calls], side="right") - 1, 0),
         weights=[call.dur for call in calls],
         minlength=len(steps),
     )
