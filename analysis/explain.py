@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
@@ -16,6 +15,7 @@ from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
 from stepscope.analysis.rules.event_loops import loops_of
 from stepscope.analysis.rules.evidence import Job
+from stepscope.analysis.rules.operators import fused_optimizer, optimizer_share
 from stepscope.analysis.rules.processors import machine_use
 from stepscope.analysis.tables import data_pipeline
 from stepscope.analysis.tables.collectives import Key, fastest_of
@@ -41,10 +41,6 @@ MOST_PLACES = 3
 NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 NOTHING_OF_TASKS = "Nothing stands out: nothing blocks the event loop for long or often, and no tasks or items pile up."
-OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step")
-"""Spans of torch's optimizers that have a fused version, also for the CPU."""
-FUSED = "aten::_fused_"
-"""How the names of its operators begin."""
 MOSTLY = 0.5
 """Share of a step in code without a known purpose, from which on the answer names the place of that code."""
 
@@ -149,16 +145,12 @@ def _nothing(rank: RankSummary, steps: int) -> str:
 
 
 def _slow_optimizer(rank: RankSummary) -> str:
-    """The verdict of a run on the CPU in which one of torch's optimizers updates each tensor by several operators; empty for others."""
-    names = sorted({match[1] for row in rank.rows if (match := OPTIMIZER_STEP.fullmatch(row.name))})
-    share = float(np.median(rank.phase(Phase.OPTIMIZER))) / rank.step_ns
-    if share < FINDING or not names or rank.devices or not any(row.name.startswith("aten::") for row in rank.rows):
-        return ""
-    if any(row.name.startswith(FUSED) for row in rank.rows):
-        return ""
+    """The verdict of a run in which an optimizer that could be fused takes a part of the step; empty for others."""
+    share, fused = optimizer_share(rank), fused_optimizer(rank)
     return (
-        f"Nothing stands out. The optimizer takes {share:.0%} of each step: torch.optim.{names[0]}(..., fused=True) updates all values of "
-        "a tensor in one pass."
+        f"Nothing stands out. The optimizer takes {share:.0%} of each step: {fused}."
+        if fused and share >= FINDING
+        else ""
     )
 
 
@@ -178,6 +170,7 @@ ENVIRONMENT = {"machine-shared"}
 ECHOES = {
     "slow-rank": (
         "input-bound-in-process",
+        "input-bound-iterator",
         "input-bound-workers",
         "input-bound-handover",
         "input-bound-pipeline",
@@ -191,9 +184,20 @@ ECHOES = {
     "value-read-back": ("python-between-operators", "tiny-operators"),
     "tiny-operators": ("python-between-operators",),
     "input-bound-in-process": ("slow-steps",),
+    "input-bound-iterator": ("python-between-operators", "slow-steps"),
     "input-bound-pipeline": ("slow-steps",),
     "slow-item": ("input-bound-workers", "slow-steps", "periodic-stall"),
     "garbage-collection": ("slow-steps", "periodic-stall", "python-between-operators"),
+    "loop-blocked": ("tasks-pile-up",),
+    "queue-grows": ("tasks-pile-up",),
+    "recompiles": (
+        "slow-steps",
+        "periodic-stall",
+        "slow-backward-hook",
+        "garbage-collection",
+        "python-between-operators",
+        "program-waits",
+    ),
 }
 """By finding, those that it explains: they are other views of the same cause, and are left out."""
 
@@ -201,6 +205,7 @@ DEVICE_IDLE_CAUSES = {
     "slow-rank",
     "slow-item",
     "input-bound-in-process",
+    "input-bound-iterator",
     "input-bound-workers",
     "input-bound-handover",
     "input-bound-pipeline",

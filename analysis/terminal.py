@@ -14,6 +14,7 @@ from rich.text import Text
 from stepscope.analysis.findings import Answer, Finding, PipelineAnswer, RankAnswer, Share, processes
 from stepscope.analysis.tables.allocations import memory_text
 from stepscope.analysis.tables.collectives import collectives_text
+from stepscope.analysis.tables.data_pipeline import TORCH
 from stepscope.analysis.tables.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.tables.flops import flops_text
 from stepscope.runtime.display.text_table import (
@@ -308,8 +309,9 @@ def _pipelines(answer: Answer, rank: RankAnswer | None) -> Iterator[Line]:
         return
     whose = f" on rank {shown.rank}" if shown.rank is not None and len(answer.ranks) > 1 else ""
     evidence = {text for finding in answer.findings[:MOST_SHOWN] for text in finding.evidence}
+    loader = any(finding.id.startswith("input-bound") for finding in answer.findings[:MOST_SHOWN])
     for pipeline in filter(_has_queue, shown.pipelines):
-        yield from _pipeline(pipeline, whose, evidence)
+        yield from _pipeline(pipeline, whose, evidence, loader and pipeline.source == TORCH)
     if shown.more_pipelines:
         yield Line(Text(f"{human_count(shown.more_pipelines, 'more data pipeline')} not shown"), 2, " ")
 
@@ -318,8 +320,13 @@ def _has_queue(pipeline: PipelineAnswer) -> bool:
     return any(operator.capacity for operator in pipeline.operators)
 
 
-def _pipeline(pipeline: PipelineAnswer, whose: str, evidence: set[str]) -> Iterator[Line]:
-    """A data pipeline: how long the loop waits for a batch, the slowest operator, advice that no finding has given, all operators."""
+def _pipeline(pipeline: PipelineAnswer, whose: str, evidence: set[str], advised: bool) -> Iterator[Line]:
+    """A data pipeline: how long the loop waits for a batch, the slowest operator, advice that no finding has given, all operators.
+
+    Args:
+        evidence: sentences of findings.
+        advised: whether a finding has advice on it.
+    """
     waited = (
         ""
         if pipeline.waited_ns is None
@@ -329,7 +336,7 @@ def _pipeline(pipeline: PipelineAnswer, whose: str, evidence: set[str]) -> Itera
     slowest = f"; the slowest operator is {pipeline.bottleneck}" if pipeline.bottleneck else ""
     yield Line(Text(printable(f"pipeline of {pipeline.source}{whose}{waited}{busy}{slowest}")), 2, "Data", "bold")
     for each in pipeline.advice:
-        if each.text not in evidence:
+        if each.text not in evidence and not (advised and each.action):
             yield Line(Text(printable(str(each))), 2, " ")
     head = [Column("operator", right=False), Column("workers"), Column("processor"), Column("in queue", right=False)]
     head += [Column("filled"), Column("empty")]

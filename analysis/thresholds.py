@@ -33,6 +33,8 @@ SLOW_ITEM = 5.0
 """Times the usual time of an item from which on an item is slow."""
 SLOW_ITEM_NS = 1_000_000
 """By how much it must be longer as well."""
+BUSIER = 2.0
+"""Times the usual processor time of a batch from which on its slow item does not only wait for a processor."""
 FEWEST_SLOW_ITEMS = 3
 """Fewer are single events, such as the first read of a file."""
 
@@ -130,6 +132,8 @@ FEWEST_OPEN_TASKS = 20
 """Tasks of one name that did not end, to be a finding."""
 AT_THE_END = 0.01
 """Share of the run, at its end: tasks that end there are taken for cancelled."""
+TASKS_SLOWER = 3.0
+"""Times as long as in the first third of a run that tasks must take in the last, to pile up."""
 QUEUE_GROWTH = 100
 """Items by which a queue must grow."""
 QUEUE_FULL = 0.8

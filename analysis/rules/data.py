@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import EventReference, Finding, Place
-from stepscope.analysis.rules.evidence import Job, in_collate, in_loader, longest, places, steps_with_most
-from stepscope.analysis.rules.processors import children_run, demand, machine_use
-from stepscope.analysis.tables.data_pipeline import MINDSPORE, TORCH_WAITS, advice_on, all_busy, bottleneck_of
-from stepscope.analysis.tables.rank_summary import RankSummary, Row, durations, hottest
+from stepscope.analysis.rules.evidence import Job, have_one_of, in_collate, in_loader, longest, places, steps_with_most
+from stepscope.analysis.rules.processors import children_run, children_wait, demand, machine_use
+from stepscope.analysis.tables.data_pipeline import MINDSPORE, TORCH, TORCH_WAITS, advice_on, all_busy, bottleneck_of
+from stepscope.analysis.tables.rank_summary import RankSummary, Row, Sample, durations, hottest
 from stepscope.analysis.thresholds import (
+    BUSIER,
     FEWEST_SAMPLES,
     FEWEST_SLOW_ITEMS,
     FEWEST_STEPS,
@@ -114,12 +115,12 @@ def item_of(facts: dict[str, Any]) -> Place | None:
     return Place(f"{name}.__getitem__", file, int(line)) if file and line.isdigit() else None
 
 
-WITHOUT_WORKERS = "load larger batches, keep the data in memory as tensors, or load ahead in a thread"
+WITHOUT_WORKERS = "make a whole batch at once, by Dataset.__getitems__ or slices of tensors, or load ahead in a thread"
 """Advice where a step is so short that handing a batch over takes as long as making it."""
 _OF_WORKERS = "to hand a batch over, a worker and the training process take about 1ms"
 
 
-def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[str, str]:
+def more_workers(batch_ns: float, rest: float, whole: float, job: Job, computing: float = 1.0) -> tuple[str, str]:
     """The change to try, and its gain: as many workers as keep up, or as have processors of their own; none if all are busy, and no
     number if it is not known how many processors there are.
 
@@ -127,15 +128,16 @@ def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[
         batch_ns: ns that one takes to make a batch.
         rest: ns of a step without waiting for data.
         whole: ns of a step.
+        computing: share of the time in which making a batch needs a processor, and does not wait for a disk or a network.
     """
     if rest + HANDOVER_NS > (1 - FINDING) * whole:
         gain = f"possibly, up to {human_time(whole - rest)} of each step; workers would not help: {_OF_WORKERS}"
         return WITHOUT_WORKERS, gain
-    if why := all_busy(machine_use(job.main)):
+    if computing > MAJORITY and (why := all_busy(machine_use(job.main))):
         return CHEAPER, f"up to {human_time(whole - rest)} of each step; {why}"
     needed = ceil(batch_ns / (rest + HANDOVER_NS))
     _, _, processors = demand(job)
-    most = min(MOST_WORKERS, max(int(processors) - 1, 1) if processors else MOST_WORKERS)
+    most = min(MOST_WORKERS, int(max(int(processors) - 1, 1) / computing) if processors else MOST_WORKERS)
     workers = min(needed, most)
     step = max(rest + HANDOVER_NS, batch_ns / workers)
     if step > (1 - FINDING) * whole:
@@ -154,6 +156,19 @@ def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[
     return action, gain
 
 
+def _computing(job: Job, samples: list[Sample]) -> float:
+    """The share of the time in which making a batch needs a processor: of workers by their processor time, or else by samples of a
+    loader in the training process; 1 if that is not known."""
+    rank = job.main
+    made = [each for pipeline in rank.pipelines if pipeline.source == TORCH for each in pipeline.operators if each.busy]
+    share = 1.0
+    if made and made[-1].used_per_worker is not None:
+        share = made[-1].used_per_worker / (made[-1].busy or 100) / children_run(job)
+    elif not made and len(samples) >= FEWEST_SAMPLES:
+        share = sum(sample.state not in {"S", "D"} for sample in samples) / len(samples)
+    return min(max(share, 1 / MOST_WORKERS), 1.0)
+
+
 def check_input_bound(job: Job) -> list[Finding]:
     """Finds steps that spend much of their time in `DataLoader.__next__`.
 
@@ -166,6 +181,9 @@ def check_input_bound(job: Job) -> list[Finding]:
         return []
     facts = rank.loaders[-1] if rank.loaders else {}
     workers = facts.get("workers")
+    begun = int(have_one_of(rank.judged_steps, rank.loader_starts).sum())
+    if begun >= MAJORITY * len(step):
+        return [_begun_anew(rank, data, share, cost, begun, workers)]
     samples = [sample for sample in rank.samples_in_steps() if in_loader(sample)]
     place = item_of(facts) if workers else hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     rest = whole - cost
@@ -193,7 +211,12 @@ def check_input_bound(job: Job) -> list[Finding]:
             evidence[0] += "; it works in the training process (num_workers=0)"
         if place is not None:
             evidence.append(f"{place.share:.0%} of that is in {place}")
-    action, gain = more_workers(batch_ns, rest, whole, job)
+    computing = _computing(job, [] if workers else samples)
+    if computing < MAJORITY:
+        evidence.append(
+            f"{1 - computing:.0%} of the time to make it is waiting, as for a disk or a network: more workers than processors help"
+        )
+    action, gain = more_workers(batch_ns, rest, whole, job, computing)
     collating = sum(in_collate(sample, facts) for sample in samples)
     if not workers and place is not None and collating > MAJORITY * len(samples):
         kind = "slow-collate"
@@ -215,6 +238,34 @@ def check_input_bound(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
+
+
+def _begun_anew(
+    rank: RankSummary, data: NDArray[np.int64], share: float, cost: float, count: int, workers: int | None
+) -> Finding:
+    """The finding where the program takes one batch and then begins to iterate anew."""
+    samples = [sample for sample in rank.samples_in_steps() if in_loader(sample)]
+    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
+    return Finding(
+        id="input-bound-iterator",
+        title=f"The iterator of a DataLoader is made anew in most steps: the training waits for data {share:.0%} of each step.",
+        cost=share,
+        cost_ns=cost,
+        evidence=(
+            f"in {count} of {len(data)} steps the program begins to iterate over a DataLoader, which "
+            + (
+                f"starts {human_count(workers, 'worker')} each time"
+                if workers
+                else "draws a new order of the whole data set each time"
+            ),
+            *(() if place is None else (f"{place.share:.0%} of the stack samples in it are in {place}",)),
+        ),
+        action="batches = iter(loader) once, before the loop, and next(batches) in it, or for batch in loader; not next(iter(loader))",
+        gain=f"most of {human_time(cost)} of each step",
+        certainty="certain",
+        steps=steps_with_most(rank.judged_steps, data),
+        places=places(place),
+    )
 
 
 def _handed_over(rank: RankSummary, data: NDArray[np.int64], cost: float, whole: float, batch_ns: float) -> Finding:
@@ -266,7 +317,11 @@ def check_slow_item(job: Job) -> list[Finding]:
     if len(slow) < FEWEST_SLOW_ITEMS:
         return []
     extra = float((slowest[slow] - usual).sum())
-    if extra < MAJORITY * float(data.sum()):
+    # An item that computes no longer than others is slow, too, if its worker waits for a processor.
+    used = np.array([fetch.processor_ns for fetch in fetches], np.float64)
+    waits = slow[used[slow] <= BUSIER * np.median(used)]
+    queued = min(float((slowest[waits] - usual).sum()), children_wait(job) * float(step.sum()))
+    if extra - queued < MAJORITY * (float(data.sum()) - queued):
         return []
     workers = int(rank.loaders[-1].get("workers") or 1) if rank.loaders else 1
     rest = float(step.mean()) * (1 - cost)

@@ -22,12 +22,15 @@ from stepscope.analysis.thresholds import (
     MAJORITY,
     QUEUE_FULL,
     QUEUE_GROWTH,
+    TASKS_SLOWER,
 )
 from stepscope.runtime.display.code_places import in_library
-from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.events import tracks
 from stepscope.runtime.windows.step_facts import Times, union
 
+READINGS_OF_TASKS = 60
+"""How often over a run it is counted how many tasks of a name are open."""
 TURN_NS = 200_000
 """The longest time that a loop takes from one task to the next. If no task runs for longer than that, none is ready."""
 
@@ -134,14 +137,21 @@ def check_loop_blocked(job: Job) -> list[Finding]:
 
 def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
     """Says which tasks block one loop, where, for how long, and which tasks are ready meanwhile."""
+    # What the first task does before there is another blocks nobody.
+    since = min((each.ts for each in sorted(loop.tasks + loop.callbacks, key=lambda each: each.ts)[1:]), default=0)
+    found: list[tuple[Times, int, float]] = []
     for at_least_ns, share in ((BLOCKED_NS, LOOP_BLOCKED), (BRIEFLY_BLOCKED_NS, LOOP_OFTEN_BLOCKED)):
-        long = np.flatnonzero(loop.end - loop.begin >= at_least_ns)
+        long = np.flatnonzero((loop.end - loop.begin >= at_least_ns) & (loop.end > since))
         # A callback may begin a task that runs at once.
         first, last = union(loop.begin[long], loop.end[long])
         blocked_ns = float((last - first).sum())
         if blocked_ns >= share * max(loop.length, 1):
-            return _finding(rank, loop, long, at_least_ns, blocked_ns)
-    return None
+            found.append((long, at_least_ns, blocked_ns))
+    if not found:
+        return None
+    # A few long stretches beside many short ones are not the cause.
+    chosen = found[0] if found[0][2] >= MAJORITY * found[-1][2] else found[-1]
+    return _finding(rank, loop, *chosen)
 
 
 def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, blocked_ns: float) -> Finding:
@@ -164,29 +174,29 @@ def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, block
         inside = np.minimum(end[long], last) - np.maximum(begin[long], first)
         waited[name] += int(np.maximum(inside, 0).sum())
     evidence = [
-        f"{len(long)} times a task or callback ran for {human_time(at_least_ns)} or longer without an await that waits: "
-        f"{human_time(float(np.median(took[long])))} at the median, {human_time(longest)} at most; {count} times it was {who}",
+        f"{human_count(len(long), 'time')} a task or callback ran for {human_time(at_least_ns)} or longer without an await that waits: "
+        f"{human_time(float(np.median(took[long])))} at the median, {human_time(longest)} at most; {human_count(count, 'time')} it was {who}",
     ]
     names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
     if names:
         delays = [last - first for first, last, _ in ready]
-        evidence.append(f"other tasks may have been ready meanwhile, in sum and at most: {', '.join(names)}")
         evidence.append(
-            f"tasks that may have been ready waited up to {human_time(max(delays))} for their turn "
-            f"(p95 {human_time(float(np.quantile(delays, 0.95)))})"
+            f"other tasks waited for their turn, up to {human_time(max(delays))} (p95 {human_time(float(np.quantile(delays, 0.95)))}); "
+            f"in sum at most: {', '.join(names)}"
         )
     if place is not None and place.share:
         evidence += samples_at(place, "taken then")
-    # Of a task's own coroutine only a part can go to a thread.
-    function = place.function if place and place.function.rpartition(".")[2] != who else "..."
-    thread = f"loop.run_in_executor(None, {function})" if by_callback else f"await asyncio.to_thread({function})"
+    # The function may be a coroutine, of which only a part can go to a thread.
+    function = place.function if place else "..."
+    to_thread = f"await asyncio.to_thread(...) for what takes long in {function}"
+    thread = f"loop.run_in_executor(None, {function})" if by_callback else to_thread
     return Finding(
         id="loop-blocked",
         title=f"The event loop is blocked {cost:.0%} of the time, up to {human_time(longest)} at a stretch.",
         cost=cost,
         cost_ns=blocked_ns,
         evidence=tuple(evidence),
-        action=f"{thread}, or a process pool if it computes in Python",
+        action=f"{thread}, or a process pool if it computes in Python; or do it less often",
         gain="other tasks no longer wait for it",
         certainty="certain" if place is not None else "likely",
         events=tuple(
@@ -230,6 +240,44 @@ def check_tasks_never_end(job: Job) -> list[Finding]:
             )
         )
     return found[:1]
+
+
+def check_tasks_pile_up(job: Job) -> list[Finding]:
+    """Finds tasks of one name of which more and more are open, as they take longer and longer: they wait for one another."""
+    rank = max(job.ranks, key=lambda each: len(each.tasks))
+    by_name: dict[str, list[TaskRun]] = defaultdict(list)
+    for task in rank.tasks:
+        by_name[task.name].append(task)
+    for name, tasks in by_name.items():
+        if len(tasks) < 3 * FEWEST_OPEN_TASKS:
+            continue
+        begin = np.sort([task.ts for task in tasks])
+        end = np.sort([task.ts + task.dur for task in tasks])
+        at = begin[:: max(len(begin) // READINGS_OF_TASKS, 1)]
+        open_tasks = np.searchsorted(begin, at, side="right") - np.searchsorted(end, at, side="right")
+        first, second, third = (float(np.median(part)) for part in np.array_split(open_tasks, 3))
+        took = [task.dur for task in sorted(tasks, key=lambda task: task.ts)]
+        early, middle, late = (float(np.median(part)) for part in np.array_split(took, 3))
+        if not first < second < third or third - first < FEWEST_OPEN_TASKS or late < TASKS_SLOWER * early:
+            continue
+        times = next(each for loop in loops_of(rank) for each in loop.times() if each.name == name)
+        return [
+            Finding(
+                id="tasks-pile-up",
+                title=f"Tasks pile up: {open_tasks[-1]:,} tasks named {name} are open at once in the end.",
+                evidence=(
+                    f"there were {first:,.0f} at once in the first third of the run, {second:,.0f} in the second and {third:,.0f} in the last; "
+                    f"one took {human_time(early)}, {human_time(middle)} and {human_time(late)} at the median",
+                    f"in sum they ran for {human_time(times.running)} and waited {human_time(times.ready + times.waiting)}",
+                ),
+                action="find out what they wait for: a lock that is held during an await, a semaphore or a pool of connections that is too "
+                "small, a slow server; or accept fewer at once",
+                gain="requests no longer take longer and longer",
+                certainty="certain",
+                events=longest(rank, tasks),
+            )
+        ]
+    return []
 
 
 def check_queue_grows(job: Job) -> list[Finding]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from stepscope.analysis.findings import EventReference, Place
 from stepscope.analysis.tables.rank_summary import Call, RankSummary, Sample, parse_frame, program_functions
@@ -68,6 +68,16 @@ def in_program_code(sample: Sample) -> bool:
     )
 
 
+COMPUTING_LIBRARIES = tuple(f"site-packages/{name}/" for name in ("torch", "mindspore", "mxnet", "jax"))
+"""A thread that waits in one of these waits for what it computes."""
+
+
+def waits_in_library(sample: Sample) -> bool:
+    """Whether the thread waits in a library that the program calls, such as the client of a server."""
+    frame = parse_frame(sample.stack.rpartition(";")[2])
+    return frame is not None and sample.state in {"S", "D"} and not frame.file.startswith(COMPUTING_LIBRARIES)
+
+
 def only_in(slow: list[Sample], usual: list[Sample], distinct: float = DISTINCT) -> Place | None:
     """The innermost function of the program that has many more of some samples than of others.
 
@@ -119,6 +129,13 @@ def longest(rank: RankSummary, events: Iterable[Timed], name: str = "") -> tuple
     """The longest of some events, by their own names or by one that they all get."""
     chosen = sorted(events, key=lambda event: -event.dur)[:MOST_EVENTS]
     return tuple(EventReference(name or getattr(event, "name", ""), event.ts, event.dur, rank.rank) for event in chosen)
+
+
+def have_one_of(steps: Facts, times: list[int]) -> NDArray[np.bool_]:
+    """Which of the steps have one of these times, in ns, in them."""
+    ordered = np.sort(np.array(times, np.int64))
+    begun, ended = (np.searchsorted(ordered, steps[name]) for name in ("begin", "end"))
+    return ended > begun
 
 
 def intervals(events: Iterable[Timed]) -> list[tuple[int, int]]:

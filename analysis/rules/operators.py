@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from stepscope.analysis.findings import Finding, Place
-from stepscope.analysis.rules.evidence import Job, in_backward, places, samples_at, steps_with_most
+from stepscope.analysis.rules.evidence import (
+    Job,
+    in_backward,
+    in_loader,
+    in_program_code,
+    places,
+    samples_at,
+    steps_with_most,
+)
 from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
-from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, MANY_OPERATORS, READ_BACKS, TINY_OPERATOR_NS
+from stepscope.analysis.thresholds import (
+    FEWEST_SAMPLES,
+    FINDING,
+    MAJORITY,
+    MANY_OPERATORS,
+    READ_BACKS,
+    TINY_OPERATOR_NS,
+)
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase
 
@@ -24,8 +41,11 @@ def operators_a_step(rank: RankSummary) -> float:
 
 
 def hottest_of_operators(rank: RankSummary) -> Place | None:
-    """The function in which most samples are that were taken while the thread ran, outside of backward."""
-    samples = [sample for sample in rank.samples_in_steps() if sample.state != "S" and not in_backward(sample)]
+    """The function in which most samples are that were taken outside of backward: of those in operators that the program itself calls, or
+    else of all. Reading a value is waiting, too."""
+    samples = [sample for sample in rank.samples_in_steps() if not in_backward(sample)]
+    direct = [sample for sample in samples if in_program_code(sample) and not in_loader(sample)]
+    samples = direct if len(direct) >= FEWEST_SAMPLES else samples
     return hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
 
 
@@ -50,7 +70,7 @@ def check_tiny_operators(job: Job) -> list[Finding]:
             evidence=(
                 f"an operator takes {human_time(mean)} on average; the forward pass and the gaps between operators take "
                 f"{human_time(spent)} of {human_time(rank.step_ns)}",
-                *samples_at(place, "outside of backward"),
+                *samples_at(place, "between operators"),
             ),
             action="one operator on a whole tensor instead of a loop over its parts; torch.compile, or foreach and fused optimizers",
             gain=f"up to {human_time(spent)} of each step",
@@ -83,11 +103,57 @@ def check_value_read_back(job: Job) -> list[Finding]:
             cost_ns=cost * rank.step_ns,
             evidence=(
                 f"aten::item is called {reads:,.0f} times in each step; these calls and the Python between them take {spent}",
-                *samples_at(place, "outside of backward"),
+                *samples_at(place, "between operators"),
             ),
             action="keep values as tensors, and read many at once and less often: .tolist() of a whole tensor, or sums on the device",
             gain=f"up to {spent} of each step; on a device each read waits for all kernels launched before it",
             certainty="certain",
             places=places(place),
+        )
+    ]
+
+
+OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step")
+"""Spans of torch's optimizers that have a fused version, also for the CPU."""
+FUSED = "aten::_fused_"
+"""How the names of its operators begin."""
+
+
+def optimizer_share(rank: RankSummary) -> float:
+    """The optimizer's share of a step, by the median."""
+    return float(np.median(rank.phase(Phase.OPTIMIZER))) / rank.step_ns
+
+
+def fused_optimizer(rank: RankSummary) -> str:
+    """The fused optimizer to take on the CPU in place of one that updates each tensor by several operators, and why; empty where none is
+    known."""
+    names = sorted({match[1] for row in rank.rows if (match := OPTIMIZER_STEP.fullmatch(row.name))})
+    if not names or rank.devices or not any(row.name.startswith("aten::") for row in rank.rows):
+        return ""
+    if any(row.name.startswith(FUSED) for row in rank.rows):
+        return ""
+    return f"torch.optim.{names[0]}(..., fused=True) updates all values of a tensor in one pass"
+
+
+def check_slow_optimizer(job: Job) -> list[Finding]:
+    """Finds an optimizer that takes longer than forward, backward and all else together, where the host computes."""
+    rank = job.main
+    cost = optimizer_share(rank)
+    if cost < MAJORITY or rank.devices or not rank.rows:
+        return []
+    spent = human_time(cost * rank.step_ns)
+    fused = fused_optimizer(rank)
+    fewer = "fewer updates: larger batches, or gradients accumulated over several"
+    return [
+        Finding(
+            id="slow-optimizer",
+            title=f"The optimizer takes {cost:.0%} of each step.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=(f"it takes {spent} of a median step of {human_time(rank.step_ns)}",),
+            action=f"{fused}; {fewer}" if fused else fewer,
+            gain=f"up to {spent} of each step",
+            certainty="certain",
+            steps=steps_with_most(rank.judged_steps, rank.phase(Phase.OPTIMIZER)),
         )
     ]

@@ -43,6 +43,11 @@ def children_run(job: Job) -> float:
     return run / (run + waits) if run + waits else 1.0
 
 
+def children_wait(job: Job) -> float:
+    """For how many processors child processes wait on average."""
+    return sum(_sum(rank, processor_demand.CHILDREN[1]) for rank in _on_main_host(job))
+
+
 def others_use(job: Job) -> float:
     """How many processors other programs use on that host."""
     here = _on_main_host(job)
@@ -158,7 +163,7 @@ def _machine_shared(rank: RankSummary, cost: float, own: float, processors: floa
         title=f"Other programs use the processors: the training waits for one {cost:.0%} of each step.",
         cost=cost,
         cost_ns=cost * rank.step_ns,
-        evidence=(f"the job itself could use {own:.1f} of {processors:g} processors; all other findings still hold",),
+        evidence=(f"the job itself could use {own:.1f} of {processors:g} processors",),
         action="measure again on a machine that nothing else uses, or find out what else runs there",
         gain=f"up to {cost:.0%} of each step",
         certainty="likely",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from stepscope.analysis.rules.evidence import (
     place_of_calls,
     places,
     steps_with_most,
+    waits_in_library,
 )
 from stepscope.analysis.rules.operators import operators_a_step
 from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
@@ -25,6 +27,7 @@ from stepscope.analysis.thresholds import (
     FEWEST_SAMPLES,
     FINDING,
     MAJORITY,
+    MOST_SLOW_STEPS,
     NO_PLACE,
     RECORDING_NS,
     UNCOVERED_PLACE,
@@ -72,6 +75,43 @@ def forced_writes(
         events=longest(rank, rank.calls[Phase.FORCED_WRITE]),
         places=places(place),
     )
+
+
+def check_saves_and_logs(job: Job) -> list[Finding]:
+    """Finds checkpoints and metrics that are written in many steps; those that are written in few make slow steps."""
+    rank = job.main
+    took = durations(rank.judged_steps)
+    found: list[Finding] = []
+    for phase, name in ((Phase.CHECKPOINT, "Saving checkpoints"), (Phase.LOGGING, "Logging")):
+        spent = rank.phase(phase)
+        cost, often = float(spent.sum()) / float(took.sum()), int((spent > FINDING * took).sum())
+        if cost < FINDING or often < MOST_SLOW_STEPS * len(took):
+            continue
+        calls = rank.calls[phase]
+        place = place_of_calls(calls)
+        names = ", ".join(name for name, _ in Counter(call.name for call in calls).most_common(2))
+        mean = human_time(float(spent.mean()))
+        evidence = [
+            f"calls of {names} take {mean} of a step on average, and more than {FINDING:.0%} in {often} of {len(took)} steps"
+        ]
+        if place is not None:
+            evidence.append(f"{place.share:.0%} of that is called in {place}")
+        found.append(
+            Finding(
+                id="saves-and-logs",
+                title=f"{name} takes {cost:.0%} of the time.",
+                cost=cost,
+                cost_ns=float(spent.mean()),
+                evidence=tuple(evidence),
+                action="do it less often, such as in every 100th step",
+                gain=f"about {mean} of each step",
+                certainty="certain",
+                steps=steps_with_most(rank.judged_steps, spent),
+                events=longest(rank, calls),
+                places=places(place),
+            )
+        )
+    return found
 
 
 def written_bytes(rank: RankSummary) -> float:
@@ -140,6 +180,8 @@ def check_anomaly_detection(job: Job) -> list[Finding]:
     ]
 
 
+QUEUE = re.compile(r"/(?:queue|multiprocessing/queues)\.py:\d+\)")
+"""Where a stack is in a queue that other threads or processes fill."""
 MODULE = "<module>"
 """Name of a function that none is: code of a file itself."""
 
@@ -158,7 +200,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     samples = [
         sample
         for sample in rank.samples_in_steps()
-        if in_program_code(sample) and not in_loader(sample) and not in_backward(sample)
+        if (in_program_code(sample) or waits_in_library(sample)) and not in_loader(sample) and not in_backward(sample)
     ]
     waiting = [sample for sample in samples if sample.state in {"S", "D"}]
     running = _running(rank, uncovered)
@@ -191,10 +233,12 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         return []  # a loop of Python alone does what it is for
     if waits:
         title, kind = f"The program's own code waits {cost:.0%} of each step{inside}.", "program-waits"
-        action = "move what it waits for to another thread: sleeps, locks, network, files"
+        action = "move what it waits for (a sleep, the network, a file) to another thread; if it is a lock, hold it for less time"
+        if sum(QUEUE.search(sample.stack) is not None for sample in samples) > MAJORITY * len(samples):
+            action = "what fills the queue is too slow: make it cheaper, or let more threads or processes fill it"
     else:
         title, kind = f"Python between operators takes {cost:.0%} of each step.", "python-between-operators"
-        action = "vectorize it, do it less often, or move it to the loader's workers"
+        action = "vectorize it, do it less often, or move it to another process, such as a loader's worker"
     if span and (place is None or place.function == MODULE):
         action = f"{span}: {action}"
     elif place is not None:

@@ -8,12 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.findings import EventReference, Finding, Place
-from stepscope.analysis.rules.evidence import Job, intervals, longest, only_in, place_of_calls
-from stepscope.analysis.tables.rank_summary import Call, durations
+from stepscope.analysis.rules.evidence import (
+    Job,
+    have_one_of,
+    intervals,
+    longest,
+    only_in,
+    place_of_calls,
+    places,
+    samples_at,
+    steps_with_most,
+)
+from stepscope.analysis.tables.rank_summary import Call, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
     COVERED,
     FEWEST_LATE_STEPS,
     FEWEST_PERIODS,
+    FINDING,
     MAJORITY,
     MOST_SLOW_STEPS,
     PERIODIC,
@@ -59,9 +70,7 @@ class SlowSteps:
         calls = _calls_in(steps["begin"][slow], steps["end"][slow], calls)
         self.calls: tuple[EventReference, ...] = longest(rank, calls)
         self._calling = place_of_calls(calls)
-        starts = np.sort(np.array(rank.worker_starts, np.int64))
-        begun, ended = (np.searchsorted(starts, steps[name][slow]) for name in ("begin", "end"))
-        self.worker_starts = int((ended > begun).sum())
+        self.worker_starts = int(have_one_of(steps[slow], rank.worker_starts).sum())
         """How many of them have a DataLoader start workers."""
         self.restarts_workers = self._cause == NAMES[Phase.DATA] and self.worker_starts >= max(
             FEWEST_PERIODS, MAJORITY * len(slow)
@@ -221,3 +230,37 @@ def check_workers_restart(job: Job) -> list[Finding]:
     action = "DataLoader(..., persistent_workers=True), or longer passes"
     evidence = f"in {slow.worker_starts} of these {human_count(len(slow.numbers), 'step')} it starts them (persistent_workers=False)"
     return [slow.finding("workers-restart", title, action, evidence)]
+
+
+def check_recompiles(job: Job) -> list[Finding]:
+    """Finds steps in which torch.compile compiles again, as it does for shapes that it has not seen."""
+    rank, steps = job.main, job.main.judged_steps
+    calls = _calls_in(steps["begin"], steps["end"], rank.compilations)
+    spent = np.bincount(
+        np.maximum(np.searchsorted(steps["begin"], [call.ts for call in calls], side="right") - 1, 0),
+        weights=[call.dur for call in calls],
+        minlength=len(steps),
+    )
+    took, count = durations(steps), int((spent > 0).sum())
+    cost = min(float(spent.sum()) / float(took.sum()), 1.0)
+    if count < FEWEST_PERIODS or cost < FINDING:
+        return []
+    place = hottest(samples_in(rank.samples, sorted(intervals(calls))))
+    return [
+        Finding(
+            id="recompiles",
+            title=f"torch.compile compiles again in {count} of {len(steps)} steps: {cost:.0%} of the time.",
+            cost=cost,
+            cost_ns=float(spent.sum()) / len(steps),
+            evidence=(
+                f"in such a step it compiles for {human_time(float(np.median(spent[spent > 0])))} at the median",
+                *samples_at(place, "taken then"),
+            ),
+            action="pad inputs to a few shapes, or torch.compile(..., dynamic=True); TORCH_LOGS=recompiles says what has changed",
+            gain=f"up to {cost:.0%} of the run",
+            certainty="certain",
+            steps=steps_with_most(steps, spent),
+            events=longest(rank, calls),
+            places=places(place),
+        )
+    ]

@@ -240,7 +240,8 @@ def _on_queues(
             yield PipelineAdvice("device", before.label, text, _more(pipeline, before, machine_use))
         return
     if before is None:
-        if filled is not None and filled <= LEAF_QUEUE_PERCENT:
+        idle = operator.busy is not None and operator.busy < IDLE_PERCENT
+        if filled is not None and filled <= LEAF_QUEUE_PERCENT and not idle:
             text = f"{name} reads the data, and its queue is filled to {filled:.0f}%"
             action = _more(pipeline, operator, machine_use, "or read from a quicker storage")
             yield PipelineAdvice("reading", operator.label, text, action)
@@ -304,6 +305,8 @@ class PipelineBuilder:
         self._series: defaultdict[str, list[float]] = defaultdict(list)
         self._loaders: list[_Loader] = []
         """Those that the program iterated over, the latest last."""
+        self.loader_starts: list[int] = []
+        """When the program began to iterate over one, in ns."""
         self.worker_starts: list[int] = []
         """When DataLoaders started workers that end with a pass over the data, in ns."""
         self._pipeline, self._loader = strings.category(CATEGORY), strings.category("loader")
@@ -337,13 +340,15 @@ class PipelineBuilder:
             if len(some) and int(some["kind"][0]) == Kind.INSTANT:
                 facts = arguments(batch, some[0])
                 self._begin(facts)
-                if facts.get("workers") and facts.get("persistent") is False and len(self.worker_starts) < MOST_SAMPLES:
-                    self.worker_starts.append(int(some["ts"][0]))
+                if len(self.loader_starts) < MOST_SAMPLES:
+                    self.loader_starts.append(int(some["ts"][0]))
+                    if facts.get("workers") and facts.get("persistent") is False:
+                        self.worker_starts.append(int(some["ts"][0]))
             if self._loaders:
                 _keep(self._loaders[-1].queue, _counts(some["value"][some["kind"] == int(Kind.COUNTER)]))
                 fetches: Any = some[some["kind"] == int(Kind.SPAN)]
                 _keep(self._loaders[-1].fetches, np.stack((fetches["ts"], fetches["dur"]), axis=1))
-                used = [_processor_ms(arguments(batch, fetch)) for fetch in fetches]
+                used = [processor_ms(arguments(batch, fetch)) for fetch in fetches]
                 _keep(self._loaders[-1].used_ms, np.array([ms for ms in used if ms is not None], np.float64))
 
     def _begin(self, facts: dict[str, Any]) -> None:
@@ -411,7 +416,8 @@ def _of_loader(recorded: _Loader) -> DataPipeline:
     return DataPipeline(source=TORCH, operators=(loader, made), waited_ms=waits)
 
 
-def _processor_ms(facts: dict[str, Any]) -> float | None:
+def processor_ms(facts: dict[str, Any]) -> float | None:
+    """Processor time of a batch that a worker made, by the facts of its span; `None` if it was not recorded."""
     used = facts.get("used")
     found = cast("dict[str, Any]", used).get("processor_ms") if isinstance(used, dict) else None
     return float(found) if isinstance(found, int | float) else None

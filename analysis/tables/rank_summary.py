@@ -15,7 +15,7 @@ from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.reading.recording import Rank, facts_builders, finished
 from stepscope.analysis.tables.allocations import MemoryTable
 from stepscope.analysis.tables.collectives import CollectiveTable
-from stepscope.analysis.tables.data_pipeline import PipelineBuilder
+from stepscope.analysis.tables.data_pipeline import PipelineBuilder, processor_ms
 from stepscope.analysis.tables.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.tables.flops import FlopsTable
 from stepscope.analysis.tables.parallel_layout import has_groups
@@ -42,6 +42,8 @@ LATE_NS = 1_000_000
 MOST_TASKS = 200_000
 LONGEST_NS = 1 << 55
 _FARTHEST_NS = 1 << 61
+COMPILATIONS = ("_compile.compile_inner", "compile_fx.<locals>.bw_compiler (")
+"""How the names of torch's spans begin in which torch.compile compiles a function, or its backward."""
 BATCH = 1 << 14
 """Events that are read together, at most, unless they were written together."""
 _Handler: TypeAlias = "Callable[[EventBatch, Block], None]"
@@ -97,6 +99,8 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
     """Of its items the one that took longest."""
     index: str
     """Of that item, in the data set."""
+    processor_ns: int = 0
+    """Processor time of the batch; 0 if that was not recorded."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -131,6 +135,8 @@ class RankSummary:
         """Of asyncio's loops, those that are no tasks and took long. Their track is the thread's."""
         self.calls: dict[Phase, list[Call]] = {}
         """By the phase that they are."""
+        self.compilations: list[Call] = []
+        """Of torch.compile, of forward and of backward."""
         self.fetches: list[Fetch] = []
         """Batches of workers of which the slowest item is known."""
         self.suspended: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
@@ -157,6 +163,7 @@ class RankSummary:
             (Kind.SPAN, "logging", self._calls(Phase.LOGGING)),
             (Kind.SPAN, "forced write", self._calls(Phase.FORCED_WRITE)),
             (Kind.SPAN, "loader", self._fetch),
+            (Kind.SPAN, "user_annotation", self._compilation),
             (Kind.SPAN, "task run", _runs(self.tasks)),
             (Kind.SPAN, task_runs.CALLBACKS, _runs(self.callbacks)),
         ]
@@ -194,6 +201,8 @@ class RankSummary:
         """How batches are prepared: by MindSpore's data sets, and by DataLoaders."""
         self.loaders = pipelines.loaders
         """Facts of each DataLoader that the program iterated over, the latest last."""
+        self.loader_starts = pipelines.loader_starts
+        """When the program began to iterate over a DataLoader, in ns."""
         self.worker_starts = pipelines.worker_starts
         """When DataLoaders started workers that end with a pass over the data, in ns."""
         self.queue = pipelines.ready_batches
@@ -320,13 +329,22 @@ class RankSummary:
 
         return handle
 
+    def _compilation(self, _: EventBatch, events: Block) -> None:
+        for number in distinct(events["name"]):
+            name = strings.text(number)
+            if name.startswith(COMPILATIONS):
+                these = events[events["name"] == number][: MOST_SAMPLES - len(self.compilations)]
+                times = zip(these["ts"].tolist(), these["dur"].tolist(), strict=True)
+                self.compilations += [Call(ts, dur, name, "") for ts, dur in times]
+
     def _fetch(self, batch: EventBatch, events: Block) -> None:
         for event in events[: MOST_SAMPLES - len(self.fetches)]:
             facts = arguments(batch, event)
             slowest: dict[str, Any] = facts.get("slowest") or {}
             if isinstance(slowest.get("ms"), float):
                 ns, index = int(slowest["ms"] * 1e6), str(slowest.get("index"))
-                self.fetches.append(Fetch(int(event["ts"]), int(event["dur"]), int(facts.get("items", 0)), ns, index))
+                items, used = int(facts.get("items", 0)), int((processor_ms(facts) or 0.0) * 1e6)
+                self.fetches.append(Fetch(int(event["ts"]), int(event["dur"]), items, ns, index, used))
 
 
 def possible(events: Block) -> Block:

@@ -23,9 +23,9 @@ COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
 
 
 def in_library(file: str) -> bool:
-    """Whether a file belongs to Python, to a package that was installed, or to the command `stepscope`."""
+    """Whether a file belongs to Python, to a package that was installed, to the command `stepscope`, or was written by torch.compile."""
     installed = "site-packages" in file or "dist-packages" in file or "/lib/python3" in file
-    return installed or file.startswith("<") or file.endswith(COMMAND)
+    return installed or file.startswith("<") or file.endswith(COMMAND) or "/torchinductor_" in file
 
 
 def caller() -> str:

@@ -145,6 +145,8 @@ _OPTIMIZER = re.compile(r"Optimizer\.|Default/(?:.*/)?(?:optimizer-|Apply)")
 `Default/ApplyMomentum-op3`."""
 _BACKWARD = ("autograd::engine::", "Gradients/")
 """The same for backward: of torch's engine, and the scope of MindSpore's operators of gradients."""
+_COMPILED = "Torch-Compiled Region"
+"""The same for code that torch.compile has compiled."""
 
 
 _BY_CATEGORY = {
@@ -174,7 +176,7 @@ def class_of(name: str, category: str) -> int:
         return Phase.BACKWARD
     if category in {"cuda_runtime", "cuda_driver", "runtime"}:
         return Phase.COPY if "memcpy" in name.lower() or "memset" in name.lower() else Phase.FORWARD
-    if category in {"cpu_op", "operator"}:
+    if category in {"cpu_op", "operator"} or name.startswith(_COMPILED):
         return Phase.FORWARD
     if category == "task":
         return Phase.SUSPENDED

@@ -36,6 +36,18 @@ def test_more_workers_need_free_processors(busy: float, workers: bool) -> None:
     assert ("more workers do not help while the processors are 98% busy" in first.gain) is not workers
 
 
+@pytest.mark.parametrize(("waiting", "is_found"), [(0.0, True), (2.0, False)])
+def test_items_that_wait_for_a_processor_are_not_slow_themselves(waiting: float, is_found: bool) -> None:
+    """Where other programs have the processors, any item may take several times as long as usual."""
+    _, _, path = RECORDED["nodules"]
+    (rank,) = recordings.ranks_of(path)
+    begin, end = min(rank.facts["begin"]), max(rank.facts["end"])
+    waits = [(int(begin), 0.0), (int(end), waiting * (end - begin))]
+    busier = msgspec.structs.replace(rank, demand=rank.demand | {processor_demand.CHILDREN[1]: waits})
+    found = {finding.id for finding in recordings.answer_of([recordings.summary_of(busier)]).findings}
+    assert ("slow-item" in found) is is_found
+
+
 def test_there_is_a_recording_of_each_program() -> None:
     """And of each cured twin."""
     wanted = {program.name for program in programs()} | {

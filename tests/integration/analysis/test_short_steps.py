@@ -55,7 +55,7 @@ def test_no_workers_where_they_would_cost_more_than_they_save(tmp_path: Path) ->
     """A step of 1.1 ms, half of it in the loader: with a worker it would take twice as long."""
     first = answer(tmp_path, 1_100, 600, 0, 0).findings[0]
     assert first.id == "input-bound-in-process" and first.certainty == "likely"
-    assert "num_workers" not in first.action and "larger batches" in first.action
+    assert "num_workers" not in first.action and "a whole batch at once" in first.action
     assert "possibly" in first.gain and "workers would not help" in first.gain
 
 

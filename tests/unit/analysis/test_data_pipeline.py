@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,6 +67,13 @@ def test_bottlenecks(operators: tuple[PipelineOperator, ...], kind: str, label: 
     found = bottleneck_of(advice_on(pipeline(*operators), None))
     assert found is not None
     assert (found.kind, found.operator, found.action) == (kind, label, action)
+
+
+@pytest.mark.parametrize(("busy", "kind"), [(7.0, "idle"), (60.0, "reading")])
+def test_workers_that_idle_are_not_too_slow(busy: float, kind: str) -> None:
+    """Though their queue is empty, as of a loader that starts them anew for each batch."""
+    made = msgspec.structs.replace(operator(1, "Windows", 2), busy=busy, children=())
+    assert [each.kind for each in advice_on(pipeline(made), None)] == [kind]
 
 
 @pytest.mark.checklist("D13")

@@ -1,0 +1,154 @@
+"""Rules on trainings whose steps are known to the nanosecond: the cause, its place, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import stepscope as sc
+from stepscope.analysis.explain import judge
+from stepscope.analysis.findings import Answer
+from stepscope.analysis.tables.rank_summary import RankSummary, Sample
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Kind
+from tests.support.journals import batch_with_arguments, write_journal
+
+STEPS = 40
+US = 1_000
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+TORCH = "site-packages/torch"
+MAIN = "main (/p/train.py:20)"
+
+
+class Span(NamedTuple):
+    """What the thread that steps does next, and for how long."""
+
+    name: str
+    us: int
+    category: str = "user_annotation"
+    arguments: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    kind: Kind = Kind.SPAN
+
+
+MODEL = Span("aten::mm", 2_000, "cpu_op")
+
+
+def answer(directory: Path, step: Callable[[int], list[Span]], *stacks: tuple[str, str], waits: bool = False) -> Answer:
+    """The answer on a run.
+
+    Args:
+        step: makes the spans of the step of a number. Those without a name are time in no span.
+        stacks: stacks of the thread that steps, and its states; each is sampled in each of twenty steps.
+        waits: whether the thread uses no processor.
+    """
+    rows: list[tuple[int, int, Span]] = []
+    at = 0
+    for number in range(STEPS):
+        rows.append((at, number, Span("step", 0, kind=Kind.STEP)))
+        for span in step(number):
+            rows += [(at, number, span)] if span.name else []
+            at += span.us * US
+    batch = batch_with_arguments([span.name for _, _, span in rows], [span.arguments for _, _, span in rows])
+    events = batch.events.copy()
+    events["ts"], events["step"] = [ts for ts, _, _ in rows], [number for _, number, _ in rows]
+    events["dur"], events["kind"] = [span.us * US for _, _, span in rows], [span.kind for _, _, span in rows]
+    events["category"] = [strings.category(span.category) for _, _, span in rows]
+    write_journal(directory / "journal", [EventBatch(batch.source, 0, events, batch.args)])
+    recording = sc.load(directory)
+    summary = RankSummary(recording.ranks[0])
+    begins = summary.judged_steps["begin"][:20].tolist()
+    summary.samples = [Sample(begin + 1, stack, state, "") for begin in begins for stack, state in stacks]
+    if waits:
+        summary.judged_steps["cpu_ns"] = 0
+    return judge(recording, [summary])
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "title"),
+    [("torch.save", "checkpoint", "Saving checkpoints"), ("SummaryWriter.add_histogram", "logging", "Logging")],
+)
+def test_checkpoints_and_logging_in_each_step(name: str, category: str, title: str, tmp_path: Path) -> None:
+    """They are found, with their place."""
+    call = Span(name, 3_000, category, {"place": "keep (/p/train.py:7)"})
+    (found,) = answer(tmp_path, lambda _: [MODEL, call]).findings
+    assert found.id == "saves-and-logs" and found.title.startswith(f"{title} takes 59%")
+    assert found.evidence[0].startswith(f"calls of {name} take 2.9")
+    assert str(found.places[0]) == "keep (/p/train.py:7)"
+
+
+@pytest.mark.parametrize(("every", "is_found"), [(10, True), (25, False)])
+def test_compilations_in_the_loop(every: int, is_found: bool, tmp_path: Path) -> None:
+    """Three are a fault, and the slow steps that they make are no other one; one or two are the first sight of a shape."""
+    compilation = Span("_compile.compile_inner (dynamo_timed)", 20_000)
+    found = answer(tmp_path, lambda number: [MODEL, *([compilation] if number % every == every - 1 else [])]).findings
+    assert ([one.id for one in found] == ["recompiles"]) is is_found
+    assert not is_found or "dynamic=True" in found[0].action
+
+
+def test_code_that_torch_has_compiled(tmp_path: Path) -> None:
+    """It is the forward pass, and its file is none of the program."""
+    stack = f"{MAIN};Runner.call (/tmp/torchinductor_me/sq/csqmjx.py:128)", "R"
+    found = answer(tmp_path, lambda _: [Span("Torch-Compiled Region: 0/0", 4_000), Span("", 1_000)], stack)
+    assert found.ranks[0].shares[0].name == "forward" and "Runner.call" not in str(found)
+
+
+@pytest.mark.parametrize(("workers", "does"), [(0, "draws a new order"), (2, "starts 2 workers each time")])
+def test_an_iterator_that_is_made_anew_for_each_batch(workers: int, does: str, tmp_path: Path) -> None:
+    """More workers make it worse."""
+    begun = Span("DataLoader", 0, "loader", {"workers": workers, "persistent": False}, Kind.INSTANT)
+    stack = f"{MAIN};DataLoader.__iter__ ({TORCH}/utils/data/dataloader.py:400)", "R"
+    (found,) = answer(tmp_path, lambda _: [begun, Span(LOADER, 3_000), MODEL], stack).findings
+    assert found.id == "input-bound-iterator" and "next(batches)" in found.action and "num_workers" not in found.action
+    assert does in found.evidence[0] and found.places[0].function == "main"
+
+
+@pytest.mark.parametrize(("state", "waits"), [("S", True), ("R", False)])
+def test_items_that_wait_for_the_network(state: str, waits: bool, tmp_path: Path) -> None:
+    """They need no processor, so more workers than processors are advised."""
+
+    def step(number: int) -> list[Span]:
+        begun = Span("DataLoader", 0, "loader", {"workers": 0}, Kind.INSTANT)
+        return [*([] if number else [begun]), Span(LOADER, 20_000), MODEL]
+
+    fetch = f"{MAIN};fetch ({TORCH}/utils/data/_utils/fetch.py:54);Images.__getitem__ (/p/train.py:9)"
+    (found,) = answer(tmp_path, step, (fetch, state)).findings
+    assert found.id == "input-bound-in-process"
+    assert any("is waiting" in text for text in found.evidence) is waits
+
+
+@pytest.mark.parametrize(
+    ("library", "action"),
+    [
+        ("post (site-packages/httpx/_client.py:1144);read (site-packages/httpcore/_sync.py:9)", "to another thread"),
+        (
+            "Queue.get (/lib/python3.11/queue.py:171);Condition.wait (/lib/python3.11/threading.py:327)",
+            "fills the queue",
+        ),
+    ],
+)
+def test_the_function_that_waits_in_a_library(library: str, action: str, tmp_path: Path) -> None:
+    """For a server, or for threads that fill a queue."""
+    stack = f"{MAIN};Tracker.log (/p/train.py:14);{library}", "S"
+    (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 4_000)], stack, waits=True).findings
+    assert found.id == "program-waits" and str(found.places[0]) == "Tracker.log (/p/train.py:14)"
+    assert action in found.action
+
+
+@pytest.mark.parametrize(("name", "kind"), [("aten::mul", "tiny-operators"), ("aten::item", "value-read-back")])
+def test_the_loop_over_elements_is_named(name: str, kind: str, tmp_path: Path) -> None:
+    """Though more samples are in modules that are called elsewhere."""
+    module = f"{MAIN};Linear.forward ({TORCH}/nn/modules/linear.py:134)", "R"
+    loop = [Span(name, 1, "cpu_op"), Span("", 1)] * 1_200
+    found = answer(tmp_path, lambda _: loop, ("clip (/p/train.py:6)", "S"), module, module).findings
+    assert found[0].id == kind and found[0].places[0].function == "clip"
+
+
+@pytest.mark.parametrize(("us", "is_found"), [(6_000, True), (1_000, False)])
+def test_an_optimizer_that_takes_most_of_the_step(us: int, is_found: bool, tmp_path: Path) -> None:
+    """The fused one is named, and that fewer updates may do."""
+    found = answer(tmp_path, lambda _: [MODEL, Span("Optimizer.step#AdamW.step", us)]).findings
+    assert [one.id for one in found] == ["slow-optimizer"] * is_found
+    assert not found or ("AdamW(..., fused=True)" in found[0].action and "accumulated" in found[0].action)
