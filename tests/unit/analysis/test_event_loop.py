@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.rules.event_loops import TURN_NS, blocked, loops_of
 from stepscope.analysis.tables.rank_summary import RankSummary, Sample, TaskRun
+from tests.support.viewers.scene import make_window
 
 MS = 1_000_000
 
@@ -24,8 +27,15 @@ class Recorded:
         self,
         tasks: dict[str, tuple[int, int, list[tuple[int, int]]]],
         callbacks: dict[str, tuple[int, int]] | None = None,
+        windows: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """Each task: begin, end, and its waits. Each callback: begin and end."""
+        """Each task: begin, end, and its waits. Each callback and each window: begin and end."""
+        self.recorded = SimpleNamespace(
+            windows={
+                index: msgspec.structs.replace(make_window(index), start_ns=begin, end_ns=end)
+                for index, (begin, end) in enumerate(windows)
+            }
+        )
         self.samples: list[Sample] = []
         self.callbacks = [
             TaskRun(begin, end - begin, name, 2_000_000, open=False) for name, (begin, end) in (callbacks or {}).items()
@@ -97,6 +107,17 @@ def test_a_task_inside_of_a_callback_costs_no_more_than_that() -> None:
     (loop,) = loops_of(recorded)
     found = blocked(recorded, loop)
     assert found is not None and found.cost_ns == 100 * MS
+
+
+def test_time_between_windows_does_not_count() -> None:
+    """A service that is asked for a window now and then is blocked for as large a share of the time as in each of them."""
+    tasks: dict[str, tuple[int, int, list[tuple[int, int]]]] = {
+        f"request{at}": ((begin + 25) * MS, (begin + 85) * MS, []) for at, begin in enumerate((0, 100, 10_000, 10_100))
+    }
+    recorded = cast(RankSummary, Recorded(tasks, windows=((0, 200 * MS), (10_000 * MS, 10_200 * MS))))
+    (loop,) = loops_of(recorded)
+    found = blocked(recorded, loop)
+    assert found is not None and found.cost == pytest.approx(240 / 360)
 
 
 @pytest.mark.parametrize(("every_ms", "is_found"), [(40, True), (200, False)])
