@@ -47,7 +47,8 @@ class RankComparison:
         last = self.own.argmax(axis=0)
         self.times_last: Any = np.bincount(last, minlength=len(ranks))
         slow = np.isin(steps, single)
-        if slow.any() and np.bincount(last[slow]).max() >= COVERED * slow.sum():
+        longer = self.longer[slow]
+        if slow.any() and np.bincount(last[slow], weights=longer).max() >= COVERED * longer.sum():
             self.waits[slow] = self.longer[slow] = 0.0
 
     @property
@@ -109,6 +110,9 @@ def check_slow_rank(job: Job) -> list[Finding]:
         return []
     ranks, worst, number = compared.ranks, compared.last, compared.number(compared.last)
     others = [index for index in range(len(ranks)) if index != worst]
+    apart, step = compared.without_communication, compared.took.mean(axis=0)
+    if np.median(apart[worst]) <= np.median(apart[others]):
+        return []  # the others take as long, as they wait for processors
     faster = f"rank {ranks[others[0]].rank}" if len(others) == 1 else "the others"
     medians = [
         {name: float(np.median(column)) for name, column in parts_of(rank.judged_steps).items()} for rank in ranks
@@ -124,7 +128,6 @@ def check_slow_rank(job: Job) -> list[Finding]:
     place = distinct or hottest(samples)
     hardly = "" if distinct is None else f", where {faster} hardly {'is' if len(others) == 1 else 'are'}"
     longest: list[int] = (-compared.waits).argsort(kind="stable")[:MOST_STEPS].tolist()
-    apart, step = compared.without_communication, compared.took.mean(axis=0)
     return [
         Finding(
             id="slow-rank",

@@ -56,6 +56,7 @@ def summary(
     well: int = 0,
     stalled: Phase = Phase.CHECKPOINT,
     runs: float = 1.0,
+    queued: int = 0,
 ) -> StepSummary:
     """A summary of steps with so much work each, in ns.
 
@@ -66,6 +67,7 @@ def summary(
         well: steps before the first that does.
         stalled: the phase that does.
         runs: share of the steps for which the thread runs; backward takes no more.
+        queued: ns for which the thread waits for a processor in each longer step.
     """
     facts: Any = np.zeros(len(work), FACTS_DTYPE)
     took = np.array(work, np.int64)
@@ -82,6 +84,8 @@ def summary(
     for name in SIGNALS:
         facts[name] = np.nan
     facts["operators"], facts["cpu_ns"] = 10, took * runs
+    if queued:
+        facts["run_queue_ns"], facts["preemptions"] = np.where(np.array(work) > STEP, queued, 0), 1
     return summary_of(facts, events=0, lost=0)
 
 
@@ -176,6 +180,14 @@ async def test_ranks_whose_newest_steps_have_not_come_are_compared() -> None:
     (verdict,) = await judged(streams_of(*ranks))
     (finding,) = verdict.findings
     assert finding.title.startswith("Rank 1 holds the others up")
+
+
+async def test_a_rank_that_waits_less_for_processors_is_not_slow() -> None:
+    """The others take longer in turns, as they wait for processors; that a third one has more to do costs nothing."""
+    busy = [[30_000_000 if step % 2 == turn else STEP for step in range(60)] for turn in (0, 1)]
+    ranks = [summary(work, together=31_000_000, queued=18_000_000) for work in busy]
+    (verdict,) = await judged(streams_of(*ranks, summary([STEP + 1_000_000] * 60, together=31_000_000)))
+    assert [finding.id for finding in verdict.findings if finding.ranks] == []
 
 
 async def test_equal_ranks_have_no_fault() -> None:
