@@ -267,3 +267,14 @@ def test_of_a_collectors_directory_one_job_and_the_newest_starts_are_read(tmp_pa
     assert [list(rank.windows) for rank in load(tmp_path, job="old").ranks] == [[0]]
     with pytest.raises(FormatError, match="'old', 'restarted'"):
         load(tmp_path, job="other")
+
+
+def test_a_merge_of_ranks_is_not_judged(tmp_path: Path) -> None:
+    """Its steps are those of all ranks in one process; the answer says what to name instead."""
+    for rank in (0, 1):
+        described = rank_run(tmp_path, rank)
+        scene = Scene(described)
+        training(scene, steps=tuple(range(40)))
+        write_stream(tmp_path, described, [scene.batch()], [make_window(steps=tuple(range(40)))])
+    assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.journal")]) == 0
+    assert "name the directory that was merged" in explain(tmp_path / "x.journal").refused
