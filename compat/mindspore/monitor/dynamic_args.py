@@ -6,6 +6,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from functools import partial
 from typing import Any, Final, Literal, cast
 
@@ -175,9 +176,9 @@ class DynamicProfilerArgs:
         try:
             return read(value)
         except (TypeError, ValueError) as error:
-            fallback = default[0] if default else FIELDS[name]
-            self._warn(f"{name} is {value!r}: {error}; {fallback!r} is taken")
-            return fallback if default else read(fallback)
+            fallback = default[0] if default else read(FIELDS[name])
+            self._warn(f"{name} is {value!r}: {error}; {_shown(fallback)} is taken")
+            return fallback
 
     def _read_further(self, fields: dict[str, Any]) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -401,6 +402,13 @@ def _path(value: Any) -> str:
     if not value or "\0" in value:
         raise ValueError("it is no path")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A default as a file names it."""
+    if isinstance(value, Enum):
+        return value.name
+    return ", ".join(map(_shown, value)) if isinstance(value, tuple) else repr(value)
 
 
 def _start(value: Any) -> int | Literal["next"]:

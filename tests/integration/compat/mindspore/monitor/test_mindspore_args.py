@@ -102,15 +102,15 @@ def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
 
 @pytest.mark.checklist("A3", "A4", "A5", "A6", "A12", "B17")
 @pytest.mark.parametrize(
-    ("field", "value", "reason", "taken"),
+    ("field", "value", "reason", "used"),
     [
-        ("aicore_metrics", 7, "6 (L2Cache)", "-1"),
-        ("aicore_metrics", "MemryL0", "did you mean 'MemoryL0'?", "-1"),
-        ("profiler_level", 9, "2 (Level2)", "0"),
-        ("profiler_level", -2, "0 (Level0)", "0"),
-        ("activities", 5, "it must be one of 0, 1, 2", "0"),
-        ("activities", ["CUP"], "did you mean 'CPU'?", "0"),
-        ("activities", [], "known: CPU, GPU, NPU", "0"),
+        ("aicore_metrics", 7, "6 (L2Cache)", "AiCoreNone"),
+        ("aicore_metrics", "MemryL0", "did you mean 'MemoryL0'?", "AiCoreNone"),
+        ("profiler_level", 9, "2 (Level2)", "Level0"),
+        ("profiler_level", -2, "0 (Level0)", "Level0"),
+        ("activities", 5, "it must be one of 0, 1, 2", "CPU, NPU"),
+        ("activities", ["CUP"], "did you mean 'CPU'?", "CPU, NPU"),
+        ("activities", [], "known: CPU, GPU, NPU", "CPU, NPU"),
         ("analyse_mode", 2, "1 (in the background)", "-1"),
         ("start_step", "5", "it must be a whole number, got str", "-1"),
         ("stop_step", 6.0, "it must be a whole number, got float", "-1"),
@@ -122,12 +122,12 @@ def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
         ("analyse", 1, "it must be a bool, got int", "None"),
     ],
 )
-def test_wrong_values(field: str, value: Any, reason: str, taken: str) -> None:
-    """Whatever is replaced is said: the field, the value, what it must be, and what is taken."""
+def test_wrong_values(field: str, value: Any, reason: str, used: str) -> None:
+    """Whatever is replaced is said: the field, the value, what it must be, and what is used instead."""
     (text,) = DynamicProfilerArgs(**{field: value}).diagnostics
     assert text.startswith(f"{field} is {value!r}: ")
     assert reason in text
-    assert text.endswith(f"; {taken} is taken")
+    assert text.endswith(f"; {used} is taken")
 
 
 @pytest.mark.checklist("A5")
@@ -202,7 +202,8 @@ def test_wrong_types(field: str, value: Any) -> None:
     assert args.vars == {**DEFAULTS, "start_step": 5, field: DEFAULTS[field]}
     (text,) = args.diagnostics
     assert text.startswith(f"{field} is {value!r}: ")
-    assert text.endswith(f"; {DEFAULTS[field]!r} is taken")
+    named = {"aicore_metrics": "AiCoreNone", "profiler_level": "Level0", "activities": "CPU, NPU"}
+    assert text.endswith(f"; {named.get(field, repr(DEFAULTS[field]))} is taken")
 
 
 @pytest.mark.checklist("A11")
