@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from stepscope.analysis.thresholds import (
     SLOW_STEPS_COST,
 )
 from stepscope.runtime.display.text_table import human_count, human_time
-from stepscope.runtime.windows.step_facts import Phase
+from stepscope.runtime.windows.step_facts import Facts, Phase
 from stepscope.runtime.windows.step_parts import NAMES, is_uncovered, parts_of
 
 MOST_COMPARED = 64
@@ -44,7 +45,8 @@ class SlowSteps:
     """
 
     def __init__(self, job: Job, took: NDArray[np.float64], slow: NDArray[np.int64]) -> None:
-        rank, steps = job.main, job.main.judged_steps
+        rank: RankSummary = job.main
+        steps = rank.judged_steps
         self.median = float(np.median(took))
         self.excess_ns = float((took[slow] - self.median).sum())
         self.cost = self.excess_ns / float(took.sum())
@@ -52,14 +54,14 @@ class SlowSteps:
         self.numbers: list[int] = steps["step"][slow].tolist()
         self.period = period_of(slow, took[slow] - self.median, len(took))
         own = [_own_excess(each, self.numbers) if len(each.judged_steps) else 0.0 for each in job.ranks]
-        late = np.flatnonzero(np.array(own) > MAJORITY * self.excess_ns)
+        late = [each for each, ns in zip(job.ranks, own, strict=True) if ns > MAJORITY * self.excess_ns]
         self.ranks: tuple[int, ...] = ()
         """The rank for which the others wait in them, if it is one."""
         if len(job.ranks) > 1 and len(late) == 1:
-            rank = job.ranks[late[0]]
+            rank = late[0]
             steps = rank.judged_steps
-            slow = np.flatnonzero(np.isin(steps["step"], self.numbers))
-            took = durations(steps)
+            slow = _positions(steps, self.numbers)
+            took = durations(steps).astype(np.float64)
             self.ranks = () if rank.rank is None else (rank.rank,)
         more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(steps).items()}
         self._cause = max(more, key=lambda name: more[name])
@@ -163,10 +165,16 @@ def few_slow_steps(job: Job) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return took, slow if len(slow) <= MOST_SLOW_STEPS * len(took) and cost >= SLOW_STEPS_COST else slow[:0]
 
 
+def _positions(steps: Facts, numbers: list[int]) -> NDArray[np.int64]:
+    """Where steps with these numbers are."""
+    found: NDArray[np.int64] = np.flatnonzero(np.isin(steps["step"], numbers))
+    return found
+
+
 def _own_excess(rank: RankSummary, numbers: list[int]) -> float:
     """How many ns longer than usual a rank takes in these steps, without communication."""
-    own = durations(rank.judged_steps) - rank.communication()
-    return float((own - np.median(own))[np.isin(rank.judged_steps["step"], numbers)].sum())
+    own: NDArray[Any] = durations(rank.judged_steps) - rank.communication()
+    return float((own - np.median(own))[_positions(rank.judged_steps, numbers)].sum())
 
 
 def waited_for_processors(job: Job) -> NDArray[np.float64]:
