@@ -41,6 +41,9 @@ MOST_PLACES = 3
 NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 NOTHING_OF_TASKS = "Nothing stands out: nothing blocks the event loop for long or often, and no tasks or items pile up."
+MERGED = (
+    "This is a merge, in which the steps of all ranks are those of one process: name the directory that was merged."
+)
 MOSTLY = 0.5
 """Share of a step in code without a known purpose, from which on the answer names the place of that code."""
 
@@ -82,12 +85,13 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     fastest = fastest_of([summary.collectives for summary in summaries]) if whole else {}
     ranks = tuple(_rank_answer(summary, fastest) for summary in summaries)
     missing = sum((Counter(rank.missing) for rank in recording.ranks), Counter[str]())
-    steps = max((len(summary.facts) for summary in summaries), default=0)
+    merged = any("merged" in rank.metadata for rank in recording.ranks)
+    steps = 0 if merged else max((len(summary.facts) for summary in summaries), default=0)
     tasks = sum(len(summary.tasks) + len(summary.callbacks) for summary in summaries)
     findings: tuple[Finding, ...] = ()
     refused = ""
-    if steps < FEWEST_STEPS and not tasks:
-        refused = _refusal(steps, summaries)
+    if merged or (steps < FEWEST_STEPS and not tasks):
+        refused = MERGED if merged else _refusal(steps, summaries)
         idlest = max((each for rank in ranks for each in rank.devices), key=lambda each: each.idle, default=None)
         verdict = NOT_ENOUGH if idlest is None else f"{idlest.name} idles {idlest.idle:.0%} of the time."
     else:

@@ -39,19 +39,25 @@ class _LiveRank(Rank):
         self._facts, self._only = facts, None
 
 
-def judge_steps(processes: Sequence[LiveProcess]) -> list[LiveFinding]:
+def judge_steps(processes: Sequence[LiveProcess], newest: Sequence[int] = NEWEST) -> list[LiveFinding]:
     """Findings in the newest steps of a job, the most costly first.
 
-    The last `NEWEST` of each process are judged, and all. A finding of several has the largest cost.
+    The last `newest` of each process are judged, and all. A finding of several has the largest cost.
 
     Args:
         processes: of one job. Those with fewer than `FEWEST_STEPS` steps are not judged.
+        newest: numbers of steps that are judged apart, such as (24, 96).
     """
     judged = [one for one in processes if len(one.facts) >= FEWEST_STEPS]
     if not judged:
         return []
-    found = {one.id: one for one in _findings(judged, max(len(one.facts) for one in judged))}
-    for one in (one for newest in NEWEST for one in _findings(judged, newest)):
+    # Some have not sent their newest steps yet: the others are judged without these, as all ranks compare in the same steps.
+    ahead = max(judged, key=lambda one: int(one.facts["step"][-1])).facts["step"]
+    end = min(int(one.facts["step"][-1]) for one in judged if one.facts["step"][-1] > ahead[-1] - len(ahead) // 2)
+    facts = [(one, one.facts[one.facts["step"] <= end]) for one in judged]
+    facts = [(one, steps) for one, steps in facts if len(steps)]
+    found = {one.id: one for one in _findings(facts, max(len(steps) for _, steps in facts))}
+    for one in (one for count in newest for one in _findings(facts, count)):
         before = found.get(one.id)
         # One slow step among so few is no fault.
         if one.id not in OF_SINGLE_STEPS and (before is None or (one.cost or 0.0) > (before.cost or 0.0)):
@@ -73,8 +79,8 @@ def _live(finding: Finding) -> LiveFinding:
     )
 
 
-def _findings(processes: Sequence[LiveProcess], newest: int) -> tuple[Finding, ...]:
-    return findings_of(Job([_summary(one, one.facts[-newest:]) for one in processes]), FEWEST_STEPS)
+def _findings(processes: Sequence[tuple[LiveProcess, Facts]], newest: int) -> tuple[Finding, ...]:
+    return findings_of(Job([_summary(one, steps[-newest:]) for one, steps in processes]), FEWEST_STEPS)
 
 
 def _summary(process: LiveProcess, facts: Facts) -> RankSummary:

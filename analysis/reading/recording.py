@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.reading.run_choice import launches_in
+from stepscope.analysis.reading.run_choice import Launch, launches_in
 from stepscope.analysis.tables.flops import PEAK, read_peak
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs import recording as runs
@@ -250,7 +250,7 @@ def _library(name: str) -> Any:
         raise ImportError(f"{name} is not installed: {install}", name=name) from error
 
 
-def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> Recording:
+def load(path: str | os.PathLike[str], only: Collection[int] | None = None, job: str | None = None) -> Recording:
     """Opens what was recorded.
 
     Args:
@@ -258,10 +258,12 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
             torch.profiler has saved, or a directory of those. Of several runs that were written to one directory, or lie below
             one, the newest is taken.
         only: numbers of the windows that are wanted; default: all. Of a run that was closed in order no others are read.
+        job: of a collector's directory, the name of the job that is read; default: the newest. Of a rank that was started again
+            the newest run that recorded something is read.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
-        FormatError: if there is no recording.
+        FormatError: if there is no recording, or no such job.
         TypeError: if the path is neither a str nor a Path.
     """
     from stepscope.analysis.reading.torch_traces import is_trace, trace_of, traces_below
@@ -274,12 +276,17 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
     newest: list[Path] = []
     older: list[Path] = []
     launches = launches_in(place) if place.is_dir() else []
+    launches, jobs = _with_job_last(place, launches, job)
     others = [path for launch in launches[:-1] for path in launch.journals]
     several: list[str] = []
     if others:
         requested, chosen = place, launches[-1]
         if not any(stream_of(path) for path in chosen.journals):
             place = chosen.place
+        elif job is None and len(jobs) > 1:
+            several = [
+                f"{requested} has {len(jobs)} jobs, of which {chosen.job!r} is the newest: --job NAME reads another one"
+            ]
         if place != requested:
             several = [
                 f"{requested} has {len(launches)} runs, of which this is the newest: name another one to read it"
@@ -291,9 +298,13 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
         gathered = gather([place, *newest], lambda: Path(room))
         found = [one for one in gathered.recordings if one.path not in (*older, *others)]
+        earlier = _earlier_starts(found)
+        found = [one for one in found if one.path not in earlier]
         unreadable = [str(one) for one in gathered.unreadable if Path(one.path) not in (*older, *others)]
         problems = [*unreadable, *gathered.notes]
         problems += [f"{path} is of an earlier run: name it to read it" for path in older]
+        if earlier:
+            problems.append("ranks were started again: of each rank the newest run that recorded something is read")
         if not found and place.is_dir():
             traces, damaged, notes = traces_below(place)
             if traces:
@@ -308,6 +319,31 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
             processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
         ranks = [Rank(*one, only=only) for one in processes.values()]
     return Recording(place, ranks, [*several, *_recoverable(found), *problems], unreadable)
+
+
+def _with_job_last(place: Path, launches: list[Launch], job: str | None) -> tuple[list[Launch], list[str]]:
+    """The runs of a directory, the one of a job last, and the names of all jobs of which it has streams."""
+    jobs = {launch.job: launch for launch in launches if any(map(stream_of, launch.journals))}
+    if job is None:
+        return launches, list(jobs)
+    if job not in jobs:
+        raise FormatError(f"there is no job {job!r} in {str(place)!r}; there is {', '.join(map(repr, jobs)) or 'none'}")
+    return [*(launch for launch in launches if launch is not jobs[job]), jobs[job]], list(jobs)
+
+
+def _earlier_starts(found: list[runs.Recording]) -> list[Path]:
+    """Of ranks that were started again: the streams but the newest one that recorded something."""
+    starts: dict[tuple[str, int], list[runs.Recording]] = {}
+    for one in found:
+        if one.stream and one.run.rank is not None:
+            starts.setdefault((one.run.name, one.run.rank), []).append(one)
+    earlier: list[Path] = []
+    for several in starts.values():
+        newest = max(several, key=lambda one: (one.events > 0, one.run.anchor.wall(one.first_ns)))
+        begin = newest.run.anchor.wall(newest.first_ns)
+        others = (one for one in several if one is not newest)
+        earlier += [one.path for one in others if not one.events or one.run.anchor.wall(one.last_ns) < begin]
+    return earlier
 
 
 def _recoverable(found: list[runs.Recording]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.collector.runs.recording import journals_in, stream_of
+from stepscope.exporters.stream.protocol import job_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.recovery.journals import Journals, run_record_of
@@ -69,15 +70,16 @@ def launches_in(place: Path) -> list[Launch]:
     for path, run, began_ns in found:
         launch = of_runs.get(run.id) if run.id else None
         if launch is None and stream_of(path):
-            launch = of_streams.get(run.job)
+            launch = of_streams.get(job_of(run))
         elif launch is None:
             launch = next((each for each in reversed(launches) if each.includes(run, began_ns)), None)
         if launch is None:
-            launches.append(launch := Launch([], {}, began_ns, run.job, run.world_size))
+            job = job_of(run) if stream_of(path) else run.job
+            launches.append(launch := Launch([], {}, began_ns, job, run.world_size))
         launch.add(path, run, began_ns)
         of_runs[run.id] = launch
         if stream_of(path):
-            of_streams.setdefault(run.job, launch)
+            of_streams.setdefault(job_of(run), launch)
     return sorted(launches, key=lambda each: (place in map(run_directory, each.journals), each.began_ns))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.events import tracks
 from stepscope.runtime.windows.step_facts import Times, union
+from stepscope.runtime.windows.window import Window
 
 READINGS_OF_TASKS = 60
 """How often over a run it is counted how many tasks of a name are open."""
@@ -67,10 +70,14 @@ class Loop:
         self.end: Times = np.array([each[1] for each in found], np.int64)
         self.names = [each[2] for each in found]
 
-    @property
-    def length(self) -> int:
-        """ns from the begin of the first task or callback to the end of the last one."""
-        return length_of(self.tasks + self.callbacks)
+    def recorded_ns(self, windows: Iterable[Window]) -> int:
+        """ns from the begin of the first task or callback to the end of the last one, without those between windows; at least 1."""
+        found = self.tasks + self.callbacks
+        begin = min(task.ts for task in found)
+        end = begin + length_of(found)
+        ordered = sorted(windows, key=lambda window: window.start_ns)
+        gaps = ((max(one.end_ns, begin), min(next.start_ns, end)) for one, next in pairwise(ordered))
+        return max(end - begin - sum(max(until - since, 0) for since, until in gaps), 1)
 
     def ready(self) -> list[tuple[int, int, str]]:
         """When tasks were ready to run, at most, before they ran again: begin, end, and the name of the task.
@@ -145,7 +152,7 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
         # A callback may begin a task that runs at once.
         first, last = union(loop.begin[long], loop.end[long])
         blocked_ns = float((last - first).sum())
-        if blocked_ns >= share * max(loop.length, 1):
+        if blocked_ns >= share * loop.recorded_ns(rank.recorded.windows.values()):
             found.append((long, at_least_ns, blocked_ns))
     if not found:
         return None
@@ -158,7 +165,7 @@ def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, block
     """Args: numbers of the stretches that block the loop; how long each of them is at least, and all together."""
     begin, end = loop.begin, loop.end
     took = end - begin
-    cost = blocked_ns / max(loop.length, 1)
+    cost = blocked_ns / loop.recorded_ns(rank.recorded.windows.values())
     numbers: list[int] = long.tolist()
     who, count = Counter(loop.names[at] for at in numbers).most_common(1)[0]
     stretches = [(int(begin[at]), int(end[at]), loop.names[at]) for at in numbers]

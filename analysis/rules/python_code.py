@@ -205,7 +205,9 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     waiting = [sample for sample in samples if sample.state in {"S", "D"}]
     running = _running(rank, uncovered)
     waited = cost * (1 - running)
-    waits = (running < WAITING or waited >= WAITING) and len(waiting) > WAITING * max(len(samples), 1)
+    # Of a process that still runs no sample is known: only its processor time tells.
+    sampled = not rank.samples or len(waiting) > WAITING * max(len(samples), 1)
+    waits = (running < WAITING or waited >= WAITING) and sampled
     writes = written_bytes(rank) >= WRITTEN_BYTES and running < WRITING
     # The span of the program that has most of that time; empty if most of it is in none.
     in_spans = rank.phase(Phase.SPAN).sum() > MAJORITY * uncovered.sum()
@@ -229,7 +231,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         return [forced_writes(rank, cost, evidence, place, gain, "likely")]
     if place is None and cost < NO_PLACE:
         return []
-    if not waits and not rank.judged_steps["operators"].any():
+    if not (waits and rank.samples) and not rank.judged_steps["operators"].any():
         return []  # a loop of Python alone does what it is for
     if waits:
         title, kind = f"The program's own code waits {cost:.0%} of each step{inside}.", "program-waits"

@@ -5,20 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.rules.evidence import MOST_STEPS, Job, only_in, places
+from stepscope.analysis.rules.slow_steps import few_slow_steps
 from stepscope.analysis.tables.rank_summary import RankSummary, durations, hottest
-from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_DISTINCT, RANK_LAST, RANK_LONGER, RANK_WAIT, UNEVEN_WORK
+from stepscope.analysis.thresholds import (
+    COVERED,
+    FEWEST_STEPS,
+    RANK_DISTINCT,
+    RANK_LAST,
+    RANK_LONGER,
+    RANK_WAIT,
+    UNEVEN_WORK,
+)
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_parts import is_uncovered, parts_of
 
 
 class RankComparison:
     """The own work of the ranks in the steps that all of them have: all but communication, and without what a rank waits for
-    processors. The rank with most of it is the one that the others wait for. Arrays are of (ranks, steps), in ns."""
+    processors. The rank with most of it is the one that the others wait for. Arrays are of (ranks, steps), in ns.
 
-    def __init__(self, ranks: list[RankSummary], steps: list[int]) -> None:
+    Single slow steps of one rank, such as those with a checkpoint, have rules of their own: they count as steps in which nobody waits.
+    """
+
+    def __init__(self, ranks: list[RankSummary], steps: list[int], single: NDArray[np.int64]) -> None:
         self.ranks, self.steps = ranks, steps
         index = [np.searchsorted(rank.judged_steps["step"], steps) for rank in ranks]
         pairs = list(zip(ranks, index, strict=True))
@@ -31,7 +44,12 @@ class RankComparison:
         """ns of each step that the others wait, in the mean, beyond what the last one communicates."""
         self.longer: Any = self.own.max(axis=0) - _others(self.own, self.own.max(axis=0))
         """ns of each step that the last rank has to do beyond the others."""
-        self.times_last: Any = np.bincount(self.own.argmax(axis=0), minlength=len(ranks))
+        last = self.own.argmax(axis=0)
+        self.times_last: Any = np.bincount(last, minlength=len(ranks))
+        slow = np.isin(steps, single)
+        longer = self.longer[slow]
+        if slow.any() and np.bincount(last[slow], weights=longer).max() >= COVERED * longer.sum():
+            self.waits[slow] = self.longer[slow] = 0.0
 
     @property
     def cost(self) -> float:
@@ -63,7 +81,7 @@ def compare_ranks(job: Job) -> RankComparison | None:
     common = sorted(numbers[0].intersection(*numbers[1:]))
     if len(common) < FEWEST_STEPS:
         return None
-    found = RankComparison(ranks, common)
+    found = RankComparison(ranks, common, job.main.judged_steps["step"][few_slow_steps(job)[1]])
     longer = float(found.longer.mean()) / float(found.took.mean())
     return found if found.cost >= RANK_WAIT and longer >= RANK_WAIT else None
 
@@ -92,6 +110,9 @@ def check_slow_rank(job: Job) -> list[Finding]:
         return []
     ranks, worst, number = compared.ranks, compared.last, compared.number(compared.last)
     others = [index for index in range(len(ranks)) if index != worst]
+    apart, step = compared.without_communication, compared.took.mean(axis=0)
+    if np.median(apart[worst]) <= np.median(apart[others]):
+        return []  # the others take as long, as they wait for processors
     faster = f"rank {ranks[others[0]].rank}" if len(others) == 1 else "the others"
     medians = [
         {name: float(np.median(column)) for name, column in parts_of(rank.judged_steps).items()} for rank in ranks
@@ -107,7 +128,6 @@ def check_slow_rank(job: Job) -> list[Finding]:
     place = distinct or hottest(samples)
     hardly = "" if distinct is None else f", where {faster} hardly {'is' if len(others) == 1 else 'are'}"
     longest: list[int] = (-compared.waits).argsort(kind="stable")[:MOST_STEPS].tolist()
-    apart, step = compared.without_communication, compared.took.mean(axis=0)
     return [
         Finding(
             id="slow-rank",

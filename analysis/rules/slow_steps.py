@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from stepscope.analysis.rules.evidence import (
     samples_at,
     steps_with_most,
 )
-from stepscope.analysis.tables.rank_summary import Call, durations, hottest, samples_in
+from stepscope.analysis.tables.rank_summary import Call, RankSummary, durations, hottest, samples_in
 from stepscope.analysis.thresholds import (
     COVERED,
     FEWEST_LATE_STEPS,
@@ -35,7 +36,7 @@ from stepscope.analysis.thresholds import (
     SLOW_STEPS_COST,
 )
 from stepscope.runtime.display.text_table import human_count, human_time
-from stepscope.runtime.windows.step_facts import Phase
+from stepscope.runtime.windows.step_facts import Facts, Phase
 from stepscope.runtime.windows.step_parts import NAMES, is_uncovered, parts_of
 
 MOST_COMPARED = 64
@@ -49,16 +50,30 @@ MUCH_WRITTEN = 1 << 20
 
 
 class SlowSteps:
-    """The slow steps of the main rank, when they are few and cost much. What steps wait for processors is left out."""
+    """The slow steps of the main rank, when they are few and cost much. What steps wait for processors is left out.
+
+    What differs in them is looked for on the rank that has more of its own to do in them: the main one may only wait for it.
+    """
 
     def __init__(self, job: Job, took: NDArray[np.float64], slow: NDArray[np.int64]) -> None:
-        rank, steps = job.main, job.main.judged_steps
+        rank: RankSummary = job.main
+        steps = rank.judged_steps
         self.median = float(np.median(took))
         self.excess_ns = float((took[slow] - self.median).sum())
         self.cost = self.excess_ns / float(took.sum())
         self.cost_ns = self.excess_ns / len(took)
         self.numbers: list[int] = steps["step"][slow].tolist()
         self.period = period_of(slow, took[slow] - self.median, len(took))
+        own = [_own_excess(each, self.numbers) if len(each.judged_steps) else 0.0 for each in job.ranks]
+        late = [each for each, ns in zip(job.ranks, own, strict=True) if ns > MAJORITY * self.excess_ns]
+        self.ranks: tuple[int, ...] = ()
+        """The rank for which the others wait in them, if it is one."""
+        if len(job.ranks) > 1 and len(late) == 1:
+            rank = late[0]
+            steps = rank.judged_steps
+            slow = _positions(steps, self.numbers)
+            took = durations(steps).astype(np.float64)
+            self.ranks = () if rank.rank is None else (rank.rank,)
         more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(steps).items()}
         self._cause = max(more, key=lambda name: more[name])
         self._more = more[self._cause]
@@ -83,6 +98,11 @@ class SlowSteps:
         """By how much one takes longer."""
         return human_time(self.excess_ns / len(self.numbers))
 
+    @property
+    def where(self) -> str:
+        """The rank that has the extra time; empty if it is not one of several."""
+        return "".join(f" on rank {rank}" for rank in self.ranks)
+
     def places(self) -> tuple[Place, ...]:
         """Where the program is in them, or calls what they wait for."""
         place = self.place or self._calling
@@ -96,7 +116,9 @@ class SlowSteps:
         where = "" if self._calling is None else f", called in {self._calling}"
         if self._more >= COVERED * self.excess_ns and not is_uncovered(self._cause) and not self._contended:
             return f"{share} of the extra time is {self._cause}{where}"
-        return f"the largest part of the extra time, {share}, is {self._cause}{where}" if self.period else ""
+        return (
+            f"the largest part of the extra time, {share}, is {self._cause}{where}" if self.period or self.ranks else ""
+        )
 
     def evidence(self) -> tuple[str, ...]:
         """Which steps they are, what differs, and what they write."""
@@ -128,6 +150,7 @@ class SlowSteps:
             action=f"{places[0].function}: {action}" if places else action,
             gain=f"up to {self.cost:.0%} of the run",
             certainty="certain" if places or more else "likely",
+            ranks=self.ranks,
             steps=tuple(self.numbers[:MOST_SLOW]),
             events=self.calls,
             places=places,
@@ -136,14 +159,31 @@ class SlowSteps:
 
 def slow_steps_of(job: Job) -> SlowSteps | None:
     """The slow steps, if they are few, cost much, and it is known what differs in them."""
+    took, slow = few_slow_steps(job)
+    found = SlowSteps(job, took, slow) if len(slow) else None
+    return found if found is not None and found.cause() else None
+
+
+def few_slow_steps(job: Job) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The times of the main rank's steps without what they wait for processors, and the positions of slow ones that are few and cost
+    much; none otherwise."""
     took = durations(job.main.judged_steps) - waited_for_processors(job)
     median = float(np.median(took))
     slow = np.flatnonzero((took > SLOW_STEP * median) & (took > median + SLOW_STEP_NS))
     cost = float((took[slow] - median).sum()) / float(took.sum())
-    if not len(slow) or len(slow) > MOST_SLOW_STEPS * len(took) or cost < SLOW_STEPS_COST:
-        return None
-    found = SlowSteps(job, took, slow)
-    return found if found.cause() else None
+    return took, slow if len(slow) <= MOST_SLOW_STEPS * len(took) and cost >= SLOW_STEPS_COST else slow[:0]
+
+
+def _positions(steps: Facts, numbers: list[int]) -> NDArray[np.int64]:
+    """Where steps with these numbers are."""
+    found: NDArray[np.int64] = np.flatnonzero(np.isin(steps["step"], numbers))
+    return found
+
+
+def _own_excess(rank: RankSummary, numbers: list[int]) -> float:
+    """How many ns longer than usual a rank takes in these steps, without communication."""
+    own: NDArray[Any] = durations(rank.judged_steps) - rank.communication()
+    return float((own - np.median(own))[_positions(rank.judged_steps, numbers)].sum())
 
 
 def waited_for_processors(job: Job) -> NDArray[np.float64]:
@@ -207,7 +247,7 @@ def check_periodic_stall(job: Job) -> list[Finding]:
     if slow is None or not slow.period or slow.restarts_workers:
         return []
     action = "do it less often, or on another thread or process while training goes on"
-    title = f"Every {slow.period} steps one takes {slow.each} longer: {slow.cost:.0%} of the time."
+    title = f"Every {slow.period} steps one takes {slow.each} longer{slow.where}: {slow.cost:.0%} of the time."
     return [slow.finding("periodic-stall", title, action)]
 
 
@@ -217,7 +257,9 @@ def check_slow_steps(job: Job) -> list[Finding]:
     if slow is None or slow.period or slow.restarts_workers:
         return []
     action = "move what these steps do out of the loop, or do it less often"
-    title = f"{human_count(len(slow.numbers), 'slow step')} cost {slow.cost:.0%} of the time: {slow.each} each."
+    title = (
+        f"{human_count(len(slow.numbers), 'slow step')} cost {slow.cost:.0%} of the time{slow.where}: {slow.each} each."
+    )
     return [slow.finding("slow-steps", title, action)]
 
 

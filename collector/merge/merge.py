@@ -119,7 +119,7 @@ class Merge:
             members=[self._members.get(m.number) or member_report(m, *self._range(m), 0) for m in self._job.members],
             missing_ranks=ranges_text(missing),
             missing_count=sum(map(len, missing)),
-            absent=[f"{member.label}: window {window.index}" for window in self._windows for member in window.absent],
+            absent=_absent(self._windows),
             findings=self._findings,
             unreadable=list(self._unreadable),
             notes=[
@@ -288,6 +288,20 @@ def ledger_of(ledgers: Iterable[tuple[str, Ledger]]) -> Ledger:
         )
         for label, ledger in ledgers
     )
+
+
+def _absent(windows: Iterable[MergedWindow]) -> list[str]:
+    """Members that lack windows, each with all that it lacks, such as `rank 1: windows 3-5`."""
+    lacked: dict[str, list[range]] = {}
+    for window in windows:
+        for member in window.absent:
+            ranges = lacked.setdefault(member.label, [])
+            follows = ranges and ranges[-1].stop == window.index
+            ranges.append(range(ranges.pop().start if follows else window.index, window.index + 1))
+    return [
+        f"{label}: window{'s' if sum(map(len, ranges)) > 1 else ''} {ranges_text(ranges)}"
+        for label, ranges in lacked.items()
+    ]
 
 
 def _aligned_window(stretch: Stretch) -> tuple[int, int, list[Step]]:

@@ -53,8 +53,9 @@ def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | N
     """
     joined = join(sources, room)
     found, unreadable = recordings_in([*sources, *joined.journals], joined.parts, wanted)
+    unknown = _remove_unknown_clocks(found)  # a directory of which only copies are left out has clocks, too
     recordings, copies = without_copies(found)
-    notes = [*joined.notes, *copies, *_remove_unknown_clocks(recordings)]
+    notes = [*joined.notes, *copies, *unknown]
     return Gathered(recordings, [*joined.unreadable, *unreadable], notes)
 
 

@@ -15,6 +15,8 @@ const HEIGHT = 240;
 const TABLE_ROWS = 30;
 const GAP = 6; // a line is broken after so many points without a value
 const LEAST = 4; // a zoom by keys has so many points
+// Distances of the times below the chart. Shorter ones would show the same second twice.
+const SECONDS = [1, 5, 10, 15, 30, 60, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 604800];
 const EVERY = 900; // ms between two requests
 
 /** @type {any} uPlot has no types; it is a script of its own */
@@ -199,9 +201,15 @@ export class StepChart {
           ...axis,
           size: 30,
           space: (/** @type {any} */ plot) => (plot.width < 600 ? 56 : 80),
+          incrs: SECONDS,
           values: [[1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]],
         },
-        { ...axis, size: 64, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => (tick ? milliseconds(tick) : "0")) },
+        {
+          ...axis,
+          size: 64,
+          values: (/** @type {any} */ plot, /** @type {number[]} */ ticks) =>
+            ticks.map((tick) => (plot.data[0].length ? (tick ? milliseconds(tick) : "0") : "")),
+        },
       ],
       series: [
         {},

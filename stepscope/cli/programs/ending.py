@@ -55,7 +55,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
     """Why the program failed before its first step; shown instead of the note that there are too few steps."""
     absent: str = ""
-    """Why there is no recording; shown instead of an answer."""
+    """Why this process recorded nothing; shown instead of an answer, unless another rank recorded something."""
     width: int = _WIDTH
     colour: bool = False
     says_more: bool = True
@@ -75,7 +75,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
     def _try(self, make: Callable[[Answer, Sequence[tuple[str, str]]], _T]) -> tuple[_T | None, str]:
         """Makes something of the answer and its notes, or returns why not: an error here must not hide how the program itself ended."""
-        if self.absent:
+        if self.absent and not self.ranks:
             return None, self.absent
         try:
             notes = (*self._awaited(), *self.notes)
@@ -131,6 +131,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         answer = judge(recording, [RankSummary(rank) for rank in recording.ranks])
         if self.failed and answer.refused:
             answer = msgspec.structs.replace(answer, verdict=FAILED, refused=self.failed)
+        elif self.absent and not any(rank.windows for rank in recording.ranks):
+            answer = msgspec.structs.replace(answer, refused=f"Nothing was recorded: {self.absent}.")
         return answer
 
     def _shown(self, answer: Answer, notes: Sequence[tuple[str, str]]) -> str:

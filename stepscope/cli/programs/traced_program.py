@@ -134,7 +134,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         """Begins to record."""
         self.profiler.start()
         if self.profiler.control is not None and self.prints_ending and not arguments.quiet:
-            message(f"stepscope run: to record steps: stepscope arm --pid {os.getpid()} --steps 10")
+            message(f"stepscope run: to record steps: stepscope arm --pid {os.getpid()} --steps 30")
         if arguments.duration is not None:
             wait = Thread(target=self._end_after, args=(arguments.duration,), name="stepscope duration", daemon=True)
             start(wait)
@@ -228,7 +228,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         files = [("See it", how) for how in traces or ([] if absent else [opening.command("view", whole)])]
         return Ending(
             path=str(whole),
-            absent="" if several else absent,
+            absent=absent,
             ranks=size or 0 if several else 0,
             local_ranks=min(local_world_size() or size or 0, size or 0) if several else 0,
             notes=(*notes, *files),
@@ -279,7 +279,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         if timed_out or self.prints_ending:
             _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
         if not timed_out and self.prints_ending and _takes_text():
-            asked = self._ending()
+            asked = self._ending(absent=self._absent() if self.profiler.control is not None else "")
             answer = asked.text_of_other_process().lstrip("\n")  # a line was printed already
             _write(answer or "".join(f"{label}  {text}\n" for label, text in asked.notes))
 

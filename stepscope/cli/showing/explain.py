@@ -46,8 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    """Declares `--window` and `--peak-flops`."""
+    """Declares `--window`, `--job` and `--peak-flops`."""
     parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
+    parser.add_argument("--job", metavar="NAME", help="of a collector's directory, the job (default: the newest)")
     parser.add_argument(
         "--peak-flops",
         metavar="N",
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.path is None and not path.is_dir():
         arguments.parser.error(f"there is no ./{RUNS}: name the directory of a run, or a trace")
     with Progress(f"reading {opening.shown(path)}"):
-        recording = load(path, None if arguments.window is None else (arguments.window,))
+        recording = load(path, None if arguments.window is None else (arguments.window,), arguments.job)
     if recording.path != path:
         message(f"reading the newest run in {opening.shown(path)}: {opening.shown(recording.path)}")
     elif arguments.path is None:

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error(f"{opening.shown(target)} is there already, and is no page: give -o another name")
     window: int | None = arguments.window
     with Progress(f"reading {opening.shown(arguments.path)}"):
-        recording = load(arguments.path, None if window is None else (window,))
+        recording = load(arguments.path, None if window is None else (window,), arguments.job)
         page, answer = page_of(recording, window, arguments.peak_flops)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")

@@ -146,7 +146,7 @@ def write(
             job=job,
             selection=selection,
             progress=show,
-            judge=judge_steps,
+            judge=partial(judge_steps, newest=()),
         )
         report: MergeReport = anyio.run(merge)
     message(f"{report.events:,} events written to {report.written or target}")

@@ -15,11 +15,14 @@ from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.reading.recording import load
 from stepscope.cli.main import main
-from stepscope.runtime.errors import NoWindowError
+from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.windows.window import which_windows
+from tests.integration.collector.test_merge import rank_run
 from tests.support.basics import require
 from tests.support.commands import stepscope
+from tests.support.ranks.streams import write_stream
 from tests.support.torch_trace import loop, rows, save
+from tests.support.viewers.scene import Scene, make_window, training
 
 
 def record(place: Path, name: str, steps: int = 25) -> Path:
@@ -246,3 +249,32 @@ def test_the_windows_that_a_flight_recorder_saved_are_listed(
     lines = json.loads(capsys.readouterr().out)
     assert [line["window"] for line in lines] == [0, 1, 2]
     assert all(line["events"] > 3 for line in lines)
+
+
+def test_of_a_collectors_directory_one_job_and_the_newest_starts_are_read(tmp_path: Path) -> None:
+    """A rank that was started again is one rank. Which job is read is said, and another one can be named."""
+    for job, starts in (("old", [0]), ("restarted", [0, 5])):
+        for pid, window in enumerate(starts):
+            described = rank_run(tmp_path, 0, job=job, id=f"{job} {pid}", pid=pid)
+            scene = Scene(described)
+            training(scene)
+            write_stream(tmp_path, described, [scene.batch(window)], [make_window(window)])
+    write_stream(tmp_path, rank_run(tmp_path, 0, job="restarted", id="restarted 9", pid=9), [], [make_window(9, ())])
+    recording = sc.load(tmp_path)
+    assert [list(rank.windows) for rank in recording.ranks] == [[5]]
+    assert any("2 jobs, of which 'restarted' is the newest" in note for note in recording.notes)
+    assert "ranks were started again: of each rank the newest run that recorded something is read" in recording.notes
+    assert [list(rank.windows) for rank in load(tmp_path, job="old").ranks] == [[0]]
+    with pytest.raises(FormatError, match="'old', 'restarted'"):
+        load(tmp_path, job="other")
+
+
+def test_a_merge_of_ranks_is_not_judged(tmp_path: Path) -> None:
+    """Its steps are those of all ranks in one process; the answer says what to name instead."""
+    for rank in (0, 1):
+        described = rank_run(tmp_path, rank)
+        scene = Scene(described)
+        training(scene, steps=tuple(range(40)))
+        write_stream(tmp_path, described, [scene.batch()], [make_window(steps=tuple(range(40)))])
+    assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.journal")]) == 0
+    assert "name the directory that was merged" in explain(tmp_path / "x.journal").refused

@@ -47,30 +47,45 @@ with sc.trace(exporters=[CollectorExporter(sys.argv[1])], name="loading") as pro
 
 
 def summary(
-    work: list[int], *, first: int = 10, data: float = 0.05, together: int = 0, stalls: int = 0, well: int = 0
+    work: list[int],
+    *,
+    first: int = 10,
+    data: float = 0.05,
+    together: int = 0,
+    stalls: int = 0,
+    well: int = 0,
+    stalled: Phase = Phase.CHECKPOINT,
+    runs: float = 1.0,
+    queued: int = 0,
 ) -> StepSummary:
     """A summary of steps with so much work each, in ns.
 
     Args:
         data: share of the work that loads data.
         together: ns after which collectives let all ranks go on; 0: there are none.
-        stalls: every so many steps one writes a checkpoint for 200 ms.
+        stalls: every so many steps one takes 200 ms longer.
         well: steps before the first that does.
+        stalled: the phase that does.
+        runs: share of the steps for which the thread runs; backward takes no more.
+        queued: ns for which the thread waits for a processor in each longer step.
     """
     facts: Any = np.zeros(len(work), FACTS_DTYPE)
     took = np.array(work, np.int64)
     facts["phases"][:, Phase.DATA] = took * data
-    facts["phases"][:, Phase.BACKWARD] = took * 0.5
+    facts["phases"][:, Phase.BACKWARD] = took * min(runs, 0.5)
     if together:
         facts["phases"][:, Phase.COMMUNICATION] = together - took
         took = np.full(len(work), together)
     if stalls:
-        facts["phases"][well::stalls, Phase.CHECKPOINT] = 200_000_000
+        facts["phases"][well::stalls, stalled] += 200_000_000
         took[well::stalls] += 200_000_000
     facts["end"] = BEGIN + first * STEP + np.cumsum(took)
     facts["begin"], facts["step"] = facts["end"] - took, first + np.arange(len(work))
     for name in SIGNALS:
         facts[name] = np.nan
+    facts["operators"], facts["cpu_ns"] = 10, took * runs
+    if queued:
+        facts["run_queue_ns"], facts["preemptions"] = np.where(np.array(work) > STEP, queued, 0), 1
     return summary_of(facts, events=0, lost=0)
 
 
@@ -124,6 +139,20 @@ FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
     ),
     "a slow loader": (lambda: [summary([STEP] * 60, data=0.5) for _ in range(2)], "input-bound-in-process", []),
     "a stall every 20 steps": (lambda: [summary([STEP] * 200, stalls=20)], "periodic-stall", []),
+    "a stall of one rank, for which the others wait": (
+        lambda: [
+            summary(
+                [STEP] * 200,
+                together=21_000_000,
+                stalls=20,
+                stalled=Phase.CHECKPOINT if rank == 1 else Phase.COMMUNICATION,
+            )
+            for rank in range(3)
+        ],
+        "periodic-stall",
+        [1],
+    ),
+    "a program that sleeps": (lambda: [summary([STEP] * 60, runs=0.1)], "program-waits", []),
     "stalls that have begun": (lambda: [summary([STEP] * 460, stalls=20, well=400)], "periodic-stall", []),
 }
 
@@ -139,6 +168,26 @@ async def test_a_planted_fault_is_named(fault: str) -> None:
     # How many processors there are is not known here, nor whether they are free.
     assert "num_workers=" not in finding.action
     assert (verdict.job_id, verdict.ranks) == ("job", len(planted()))
+
+
+async def test_ranks_whose_newest_steps_have_not_come_are_compared() -> None:
+    """All ranks are compared in the same steps, so a rank that has sent fewer is one of those that wait."""
+    newest = [30, 30, 20]
+    ranks = [
+        summary([STEP] * 100 + [32_000_000 if rank == 1 else STEP] * newest[rank], together=33_000_000)
+        for rank in range(3)
+    ]
+    (verdict,) = await judged(streams_of(*ranks))
+    (finding,) = verdict.findings
+    assert finding.title.startswith("Rank 1 holds the others up")
+
+
+async def test_a_rank_that_waits_less_for_processors_is_not_slow() -> None:
+    """The others take longer in turns, as they wait for processors; that a third one has more to do costs nothing."""
+    busy = [[30_000_000 if step % 2 == turn else STEP for step in range(60)] for turn in (0, 1)]
+    ranks = [summary(work, together=31_000_000, queued=18_000_000) for work in busy]
+    (verdict,) = await judged(streams_of(*ranks, summary([STEP + 1_000_000] * 60, together=31_000_000)))
+    assert [finding.id for finding in verdict.findings if finding.ranks] == []
 
 
 async def test_equal_ranks_have_no_fault() -> None:

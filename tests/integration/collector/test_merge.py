@@ -184,6 +184,17 @@ def test_a_rank_without_the_window_is_named(tmp_path: Path) -> None:
     assert "rank 1 has nothing of this window" in exporter.windows[0].diagnostics
 
 
+def test_windows_that_a_rank_lacks_are_one_line(tmp_path: Path) -> None:
+    """A rank that was killed early lacks all windows after that."""
+    for rank, windows in enumerate([[0, 1, 2, 3, 4], [0, 3]]):
+        described = rank_run(tmp_path, rank)
+        scene = Scene(described)
+        training(scene)
+        write_stream(tmp_path, described, [scene.batch()], [make_window(index) for index in windows], syncs_of(0))
+    _, report = merged(tmp_path)
+    assert report.absent == ["rank 1: windows 1-2,4"]
+
+
 def test_two_processes_of_one_rank(tmp_path: Path) -> None:
     """Both are shown, on rows of their own; that they ran at the same time is said."""
     for pid in (1, 2):

@@ -372,3 +372,18 @@ def test_a_zoom_of_the_chart_stays(tmp_path: Path) -> None:
         page.keyboard.press("-")
         page.keyboard.press("-")
         until(lambda: page.evaluate(scale)["max"] > inner["last"])
+
+
+def test_the_axes_of_the_chart_are_readable(tmp_path: Path) -> None:
+    """Without a step there are no times of steps, and no second is written twice."""
+    with collecting(tmp_path) as collector, quiet_page() as page:
+        page.add_init_script(PLOTS)
+        page.goto(collector.url)
+        labels = "(axis) => plots.at(-1)?.axes[axis]._values ?? null"
+        until(lambda: page.evaluate(labels, 1) is not None)
+        assert set(page.evaluate(labels, 1)) == {""}
+        with training(collector.url, 0, steps=10_000, seconds=0.01):
+            until(lambda: len(collector.get("/v1/steps")["times"]) > 3)
+            until(lambda: "0" in page.evaluate(labels, 1))
+            times = [text for text in page.evaluate(labels, 0) if text]
+            assert len(times) == len(set(times))

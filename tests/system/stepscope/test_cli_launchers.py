@@ -178,3 +178,12 @@ def test_a_launcher_that_is_no_script(tmp_path: Path) -> None:
     ended = commands.stepscope("run", "mpirun", "-n", "2", "python", "train.py", cwd=tmp_path)
     assert ended.returncode == 2
     said(ended.stderr.splitlines()[-1], "mpirun ... stepscope run [options] train.py")
+
+
+def test_ranks_of_which_nobody_asked_for_a_window(tmp_path: Path) -> None:
+    """Rank 0 says so, instead of advice on what could be recorded."""
+    (tmp_path / "train.py").write_text(RANK)
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    ended = commands.stepscope("run", "--no-torch", "--control", "train.py", cwd=tmp_path, env=environment)
+    assert ended.returncode == 0
+    assert "Nothing was recorded: no window was asked for: stepscope arm" in ended.stderr

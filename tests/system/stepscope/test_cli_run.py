@@ -631,7 +631,7 @@ def test_windows_are_asked_for(tmp_path: Path) -> None:
     with launched(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert f"stepscope arm --pid {process.pid} --steps 10" in line
+        assert f"stepscope arm --pid {process.pid} --steps 30" in line
         while (armed := stepscope("arm", "--pid", process.pid, "--seconds", "0.1", cwd=tmp_path)).returncode:
             assert process.poll() is None, armed.stderr
         while " recorded " not in stepscope("arm", "--pid", process.pid, "--status", cwd=tmp_path).stdout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from stepscope.analysis.rules.event_loops import TURN_NS, blocked, check_tasks_pile_up, loops_of
 from stepscope.analysis.rules.evidence import Job
 from stepscope.analysis.tables.rank_summary import RankSummary, Sample, TaskRun
+from tests.support.viewers.scene import make_window
 
 MS = 1_000_000
 
@@ -26,8 +28,15 @@ class Recorded:
         self,
         tasks: dict[str, tuple[int, int, list[tuple[int, int]]]],
         callbacks: dict[str, tuple[int, int]] | None = None,
+        windows: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """Each task: begin, end, and its waits. Each callback: begin and end."""
+        """Each task: begin, end, and its waits. Each callback and each window: begin and end."""
+        self.recorded = SimpleNamespace(
+            windows={
+                index: msgspec.structs.replace(make_window(index), start_ns=begin, end_ns=end)
+                for index, (begin, end) in enumerate(windows)
+            }
+        )
         self.samples: list[Sample] = []
         self.facts: list[int] = []
         self.callbacks = [
@@ -100,6 +109,17 @@ def test_a_task_inside_of_a_callback_costs_no_more_than_that() -> None:
     (loop,) = loops_of(recorded)
     found = blocked(recorded, loop)
     assert found is not None and found.cost_ns == 100 * MS
+
+
+def test_time_between_windows_does_not_count() -> None:
+    """A service that is asked for a window now and then is blocked for as large a share of the time as in each of them."""
+    tasks: dict[str, tuple[int, int, list[tuple[int, int]]]] = {
+        f"request{at}": ((begin + 25) * MS, (begin + 85) * MS, []) for at, begin in enumerate((0, 100, 10_000, 10_100))
+    }
+    recorded = cast(RankSummary, Recorded(tasks, windows=((0, 200 * MS), (10_000 * MS, 10_200 * MS))))
+    (loop,) = loops_of(recorded)
+    found = blocked(recorded, loop)
+    assert found is not None and found.cost == pytest.approx(240 / 360)
 
 
 @pytest.mark.parametrize(("every_ms", "is_found"), [(40, True), (200, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ def test_a_clock_that_no_collector_had_does_not_count(tmp_path: Path) -> None:
     _, report = merged(tmp_path)
     assert report.clock == OURS
     assert any("name a clock that none of these collectors had" in note for note in report.notes)
+
+
+def test_the_clocks_of_a_directory_whose_copies_are_left_out_count(tmp_path: Path) -> None:
+    """A collector that has taken a stream over has it with round trips to the clock of the one before."""
+    add(tmp_path / "before", 0, named(syncs_of(0), OURS))
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    server_clock.add_clock_name(tmp_path / "before", OURS)
+    server_clock.add_clock_name(tmp_path / "after", NOBODYS)
+    _, report = merged(tmp_path / "after", None, None, tmp_path / "before")
+    assert [member.round_trips for member in report.members] == [10] and report.notes == []
 
 
 def test_collectors_that_do_not_name_theirs_are_believed(tmp_path: Path) -> None:
