@@ -72,6 +72,7 @@ class Loop:
         """Of the run that is open, or was the last."""
         self.stage = ""
         """Of the run that is open; empty if none is."""
+        self._stepped = False
         self.raised: ErrorLog[Exception] = ErrorLog(MAX_ERRORS)
         """Errors of tracing."""
         self._spans: list[tuple[str, span]] = []
@@ -136,7 +137,7 @@ class Loop:
         profiler.add_metadata("stage", stage)
         profiler.add_metadata("framework", self.category)
         profiler.start()
-        self.profiler, self.stage = profiler, stage
+        self.profiler, self.stage, self._stepped = profiler, stage, False
         finalizer = weakref.finalize(self, profiler.close)
         finalizer.atexit = False  # then the profiler closes itself, and knows of what ended the program
         self._finalizer = finalizer.detach
@@ -152,6 +153,7 @@ class Loop:
         """Ends a step or an epoch of the run: nothing if none is open, or if the schedule counts the other unit."""
         if self.stage and self.profiler is not None and unit == self.settings.unit:
             self.profiler.step()
+            self._stepped = True
 
     def enter(self, name: str, **arguments: object) -> None:
         """Begins a span, which `leave` ends; both are hooks of the same thread."""
@@ -229,7 +231,7 @@ class Loop:
         stats = profiler.statistics()
         recorded = 0 if stats.pipeline is None else sum(stats.pipeline.windows.accepted.values())
         if not recorded:
-            why = next(iter(profiler.diagnostics()), "")
+            why = next(iter(profiler.diagnostics()), "") if self._stepped else "it ended before its first step did"
             if why:
                 log.warning("stepscope recorded nothing of %r: %s", stage, why)
             return
