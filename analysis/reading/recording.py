@@ -281,6 +281,8 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
             several = [
                 f"{requested} has {len(launches)} runs, of which this is the newest: name another one to read it"
             ]
+        elif chosen.place == place:
+            several = [f"{path} is of an earlier run: name it to read it" for path in others]
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
         gathered = gather([place], lambda: Path(room))
         found = [one for one in gathered.recordings if one.path not in others]

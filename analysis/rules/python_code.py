@@ -157,9 +157,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         return []
     every = rank.samples_in_steps()
     samples = [
-        sample
-        for sample in every
-        if in_program_code(sample) and not in_loader(sample) and not in_backward(sample)
+        sample for sample in every if in_program_code(sample) and not in_loader(sample) and not in_backward(sample)
     ]
     waiting = [sample for sample in samples if sample.state in {"S", "D"}]
     running = _running(rank, uncovered)
