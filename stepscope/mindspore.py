@@ -38,7 +38,7 @@ from stepscope.compat.mindspore.options.schedule import (
     tensorboard_trace_handler,
 )
 from stepscope.compat.mindspore.products.operators import OperatorRow
-from stepscope.compat.mindspore.profiler import Profiler, _ExperimentalConfig, profile  # pyright: ignore[reportPrivateUsage]
+from stepscope.compat.mindspore.profiler import Profiler, _ExperimentalConfig, analyse, profile  # pyright: ignore[reportPrivateUsage]
 
 EnvProfiler.init_profiler()
 
@@ -68,6 +68,7 @@ __all__ = [
     "WindowAnalysis",
     "WireError",
     "_ExperimentalConfig",
+    "analyse",
     "mstx",
     "profile",
     "schedule",

@@ -17,7 +17,7 @@ from stepscope.analysis.reading.run_choice import Launch, launches_in
 from stepscope.analysis.tables.flops import PEAK, read_peak
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs import recording as runs
-from stepscope.collector.runs.recording import journals_in, stream_of
+from stepscope.collector.runs.recording import stream_of
 from stepscope.runtime.accounting.ledger import sum_ledgers
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
@@ -28,7 +28,6 @@ from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.index import WindowRow, rows_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import WITHOUT_END
-from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL, WINDOWS, can_recover
 from stepscope.runtime.settings.arguments import path_argument
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder
@@ -273,8 +272,6 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None, job:
         raise FileNotFoundError(f"there is no file or directory {str(place)!r}")
     if is_trace(place):
         return Recording(place, [trace_of(place)], [])
-    newest: list[Path] = []
-    older: list[Path] = []
     launches = launches_in(place) if place.is_dir() else []
     launches, jobs = _with_job_last(place, launches, job)
     others = [path for launch in launches[:-1] for path in launch.journals]
@@ -291,18 +288,15 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None, job:
             several = [
                 f"{requested} has {len(launches)} runs, of which this is the newest: name another one to read it"
             ]
-    for directory in {path.parent for path in journals_in(place) if path.name == JOURNAL} if place.is_dir() else ():
-        by_age = [path for path, _ in Journals.of(directory).found]
-        newest += by_age[:1] if len(by_age) > 1 else []
-        older += by_age[1:]
+        elif chosen.place == place:
+            several = [f"{path} is of an earlier run: name it to read it" for path in others]
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
-        gathered = gather([place, *newest], lambda: Path(room))
-        found = [one for one in gathered.recordings if one.path not in (*older, *others)]
+        gathered = gather([place], lambda: Path(room))
+        found = [one for one in gathered.recordings if one.path not in others]
         earlier = _earlier_starts(found)
         found = [one for one in found if one.path not in earlier]
-        unreadable = [str(one) for one in gathered.unreadable if Path(one.path) not in (*older, *others)]
+        unreadable = [str(one) for one in gathered.unreadable if Path(one.path) not in others]
         problems = [*unreadable, *gathered.notes]
-        problems += [f"{path} is of an earlier run: name it to read it" for path in older]
         if earlier:
             problems.append("ranks were started again: of each rank the newest run that recorded something is read")
         if not found and place.is_dir():

@@ -89,12 +89,13 @@ def run_directory(journal: Path) -> Path:
 
 
 def _runs(place: Path) -> Iterator[tuple[Path, RunRecord, int]]:
-    """The journals that say whose they are, each with the time at which its run began, in Unix time."""
+    """The journals that say whose they are, of each directory the newest, with the time at which its run began, in Unix time."""
     for path in journals_in(place):
         try:
-            run = run_record_of(path)
-            if run is not None:
-                newest = Journals.of(path.parent).found[:1] if path.name == JOURNAL else ()
-                yield path, run, max([run.created_ns, *(one.created_ns for _, one in newest if one is not None)])
+            own = path.name == JOURNAL and not stream_of(path)
+            newest = Journals.of(path.parent).found[:1] if own else [(path, run_record_of(path))]
+            for each, run in newest:
+                if run is not None:
+                    yield each, run, run.created_ns
         except (OSError, FormatError):
             continue  # reading the directory says why it cannot be used

@@ -197,17 +197,17 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     cost = float(np.median(uncovered)) / float(np.median(took))
     if cost < FINDING:
         return []
+    every = rank.samples_in_steps()
     samples = [
         sample
-        for sample in rank.samples_in_steps()
+        for sample in every
         if (in_program_code(sample) or waits_in_library(sample)) and not in_loader(sample) and not in_backward(sample)
     ]
     waiting = [sample for sample in samples if sample.state in {"S", "D"}]
     running = _running(rank, uncovered)
     waited = cost * (1 - running)
-    # Of a process that still runs no sample is known: only its processor time tells.
-    sampled = not rank.samples or len(waiting) > WAITING * max(len(samples), 1)
-    waits = (running < WAITING or waited >= WAITING) and sampled
+    seen = not every or len(waiting) > WAITING * max(len(samples), 1)  # a rank that still runs has processor time only
+    waits = (running < WAITING or waited >= WAITING) and seen
     writes = written_bytes(rank) >= WRITTEN_BYTES and running < WRITING
     # The span of the program that has most of that time; empty if most of it is in none.
     in_spans = rank.phase(Phase.SPAN).sum() > MAJORITY * uncovered.sum()

@@ -27,6 +27,8 @@ from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.index import read_index, scan
 from stepscope.runtime.journal.records import ClockSync, RunRecord, decode_record
 from stepscope.runtime.journal.segments import Segment
+from stepscope.runtime.recovery.journals import Journals
+from stepscope.runtime.session.note import JOURNAL
 
 CHUNK = 1 << 20
 
@@ -52,11 +54,25 @@ def gather(sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | N
         OSError: if a directory cannot be read, or what is put together not be written.
     """
     joined = join(sources, room)
-    found, unreadable = recordings_in([*sources, *joined.journals], joined.parts, wanted)
+    newest, earlier = _used_again(sources)
+    found, unreadable = recordings_in([*sources, *newest, *joined.journals], {*joined.parts, *earlier}, wanted)
     unknown = _remove_unknown_clocks(found)  # a directory of which only copies are left out has clocks, too
     recordings, copies = without_copies(found)
     notes = [*joined.notes, *copies, *unknown]
+    notes += [f"{path} is of an earlier run: name it to read it" for path in earlier]
     return Gathered(recordings, [*joined.unreadable, *unreadable], notes)
+
+
+def _used_again(sources: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Of directories that several runs have written to: the newest journal of each, unless that is its first, and the others."""
+    newest: list[Path] = []
+    earlier: list[Path] = []
+    for path in (path for source in sources if source.is_dir() for path in journals_in(source)):
+        if path.name == JOURNAL and not stream_of(path):
+            by_age = [each for each, _ in Journals.of(path.parent).found]
+            newest += [each for each in by_age[:1] if each != path]
+            earlier += [each for each in by_age[1:] if each not in sources]
+    return newest, earlier
 
 
 def _remove_unknown_clocks(recordings: Sequence[Recording]) -> list[str]:

@@ -69,7 +69,7 @@ class StepscopeCallback(TracingCallback, _Callback):
 
     Args:
         log_dir: as `output_dir`; the name that `keras.callbacks.TensorBoard` has.
-        profile_batch: instead of a schedule, as there: one batch, or (first, last), counted from 1 in each `fit`; 0 for none.
+        profile_batch: instead of a schedule, as there: one batch, or (first, last) or "first,last", counted from 1 in each `fit`; 0 for none.
         settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`.
 
     Raises:
@@ -80,15 +80,17 @@ class StepscopeCallback(TracingCallback, _Callback):
         self,
         log_dir: str | None = None,
         *,
-        profile_batch: int | Sequence[int] | None = None,
+        profile_batch: int | str | Sequence[int] | None = None,
         **settings: Unpack[LoopArguments],
     ) -> None:
         super().__init__()
         cycle = None
-        if profile_batch == 0 and not isinstance(profile_batch, bool):
-            settings["ranks"] = ()  # nobody records
-        elif profile_batch is not None:
-            cycle = _schedule(profile_batch)
+        if profile_batch is not None:
+            first, last = _range(profile_batch)
+            if last:
+                cycle = _schedule(first, last)
+            else:
+                settings["ranks"] = ()  # nobody records
         also = {"log_dir": ("output_dir", log_dir), "profile_batch": ("schedule", cycle)}
         self.loop = Loop(LoopSettings.of(settings, also), "keras", _operators, counts_anew=cycle is not None)
         self._accumulate = 1
@@ -151,9 +153,25 @@ def _number(value: Any) -> int:
     return 0 if value is None else int(value)
 
 
-def _schedule(batches: int | Sequence[int]) -> Schedule:
-    first, last = (batches, batches) if isinstance(batches, int) else tuple(batches)
-    if isinstance(first, bool) or first < 1 or last < first:
-        raise ValueError(f"profile_batch must be a batch from 1, or (first, last), got {batches!r}")
+def _range(batches: int | str | Sequence[int]) -> tuple[int, int]:
+    """The first batch and the last."""
+    try:
+        if isinstance(batches, str):
+            given = [int(part) for part in batches.split(",")]
+        else:
+            given = [batches] if isinstance(batches, int) else list(batches)
+        first, last = given * 2 if len(given) == 1 else given
+    except (TypeError, ValueError) as error:
+        raise _refusal(batches) from error
+    if isinstance(first, bool) or not (1 <= first <= last or first == last == 0):
+        raise _refusal(batches)
+    return first, last
+
+
+def _refusal(batches: object) -> ValueError:
+    return ValueError(f"profile_batch must be a batch from 1, or (first, last), got {batches!r}")
+
+
+def _schedule(first: int, last: int) -> Schedule:
     warmup = min(first - 1, 1)
     return schedule(skip_first=first - 1 - warmup, wait=0, warmup=warmup, active=last - first + 1, repeat=1)

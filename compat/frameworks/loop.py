@@ -72,6 +72,8 @@ class Loop:
         """Of the run that is open, or was the last."""
         self.stage = ""
         """Of the run that is open; empty if none is."""
+        self._stepped = False
+        self._rank: int | None = None
         self.raised: ErrorLog[Exception] = ErrorLog(MAX_ERRORS)
         """Errors of tracing."""
         self._spans: list[tuple[str, span]] = []
@@ -136,7 +138,7 @@ class Loop:
         profiler.add_metadata("stage", stage)
         profiler.add_metadata("framework", self.category)
         profiler.start()
-        self.profiler, self.stage = profiler, stage
+        self.profiler, self.stage, self._rank, self._stepped = profiler, stage, rank, False
         finalizer = weakref.finalize(self, profiler.close)
         finalizer.atexit = False  # then the profiler closes itself, and knows of what ended the program
         self._finalizer = finalizer.detach
@@ -152,6 +154,7 @@ class Loop:
         """Ends a step or an epoch of the run: nothing if none is open, or if the schedule counts the other unit."""
         if self.stage and self.profiler is not None and unit == self.settings.unit:
             self.profiler.step()
+            self._stepped = True
 
     def enter(self, name: str, **arguments: object) -> None:
         """Begins a span, which `leave` ends; both are hooks of the same thread."""
@@ -220,7 +223,7 @@ class Loop:
         except ExceptionGroup as errors:
             for error in errors.exceptions:
                 self.store_error(error)
-        if rank_from_environment()[0] in (None, 0):
+        if not self._rank:
             self._log_results(stage, self.profiler)
 
     def _log_results(self, stage: str, profiler: Profiler) -> None:
@@ -229,14 +232,18 @@ class Loop:
         stats = profiler.statistics()
         recorded = 0 if stats.pipeline is None else sum(stats.pipeline.windows.accepted.values())
         if not recorded:
-            why = next(iter(profiler.diagnostics()), "")
+            why = next(iter(profiler.diagnostics()), "") if self._stepped else "it ended before its first step did"
             if why:
                 log.warning("stepscope recorded nothing of %r: %s", stage, why)
             return
-        place = shlex.quote(str(profiler.output.path))
+        path, of = profiler.output.path, ""
+        if self._rank is not None:  # its own directory is one of those of all ranks
+            path, of = path.parent, "of rank 0: "
+        place = shlex.quote(str(path))
         lines = [f"stepscope recorded {stage!r}: `stepscope report {place}` shows it"]
         if recorded <= MAX_JUDGED_EVENTS:
-            lines += _verdict(profiler)
+            verdict, *more = _verdict(profiler)
+            lines += [f"{of}{verdict}", *more]
         else:
             lines.append(f"`stepscope explain {place}` says what is slow")
         log.warning("%s", "\n  ".join(lines))

@@ -274,6 +274,26 @@ class profile(Recording):
             self._start()
 
 
+def analyse(
+    profiler_path: str | os.PathLike[str],
+    max_process_number: int = 1,
+    pretty: bool = False,
+    step_list: Iterable[int] | None = None,
+    data_simplification: bool = True,
+) -> Analysis:
+    """Does what `Profiler.offline_analyse` does; of `mindspore.profiler.profiler`.
+
+    Args:
+        profiler_path: as `path` there.
+        max_process_number: has no effect: products are made in this process.
+        pretty, step_list, data_simplification: as there.
+
+    Raises:
+        TypeError, RuntimeError: as there.
+    """
+    return Profiler.offline_analyse(profiler_path, pretty, step_list, data_simplification)
+
+
 def _read_mode(mode: object) -> AnalysisMode:
     for each in AnalysisMode:
         if mode in (each, each.value):

@@ -208,7 +208,7 @@ class BoundSource(Source):
             Text on these changes; empty if there were none.
         """
         text = self.waiting_note()
-        if text:
+        if text and not self.wanted:  # without a step a note is enough
             self.record("transition", BackendError(text))
             if self.lost:
                 self._orphan()

@@ -11,9 +11,10 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stepscope.cli.common.messages import discard_unwritten, flush, message, print_any_text
+from stepscope.cli.common.values import number
 from stepscope.cli.machine import doctor
 from stepscope.cli.network import arm, collect, deliver, upload
 from stepscope.cli.programs import demo, run
@@ -44,6 +45,8 @@ COMMANDS = (
 """Each has `HELP`, `DESCRIPTION`, `EPILOG`, in some cases `USAGE`, `add_options(parser)`, and `run(arguments)`, which returns its exit code."""
 MOST_COLUMNS = 120
 """Columns of a line of text that still reads well."""
+_CHOICE = re.compile(r"invalid choice: (.+?)(?:, maybe .+)? \(choose from (.+)\)")
+"""How argparse refuses a value that is not among the choices."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 EPILOG = """\
@@ -95,7 +98,14 @@ class _CommandParser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings["description"] = _wrapped(settings["description"])
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+        self.register("type", int, number(int, "a whole number"))
+        self.register("type", float, number(float, "a number"))
         self.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+
+    def error(self, message: str) -> NoReturn:
+        message = _CHOICE.sub(lambda choice: f"must be one of {choice[2]}, got {choice[1]}", message)
+        message = re.sub(r"^argument (\S+): must", r"\1 must", message)
+        super().error(message.removeprefix("argument "))
 
 
 def _wrapped(description: str) -> str:

@@ -49,8 +49,25 @@ def above_zero(kind: str, most: float = float("inf")) -> Callable[[str], float]:
         except ValueError:
             number = 0.0
         if not 0 < number < most:
-            raise argparse.ArgumentTypeError(f"{text[:60]!r} is no {kind}")
+            raise argparse.ArgumentTypeError(f"must be a {kind}, got {text[:60]!r}")
         return number
+
+    return read
+
+
+def number(kind: type[int] | type[float], name: str) -> Callable[[str], float]:
+    """Returns a reader of a number.
+
+    Args:
+        kind: its type.
+        name: what it is called in the message.
+    """
+
+    def read(text: str) -> float:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {name}, got {text[:60]!r}") from None
 
     return read
 

@@ -147,12 +147,15 @@ def control_of(arguments: argparse.Namespace) -> Control | None:
 def backends_of(arguments: argparse.Namespace) -> list[Backend]:
     """The backends, not opened; wrong arguments end the process, as argparse does it."""
     parser: argparse.ArgumentParser = arguments.parser
+    if arguments.no_torch and TORCH in (arguments.backend or ()):
+        parser.error("--no-torch and --backend torch contradict each other: give one of them")
     names = [name for name in dict.fromkeys(arguments.backend or [TORCH]) if name != TORCH or not arguments.no_torch]
     flags = {name: getattr(arguments, name) for name in _OF_TORCH}
     if TORCH not in names:
-        useless = [f"--{name.replace('_', '-')}" for name, given in flags.items() if given]
-        if useless:
-            parser.error(f"{useless[0]} is of torch's operators, which are left out: add --backend torch")
+        given = [name for name, value in {**flags, "mode": arguments.mode != "auto"}.items() if value]
+        if given:
+            what = "leave out --no-torch" if arguments.no_torch else "add --backend torch"
+            parser.error(f"--{given[0].replace('_', '-')} is of torch's operators, which are left out: {what}")
         return [BACKENDS[name]() for name in names]
     try:
         torch = TorchBackend(arguments.mode, **flags)

@@ -196,8 +196,17 @@ def _trace(path: Path, directory: Path) -> Path:
     elif _for_tensorboard(path):
         return max(_traces_below(path), key=lambda trace: trace.stat().st_mtime_ns)
     else:
-        merge.write([path], target)
+        merge.write(_newest(path), target)
     return target
+
+
+def _newest(place: Path) -> list[Path]:
+    """What `stepscope explain` reads of a directory of several runs."""
+    from stepscope.analysis.reading.run_choice import launches_in
+    from stepscope.collector.runs.recording import stream_of
+
+    chosen = next(reversed(launches_in(place)), None)
+    return [place] if chosen is None or any(map(stream_of, chosen.journals)) else chosen.journals
 
 
 def _perfetto(given: argparse.Namespace, trace: Path) -> None:

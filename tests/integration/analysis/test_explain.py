@@ -325,9 +325,10 @@ def first_of(directory: Path, program: str) -> Finding:
     return explain(directory / "run").findings[0]
 
 
-def test_the_span_that_waits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the program is no function that could be named."""
-    monkeypatch.delenv(SIGNALS_VARIABLE)
+@pytest.mark.parametrize("signals", ["all", "steps"])
+def test_the_span_that_waits_is_named(signals: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the program is no function that could be named, or no stack was sampled."""
+    monkeypatch.setenv(SIGNALS_VARIABLE, signals)
     first = first_of(
         tmp_path,
         "with sc.trace(output_dir=sys.argv[1]) as profiler:\n"

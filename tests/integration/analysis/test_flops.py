@@ -144,7 +144,7 @@ def test_a_peak_on_the_command_line(tmp_path: Path) -> None:
     assert "declared peak of 3 PFLOP/s" in (tmp_path / "report.html").read_text(encoding="utf-8")
     for wrong in ("0", "-1", "fast", "nan", "inf"):
         done = stepscope("explain", "run", f"--peak-flops={wrong}", cwd=tmp_path)
-        assert done.returncode == 2 and "is no number above 0, such as 989e12" in done.stderr
+        assert done.returncode == 2 and "must be a number above 0, such as 989e12" in done.stderr
 
 
 def test_nothing_of_it(tmp_path: Path) -> None:

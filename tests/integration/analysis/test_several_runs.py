@@ -72,6 +72,18 @@ def test_ranks_of_one_job_are_read_together(tmp_path: Path, monkeypatch: pytest.
     assert not sc.load(place).notes and "3 runs" in sc.load(tmp_path / "runs").notes[0]
 
 
+def test_a_rank_that_the_newest_run_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is of an earlier run in the same directory, and not mixed into the newest, whatever the first runs of ranks were."""
+    for rank in "02":
+        with monkeypatch.context() as context:
+            context.setenv("RANK", rank)
+            context.setenv("WORLD_SIZE", "3")
+            record(tmp_path, f"rank {rank}", 30)
+    recording = sc.load(ranks(tmp_path, monkeypatch))
+    assert [(rank.rank, len(rank.steps)) for rank in recording.ranks] == [(0, 25), (1, 25)]
+    assert [note.split()[0] for note in recording.notes] == [str(tmp_path / f"rank{rank}/journal") for rank in (2, 0)]
+
+
 def test_without_a_path(tmp_path: Path) -> None:
     """It is the newest run of the working directory; where there is none, that is said."""
     done = stepscope("explain", cwd=tmp_path)

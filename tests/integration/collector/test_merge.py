@@ -96,6 +96,17 @@ def test_jobs_of_one_directory_are_distinguished(tmp_path: Path, capsys: pytest.
         merged(tmp_path, job="three")
 
 
+def test_the_newest_run_of_a_rank_s_directory_is_merged(tmp_path: Path) -> None:
+    """As it is explained, where a job has run with one output directory twice."""
+    for steps in (2, 3):
+        with sc.trace(output_dir=tmp_path / "rank0") as profiler:
+            for _ in range(steps):
+                profiler.step()
+    exporter, report = merged(tmp_path)
+    assert [len(window.steps) for window in exporter.windows] == [3]
+    assert report.notes == [f"{tmp_path / 'rank0' / 'journal'} is of an earlier run: name it to read it"]
+
+
 def test_the_report_has_the_findings_of_explain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

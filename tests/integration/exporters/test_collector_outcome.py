@@ -85,7 +85,7 @@ async def test_a_path_that_takes_no_streams_is_reported(tmp_path: Path) -> None:
             ("--token-file", "nofile"),
             "--token-file: nofile, which should hold the secret, cannot be read: No such file",
         ),
-        (("--timeout", "-1"), "argument --timeout: '-1' is no number of seconds above 0"),
+        (("--timeout", "-1"), "--timeout must be a number of seconds above 0, got '-1'"),
     ],
 )
 def test_a_delivery_that_cannot_begin_is_wrong_usage(arguments: tuple[str, ...], wanted: str, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_profile_batch_is_as_in_tensorboard(tmp_path: Path) -> None:
     """One batch or a range, counted from 1; 0 for none. Keras's own callback refuses that on this backend."""
     with pytest.raises(ValueError, match="torch"):
         keras.callbacks.TensorBoard(str(tmp_path / "theirs"), profile_batch=5)
-    for given, expected in ((5, [(4,)]), ((2, 4), [(1, 2, 3)]), ((1, 2), [(0, 1)])):
+    for given, expected in ((5, [(4,)]), ("2,4", [(1, 2, 3)]), ((1, 2), [(0, 1)])):
         runs = Runs()
         callback = ours.StepscopeCallback(str(tmp_path / str(given)), profile_batch=given, exporters=[runs])
         fit(model(), callback)
@@ -72,7 +72,7 @@ def test_profile_batch_is_as_in_tensorboard(tmp_path: Path) -> None:
     off = ours.StepscopeCallback(str(tmp_path / "off"), profile_batch=0)
     fit(model(), off)
     assert off.profiler is None
-    for wrong in ((4, 2), -1, (0, 3)):
+    for wrong in ((4, 2), -1, (0, 3), "two", (1, 2, 3)):
         with refused(ValueError, "profile_batch"):
             ours.StepscopeCallback(profile_batch=wrong)
     with refused(ValueError, "schedule", "profile_batch"):

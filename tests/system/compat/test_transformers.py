@@ -138,6 +138,14 @@ def test_a_short_evaluation_says_how_many_steps_are_needed(tmp_path: Path, caplo
     assert "run 27 steps for a whole window" in caplog.text and "profiler.step()" not in caplog.text
 
 
+def test_a_prediction_of_one_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No step ends in it, which is no error."""
+    callback = ours.StepscopeCallback()
+    trainer(tmp_path, callback).predict(data(1))
+    check_well(callback)
+    assert "recorded nothing of 'evaluate': it ended before its first step did" in caplog.text
+
+
 @pytest.mark.checklist("B3")
 def test_what_is_in_a_step(tmp_path: Path) -> None:
     """What is logged, as a counter, and the optimizer's part; checkpoints are marked. By default in the Trainer's directory."""

@@ -574,10 +574,14 @@ def test_backends_by_name(tmp_path: Path) -> None:
 def test_options_of_torch_go_with_torch(tmp_path: Path) -> None:
     """Where its operators are left out they would mean nothing."""
     (tmp_path / "p.py").touch()
-    for without in (("--backend", "host"), ("--no-torch",)):
-        done = stepscope("run", *without, "--record-shapes", "p.py", cwd=tmp_path)
+    for options, *words in (
+        (("--backend", "host", "--record-shapes"), "--record-shapes", "add --backend torch"),
+        (("--no-torch", "--mode", "kineto"), "--mode", "leave out --no-torch"),
+        (("--no-torch", "--backend", "torch"), "--no-torch and --backend torch"),
+    ):
+        done = stepscope("run", *options, "p.py", cwd=tmp_path)
         assert done.returncode == 2
-        said(done.stderr.splitlines()[-1], "--record-shapes", "--backend torch")
+        said(done.stderr.splitlines()[-1], *words)
 
 
 def test_a_duration_without_steps(tmp_path: Path) -> None:

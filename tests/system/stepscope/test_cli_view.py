@@ -126,8 +126,9 @@ def test_a_run_in_perfetto(tmp_path: Path) -> None:
 
 
 def test_several_ranks_are_one_trace(tmp_path: Path) -> None:
-    """A directory of ranks is merged."""
+    """A directory of ranks is merged, of several runs the newest."""
     require("litestar")
+    record(tmp_path / "runs" / "earlier")
     for rank in (0, 1):
         record(tmp_path / "runs", rank)
     (tmp_path / "ui").mkdir()

@@ -19,7 +19,7 @@ import pytest
 import stepscope as sc
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.compat.mindspore.output_layout import RAW, window_name
-from stepscope.mindspore import Profiler, ProfilerDirNotFoundException, ProfilerException
+from stepscope.mindspore import Profiler, ProfilerDirNotFoundException, ProfilerException, analyse
 from stepscope.runtime._core import span
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT
@@ -49,6 +49,7 @@ def test_every_run_below(tmp_path: Path) -> None:
     assert [window.steps for window in alone.windows] == [(0, 2)]
     assert output.steps_of(directories[0], f"{PRODUCTS}-2") == [0, 2]
     assert not (directories[0] / RAW).exists()
+    assert analyse(tmp_path, 4, step_list=[1]).windows[0].steps == (1,)  # as MindSpore's function is called
 
 
 @pytest.mark.checklist("D19")
