@@ -335,6 +335,8 @@ def test_the_span_that_waits_is_named(signals: str, tmp_path: Path, monkeypatch:
         "    for _ in range(25):\n"
         "        with sc.span('work'):\n"
         "            time.sleep(0.05)\n"
+        "        with sc.span('aten::mm', category='cpu_op'):\n"
+        "            pass\n"
         "        profiler.step()\n",
     )
     assert first.id == "program-waits" and "most of it in the span work" in first.title
