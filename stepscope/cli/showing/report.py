@@ -10,6 +10,7 @@ from stepscope.cli.common.messages import Progress, add_json, exit_code, print_j
 from stepscope.cli.showing.explain import PATH_HELP, add_choice
 
 HELP = "write what is slow in a run, with charts and tables, as a page"
+USAGE = "stepscope report PATH [options]"
 DESCRIPTION = "Writes what `stepscope explain` says of a run, with charts and tables, as one HTML file."
 EPILOG = """\
 examples:
