@@ -278,3 +278,11 @@ def test_a_merge_of_ranks_is_not_judged(tmp_path: Path) -> None:
         write_stream(tmp_path, described, [scene.batch()], [make_window(steps=tuple(range(40)))])
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.journal")]) == 0
     assert "name the directory that was merged" in explain(tmp_path / "x.journal").refused
+
+
+def test_a_run_whose_metadata_speaks_of_a_merge_is_judged(tmp_path: Path) -> None:
+    """Its keys are the program's own."""
+    with sc.trace(output_dir=tmp_path / "run", metadata={"merged": "adapters"}) as profiler:
+        for _ in range(25):
+            profiler.step()
+    assert explain(tmp_path / "run").refused == ""
