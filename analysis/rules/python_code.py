@@ -182,8 +182,8 @@ def check_anomaly_detection(job: Job) -> list[Finding]:
     ]
 
 
-QUEUE = re.compile(r"/(?:queue|multiprocessing/queues)\.py:\d+\)")
-"""Where a stack is in a queue that other threads or processes fill."""
+QUEUE = re.compile(r"\bget \([^)]*/(?:queue|multiprocessing/queues)\.py:\d+\)")
+"""Where a stack waits for an item of a queue, which other threads or processes fill."""
 MODULE = "<module>"
 """Name of a function that none is: code of a file itself."""
 

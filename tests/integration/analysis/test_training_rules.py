@@ -135,10 +135,14 @@ def test_items_that_wait_for_the_network(state: str, waits: bool, tmp_path: Path
             "Queue.get (/lib/python3.11/queue.py:171);Condition.wait (/lib/python3.11/threading.py:327)",
             "fills the queue",
         ),
+        (
+            "Queue.put (/lib/python3.11/queue.py:140);Condition.wait (/lib/python3.11/threading.py:327)",
+            "to another thread",
+        ),
     ],
 )
 def test_the_function_that_waits_in_a_library(library: str, action: str, tmp_path: Path) -> None:
-    """For a server, or for threads that fill a queue."""
+    """For a server, for threads that fill a queue, or for those that empty it."""
     stack = f"{MAIN};Tracker.log (/p/train.py:14);{library}", "S"
     (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 4_000)], stack, waits=True).findings
     assert found.id == "program-waits" and str(found.places[0]) == "Tracker.log (/p/train.py:14)"
