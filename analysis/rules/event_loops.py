@@ -76,7 +76,7 @@ class Loop:
         begin = min(task.ts for task in found)
         end = begin + length_of(found)
         ordered = sorted(windows, key=lambda window: window.start_ns)
-        gaps = ((max(one.end_ns, begin), min(next.start_ns, end)) for one, next in pairwise(ordered))
+        gaps = ((max(one.end_ns, begin), min(following.start_ns, end)) for one, following in pairwise(ordered))
         return max(end - begin - sum(max(until - since, 0) for since, until in gaps), 1)
 
     def ready(self) -> list[tuple[int, int, str]]:
