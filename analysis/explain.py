@@ -85,7 +85,7 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     fastest = fastest_of([summary.collectives for summary in summaries]) if whole else {}
     ranks = tuple(_rank_answer(summary, fastest) for summary in summaries)
     missing = sum((Counter(rank.missing) for rank in recording.ranks), Counter[str]())
-    merged = any("merged" in rank.metadata for rank in recording.ranks)
+    merged = any(rank.host == "merged" for rank in recording.ranks)
     steps = 0 if merged else max((len(summary.facts) for summary in summaries), default=0)
     tasks = sum(len(summary.tasks) + len(summary.callbacks) for summary in summaries)
     findings: tuple[Finding, ...] = ()

@@ -446,7 +446,8 @@ class Aggregates:
         left out, events under an `other` name for want of room, `blurred` values without a bucket of their own."""
 
 class SpanIntervals:
-    """What spans cover, by class and track, as four 64-bit numbers each: class, track, begin, end. One thread at a time.
+    """Intervals that spans cover, as four 64-bit numbers each: class, track, begin, end. A second thread at the same time gets
+    `RuntimeError`.
 
     Args:
         ignored: class of the spans that are not wanted.
@@ -486,9 +487,6 @@ class SpanIntervals:
     def drop_until(self, time: int, /) -> None:
         """Drops those that end by a time (ns)."""
 
-    def all_on(self, track: int, other: int, /) -> bool:
-        """Whether all are on these two tracks."""
-
     def ends(self, every: int, /) -> bytes:
         """The ends, as 64-bit numbers, of the first and of each `every`-th after it."""
 
@@ -506,7 +504,7 @@ class SpanIntervals:
         slots: tuple[int, int],
         /,
     ) -> bytes:
-        """What they cover of each of some stretches of time. The GIL is released.
+        """Measures how much of some stretches of time they cover. The GIL is released.
 
         Args:
             begins: of the stretches, which are in order and apart.

@@ -326,18 +326,24 @@ def _with_job_last(place: Path, launches: list[Launch], job: str | None) -> tupl
 
 
 def _earlier_starts(found: list[runs.Recording]) -> list[Path]:
-    """Of ranks that were started again: the streams but the newest one that recorded something."""
-    starts: dict[tuple[str, int], list[runs.Recording]] = {}
-    for one in found:
-        if one.stream and one.run.rank is not None:
-            starts.setdefault((one.run.name, one.run.rank), []).append(one)
+    """Of ranks that were started again: the streams but the newest one that recorded something. Of ranks that a later start of the job
+    does not have any more: all."""
+    newest: dict[tuple[str, int | None], runs.Recording] = {}
+    streams = [one for one in found if one.stream and one.run.rank is not None]
+    for one in streams:
+        for key in ((one.run.name, one.run.rank), (one.run.name, None)):
+            newest[key] = max(newest.get(key, one), one, key=lambda each: (each.events > 0, _wall(each, each.first_ns)))
     earlier: list[Path] = []
-    for several in starts.values():
-        newest = max(several, key=lambda one: (one.events > 0, one.run.anchor.wall(one.first_ns)))
-        begin = newest.run.anchor.wall(newest.first_ns)
-        others = (one for one in several if one is not newest)
-        earlier += [one.path for one in others if not one.events or one.run.anchor.wall(one.last_ns) < begin]
+    for one in streams:
+        rank, last = one.run.rank or 0, newest[one.run.name, None]
+        later = last if last.run.world_size is not None and rank >= last.run.world_size else newest[one.run.name, rank]
+        if later is not one and (not one.events or _wall(one, one.last_ns) < _wall(later, later.first_ns)):
+            earlier.append(one.path)
     return earlier
+
+
+def _wall(recording: runs.Recording, ns: int) -> int:
+    return recording.run.anchor.wall(ns)
 
 
 def _recoverable(found: list[runs.Recording]) -> list[str]:

@@ -214,7 +214,7 @@ def check_input_bound(job: Job) -> list[Finding]:
     computing = _computing(job, [] if workers else samples)
     if computing < MAJORITY:
         evidence.append(
-            f"{1 - computing:.0%} of the time to make it is waiting, as for a disk or a network: more workers than processors help"
+            f"{1 - computing:.0%} of the time to make it is waiting, as for a disk or a network, and needs no processor"
         )
     action, gain = more_workers(batch_ns, rest, whole, job, computing)
     collating = sum(in_collate(sample, facts) for sample in samples)
@@ -256,7 +256,7 @@ def _begun_anew(
             + (
                 f"starts {human_count(workers, 'worker')} each time"
                 if workers
-                else "draws a new order of the whole data set each time"
+                else "draws a new order of the whole data set each time if it shuffles"
             ),
             *(() if place is None else (f"{place.share:.0%} of the stack samples in it are in {place}",)),
         ),
@@ -321,7 +321,7 @@ def check_slow_item(job: Job) -> list[Finding]:
     used = np.array([fetch.processor_ns for fetch in fetches], np.float64)
     waits = slow[used[slow] <= BUSIER * np.median(used)]
     queued = min(float((slowest[waits] - usual).sum()), children_wait(job) * float(step.sum()))
-    if extra - queued < MAJORITY * (float(data.sum()) - queued):
+    if extra - queued < MAJORITY * float(data.sum()):
         return []
     workers = int(rank.loaders[-1].get("workers") or 1) if rank.loaders else 1
     rest = float(step.mean()) * (1 - cost)

@@ -76,7 +76,7 @@ class Loop:
         begin = min(task.ts for task in found)
         end = begin + length_of(found)
         ordered = sorted(windows, key=lambda window: window.start_ns)
-        gaps = ((max(one.end_ns, begin), min(next.start_ns, end)) for one, next in pairwise(ordered))
+        gaps = ((max(one.end_ns, begin), min(following.start_ns, end)) for one, following in pairwise(ordered))
         return max(end - begin - sum(max(until - since, 0) for since, until in gaps), 1)
 
     def ready(self) -> list[tuple[int, int, str]]:
@@ -144,11 +144,13 @@ def check_loop_blocked(job: Job) -> list[Finding]:
 
 def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
     """Says which tasks block one loop, where, for how long, and which tasks are ready meanwhile."""
-    # What the first task does before there is another blocks nobody.
-    since = min((each.ts for each in sorted(loop.tasks + loop.callbacks, key=lambda each: each.ts)[1:]), default=0)
+    # A task blocks nobody before there is another one.
+    begins = sorted(each.ts for each in loop.tasks + loop.callbacks)
+    if len(begins) < 2:
+        return None
     found: list[tuple[Times, int, float]] = []
     for at_least_ns, share in ((BLOCKED_NS, LOOP_BLOCKED), (BRIEFLY_BLOCKED_NS, LOOP_OFTEN_BLOCKED)):
-        long = np.flatnonzero((loop.end - loop.begin >= at_least_ns) & (loop.end > since))
+        long = np.flatnonzero((loop.end - loop.begin >= at_least_ns) & (loop.end > begins[1]))
         # A callback may begin a task that runs at once.
         first, last = union(loop.begin[long], loop.end[long])
         blocked_ns = float((last - first).sum())
@@ -188,13 +190,13 @@ def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, block
     if names:
         delays = [last - first for first, last, _ in ready]
         evidence.append(
-            f"other tasks waited for their turn, up to {human_time(max(delays))} (p95 {human_time(float(np.quantile(delays, 0.95)))}); "
+            f"other tasks may have waited for their turn, up to {human_time(max(delays))} (p95 {human_time(float(np.quantile(delays, 0.95)))}); "
             f"in sum at most: {', '.join(names)}"
         )
     if place is not None and place.share:
         evidence += samples_at(place, "taken then")
     # The function may be a coroutine, of which only a part can go to a thread.
-    function = place.function if place else "..."
+    function = place.function if place else who
     to_thread = f"await asyncio.to_thread(...) for what takes long in {function}"
     thread = f"loop.run_in_executor(None, {function})" if by_callback else to_thread
     return Finding(
@@ -260,6 +262,8 @@ def check_tasks_pile_up(job: Job) -> list[Finding]:
             continue
         begin = np.sort([task.ts for task in tasks])
         end = np.sort([task.ts + task.dur for task in tasks])
+        if begin[-1] - begin[0] < MAJORITY * (end[-1] - begin[0]):
+            continue  # began together, as with a semaphore that lets some run at a time
         at = begin[:: max(len(begin) // READINGS_OF_TASKS, 1)]
         open_tasks = np.searchsorted(begin, at, side="right") - np.searchsorted(end, at, side="right")
         first, second, third = (float(np.median(part)) for part in np.array_split(open_tasks, 3))

@@ -41,8 +41,8 @@ def operators_a_step(rank: RankSummary) -> float:
 
 
 def hottest_of_operators(rank: RankSummary) -> Place | None:
-    """The function in which most samples are that were taken outside of backward: of those in operators that the program itself calls, or
-    else of all. Reading a value is waiting, too."""
+    """The function in which most samples outside of backward are. If there are enough in the program's own code, which calls an operator
+    itself, only these count, and no modules of torch. Samples of a thread that waits count, as reading a value from a device waits."""
     samples = [sample for sample in rank.samples_in_steps() if not in_backward(sample)]
     direct = [sample for sample in samples if in_program_code(sample) and not in_loader(sample)]
     samples = direct if len(direct) >= FEWEST_SAMPLES else samples

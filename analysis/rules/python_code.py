@@ -89,10 +89,12 @@ def check_saves_and_logs(job: Job) -> list[Finding]:
             continue
         calls = rank.calls[phase]
         place = place_of_calls(calls)
+        # Live views know how long calls took, and not which they were.
         names = ", ".join(name for name, _ in Counter(call.name for call in calls).most_common(2))
+        of = f"calls of {names}" if names else "calls"
         mean = human_time(float(spent.mean()))
         evidence = [
-            f"calls of {names} take {mean} of a step on average, and more than {FINDING:.0%} in {often} of {len(took)} steps"
+            f"{of} take {mean} of a step on average, and more than {FINDING:.0%} in {often} of {len(took)} steps"
         ]
         if place is not None:
             evidence.append(f"{place.share:.0%} of that is called in {place}")
@@ -180,8 +182,8 @@ def check_anomaly_detection(job: Job) -> list[Finding]:
     ]
 
 
-QUEUE = re.compile(r"/(?:queue|multiprocessing/queues)\.py:\d+\)")
-"""Where a stack is in a queue that other threads or processes fill."""
+QUEUE = re.compile(r"\bget \([^)]*/(?:queue|multiprocessing/queues)\.py:\d+\)")
+"""Where a stack waits for an item of a queue, which other threads or processes fill."""
 MODULE = "<module>"
 """Name of a function that none is: code of a file itself."""
 

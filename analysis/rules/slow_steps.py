@@ -36,7 +36,7 @@ from stepscope.analysis.thresholds import (
     SLOW_STEPS_COST,
 )
 from stepscope.runtime.display.text_table import human_count, human_time
-from stepscope.runtime.windows.step_facts import Facts, Phase
+from stepscope.runtime.windows.step_facts import Facts, Phase, covered_before, union
 from stepscope.runtime.windows.step_parts import NAMES, is_uncovered, parts_of
 
 MOST_COMPARED = 64
@@ -278,16 +278,14 @@ def check_recompiles(job: Job) -> list[Finding]:
     """Finds steps in which torch.compile compiles again, as it does for shapes that it has not seen."""
     rank, steps = job.main, job.main.judged_steps
     calls = _calls_in(steps["begin"], steps["end"], rank.compilations)
-    spent = np.bincount(
-        np.maximum(np.searchsorted(steps["begin"], [call.ts for call in calls], side="right") - 1, 0),
-        weights=[call.dur for call in calls],
-        minlength=len(steps),
-    )
-    took, count = durations(steps), int((spent > 0).sum())
-    cost = min(float(spent.sum()) / float(took.sum()), 1.0)
+    # That of backward may lie in that of forward.
+    begin, end = union(*np.array(intervals(calls), np.int64).reshape(-1, 2).T)
+    spent = covered_before(begin, end, steps["end"]) - covered_before(begin, end, steps["begin"])
+    count = int((spent > 0).sum())
+    cost = float(spent.sum()) / float(durations(steps).sum())
     if count < FEWEST_PERIODS or cost < FINDING:
         return []
-    place = hottest(samples_in(rank.samples, sorted(intervals(calls))))
+    place = hottest(samples_in(rank.samples, np.stack((begin, end), axis=1)))
     return [
         Finding(
             id="recompiles",

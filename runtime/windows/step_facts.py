@@ -528,10 +528,9 @@ class StepFactsBuilder:
     def _fill_phases(self, facts: Any, chosen: Any, marks: Times, stepping: tuple[int, int]) -> None:
         """Sets the phases of steps of one thread, or of those that begin on one thread and end on another."""
         intervals = self._intervals
-        other_tasks = intervals.tasks and not intervals.all_on(*stepping)
-        if other_tasks or _CLASSES.optimizers:
+        if intervals.tasks or _CLASSES.optimizers:
             before = changed = _as_intervals(intervals.to_bytes())
-            if other_tasks:
+            if intervals.tasks:
                 changed = _with_other_tasks(changed, stepping)
             if _CLASSES.optimizers:
                 changed = _without_closures(changed)

@@ -408,7 +408,7 @@ def _shown(value: Any) -> str:
     """A default as a file names it."""
     if isinstance(value, Enum):
         return value.name
-    return ", ".join(map(_shown, cast(tuple[Any, ...], value))) if isinstance(value, tuple) else repr(value)
+    return ", ".join(map(_shown, cast(Iterable[Any], value))) if isinstance(value, tuple) else repr(value)
 
 
 def _start(value: Any) -> int | Literal["next"]:

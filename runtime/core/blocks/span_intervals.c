@@ -15,7 +15,7 @@ typedef struct { int64_t class, track, begin, end; } SpanInterval;
 
 typedef struct {
     PyObject_HEAD
-    Buffer intervals;                /* SpanInterval, until they are dropped */
+    Buffer intervals; /* SpanInterval, until they are dropped */
     Buffer before; /* uint32_t of each of a block: 1 + the one before it of the same class and track; 0 = none */
     unsigned ignored, apart, inner; /* class of no interest; that is not joined; of those that lie in others of it */
     bool tasks; /* whether an interval may be on the track of a task */
@@ -193,25 +193,22 @@ static PyObject *drop_until(SpanIntervals *v, PyObject *at) {
     Py_RETURN_NONE;
 }
 
-static PyObject *all_on(SpanIntervals *v, PyObject *args) {
-    long long one, other;
-    if (!PyArg_ParseTuple(args, "LL:all_on", &one, &other)) return NULL;
-    const SpanInterval *each = items(v), *end = each + item_count(v);
-    while (each < end && (each->track == one || each->track == other)) each++;
-    return PyBool_FromLong(each == end);
-}
-
 static PyObject *ends(SpanIntervals *v, PyObject *stride) {
     size_t every = PyLong_AsSize_t(stride), found = 0;
     if (PyErr_Occurred()) return NULL;
     if (!every) return PyErr_Format(PyExc_ValueError, "0 is no distance");
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)((item_count(v) + every - 1) / every * sizeof(int64_t)));
+    if (!enter(v)) return NULL;
+    size_t count = item_count(v) / every + (item_count(v) % every != 0);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(int64_t)));
     int64_t *out = bytes ? (int64_t *)PyBytes_AS_STRING(bytes) : NULL;
-    for (size_t i = 0; out && i < item_count(v); i += every) out[found++] = items(v)[i].end;
+    for (; out && found < count; found++) out[found] = items(v)[found * every].end;
+    v->busy = false;
     return bytes;
 }
 
 static PyObject *to_bytes(SpanIntervals *v, PyObject *unused) {
+    if (!enter(v)) return NULL;
+    v->busy = false;
     return PyBytes_FromStringAndSize((char *)v->intervals.bytes, (Py_ssize_t)v->intervals.len);
 }
 
@@ -428,7 +425,6 @@ static PyMethodDef methods[] = {
     {"add", (PyCFunction)add, METH_VARARGS, NULL},
     {"extend", (PyCFunction)extend, METH_O, NULL},
     {"drop_until", (PyCFunction)drop_until, METH_O, NULL},
-    {"all_on", (PyCFunction)all_on, METH_VARARGS, NULL},
     {"ends", (PyCFunction)ends, METH_O, NULL},
     {"to_bytes", (PyCFunction)to_bytes, METH_NOARGS, NULL},
     {"share_time", (PyCFunction)share_time, METH_VARARGS, NULL},

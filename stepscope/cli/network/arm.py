@@ -135,8 +135,8 @@ same step on all. With --pid this holds if the ranks watch one control file.
 EPILOG = """\
 examples:
   stepscope arm --list
-  stepscope arm --pid 4711 --steps 10
-  stepscope arm --url https://collector.example:7788 --token-file token --ranks 0,3-5 --steps 10
+  stepscope arm --pid 4711 --steps 30
+  stepscope arm --url https://collector.example:7788 --token-file token --ranks 0,3-5 --steps 30
   stepscope arm --url http://127.0.0.1:7788 --start 2000 --stop 2009 --run-id again
   stepscope arm --pid 4711 --seconds 5
   stepscope arm --pid 4711 --steps 3 --detail stacks,shapes

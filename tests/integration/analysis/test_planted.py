@@ -8,6 +8,7 @@ import pytest
 from stepscope.analysis.rules.devices import check_device_idle
 from stepscope.analysis.rules.evidence import Job
 from stepscope.runtime.observers import processor_demand
+from stepscope.runtime.windows.step_facts import Phase
 from tests.planted import gpu, recordings
 from tests.planted.live import programs
 
@@ -36,15 +37,18 @@ def test_more_workers_need_free_processors(busy: float, workers: bool) -> None:
     assert ("more workers do not help while the processors are 98% busy" in first.gain) is not workers
 
 
-@pytest.mark.parametrize(("waiting", "is_found"), [(0.0, True), (2.0, False)])
-def test_items_that_wait_for_a_processor_are_not_slow_themselves(waiting: float, is_found: bool) -> None:
-    """Where other programs have the processors, any item may take several times as long as usual."""
+@pytest.mark.parametrize(("waiting", "data", "is_found"), [(0.0, 1.0, True), (2.0, 1.0, False), (2.0, 0.5, False)])
+def test_items_that_wait_for_a_processor_are_not_slow_themselves(waiting: float, data: float, is_found: bool) -> None:
+    """Where other programs have the processors, any item may take several times as long as usual; also if the training waits for less
+    time, as other batches are ready."""
     _, _, path = RECORDED["nodules"]
     (rank,) = recordings.ranks_of(path)
     begin, end = min(rank.facts["begin"]), max(rank.facts["end"])
     waits = [(int(begin), 0.0), (int(end), waiting * (end - begin))]
     busier = msgspec.structs.replace(rank, demand=rank.demand | {processor_demand.CHILDREN[1]: waits})
-    found = {finding.id for finding in recordings.answer_of([recordings.summary_of(busier)]).findings}
+    summary = recordings.summary_of(busier)
+    summary.judged_steps["phases"][:, Phase.DATA] = summary.phase(Phase.DATA) * data
+    found = {finding.id for finding in recordings.answer_of([summary]).findings}
     assert ("slow-item" in found) is is_found
 
 

@@ -281,6 +281,17 @@ def test_of_a_collectors_directory_one_job_and_the_newest_starts_are_read(tmp_pa
         load(tmp_path, job="other")
 
 
+def test_ranks_that_a_smaller_start_does_not_have_are_not_read(tmp_path: Path) -> None:
+    """As of an elastic job that has lost a host: nobody waited for them."""
+    for size, window in ((3, 0), (2, 5)):
+        for rank in range(size):
+            described = rank_run(tmp_path, rank, id=f"{rank} {window}", pid=window + rank, world_size=size)
+            scene = Scene(described)
+            training(scene)
+            write_stream(tmp_path, described, [scene.batch(window)], [make_window(window)])
+    assert [(rank.rank, list(rank.windows)) for rank in sc.load(tmp_path).ranks] == [(0, [5]), (1, [5])]
+
+
 def test_a_merge_of_ranks_is_not_judged(tmp_path: Path) -> None:
     """Its steps are those of all ranks in one process; the answer says what to name instead."""
     for rank in (0, 1):
@@ -290,3 +301,11 @@ def test_a_merge_of_ranks_is_not_judged(tmp_path: Path) -> None:
         write_stream(tmp_path, described, [scene.batch()], [make_window(steps=tuple(range(40)))])
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.journal")]) == 0
     assert "name the directory that was merged" in explain(tmp_path / "x.journal").refused
+
+
+def test_a_run_whose_metadata_speaks_of_a_merge_is_judged(tmp_path: Path) -> None:
+    """Its keys are the program's own."""
+    with sc.trace(output_dir=tmp_path / "run", metadata={"merged": "adapters"}) as profiler:
+        for _ in range(25):
+            profiler.step()
+    assert explain(tmp_path / "run").refused == ""

@@ -88,6 +88,14 @@ def test_compilations_in_the_loop(every: int, is_found: bool, tmp_path: Path) ->
     assert not is_found or "dynamic=True" in found[0].action
 
 
+def test_backward_that_is_compiled_with_forward_counts_once(tmp_path: Path) -> None:
+    """As torch.compile does for dynamic shapes."""
+    outer = Span("_compile.compile_inner (dynamo_timed)", 20_000)
+    inner = [Span("", -15_000), Span("compile_fx.<locals>.bw_compiler (dynamo_timed)", 12_000), Span("", 3_000)]
+    (found,) = answer(tmp_path, lambda number: [MODEL, *([outer, *inner] if number % 10 == 9 else [])]).findings
+    assert found.id == "recompiles" and "for 20.0ms at the median" in found.evidence[0]
+
+
 def test_code_that_torch_has_compiled(tmp_path: Path) -> None:
     """It is the forward pass, and its file is none of the program."""
     stack = f"{MAIN};Runner.call (/tmp/torchinductor_me/sq/csqmjx.py:128)", "R"
@@ -127,10 +135,14 @@ def test_items_that_wait_for_the_network(state: str, waits: bool, tmp_path: Path
             "Queue.get (/lib/python3.11/queue.py:171);Condition.wait (/lib/python3.11/threading.py:327)",
             "fills the queue",
         ),
+        (
+            "Queue.put (/lib/python3.11/queue.py:140);Condition.wait (/lib/python3.11/threading.py:327)",
+            "to another thread",
+        ),
     ],
 )
 def test_the_function_that_waits_in_a_library(library: str, action: str, tmp_path: Path) -> None:
-    """For a server, or for threads that fill a queue."""
+    """For a server, for threads that fill a queue, or for those that empty it."""
     stack = f"{MAIN};Tracker.log (/p/train.py:14);{library}", "S"
     (found,) = answer(tmp_path, lambda _: [MODEL, Span("", 4_000)], stack, waits=True).findings
     assert found.id == "program-waits" and str(found.places[0]) == "Tracker.log (/p/train.py:14)"

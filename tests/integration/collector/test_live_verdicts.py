@@ -190,6 +190,13 @@ async def test_a_rank_that_waits_less_for_processors_is_not_slow() -> None:
     assert [finding.id for finding in verdict.findings if finding.ranks] == []
 
 
+async def test_logging_in_each_step_is_named_without_its_calls() -> None:
+    """Which they are is not sent."""
+    (verdict,) = await judged(streams_of(summary([STEP] * 60, stalls=1, stalled=Phase.LOGGING)))
+    (finding,) = verdict.findings
+    assert finding.id == "saves-and-logs" and finding.evidence[0].startswith("calls take 200ms of a step")
+
+
 async def test_equal_ranks_have_no_fault() -> None:
     """The verdict says how many steps were judged, and finds nothing."""
     (verdict,) = await judged(streams_of(*(summary([STEP] * 100, together=21_000_000) for _ in range(4))))

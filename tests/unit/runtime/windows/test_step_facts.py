@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -269,11 +271,37 @@ def test_intervals_that_are_still_needed(rows: list[tuple[int, int, int, int]], 
     """Those that end later stay, in their order."""
     intervals = _core.SpanIntervals(255, 13, 100)
     intervals.extend(np.array(rows, np.int64))
-    assert intervals.all_on(1, 2) == all(row[1] in {1, 2} for row in rows)
-    assert np.frombuffer(intervals.ends(2), np.int64).tolist() == [row[3] for row in rows[::2]]
+    for every in (2, 2**64 - 1):
+        assert np.frombuffer(intervals.ends(every), np.int64).tolist() == [row[3] for row in rows[::every]]
     intervals.drop_until(until)
     left = np.frombuffer(intervals.to_bytes(), np.int64).reshape(-1, 4).tolist()
     assert left == [list(row) for row in rows if row[3] > until] and len(intervals) == len(left)
+
+
+def test_intervals_are_read_by_one_thread_at_a_time() -> None:
+    """Memory that another thread moves without the GIL is not copied."""
+    intervals = _core.SpanIntervals(255, 13, 100)
+    spans = np.concatenate([span(at, at + 5, Phase.FORWARD) for at in range(0, 1000, 10)] * 1000)
+    names = int(spans["name"][0]) + 1
+    categories = np.full(names, spans["category"][0], np.uint16)
+    refused = threading.Event()
+
+    def add() -> None:
+        while not refused.is_set():
+            with contextlib.suppress(RuntimeError):
+                intervals.add(spans, bytes(names), categories, 0)
+                intervals.drop_until(2000)
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    for read in (intervals.to_bytes, lambda: intervals.ends(1)):
+        while not refused.is_set():
+            try:
+                read()
+            except RuntimeError:
+                break
+    refused.set()
+    thread.join()
 
 
 @pytest.mark.parametrize(
