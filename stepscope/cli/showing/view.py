@@ -201,7 +201,7 @@ def _trace(path: Path, directory: Path) -> Path:
 
 
 def _newest(place: Path) -> list[Path]:
-    """What `stepscope explain` reads of a directory of several runs."""
+    """The journals of the newest run of a directory, which `stepscope explain` reads, too."""
     from stepscope.analysis.reading.run_choice import launches_in
     from stepscope.collector.runs.recording import stream_of
 

@@ -24,7 +24,7 @@ MAIN = "main (/p/train.py:20)"
 
 
 class Span(NamedTuple):
-    """What the thread that steps does next, and for how long."""
+    """The next thing that the thread that steps does, and for how long."""
 
     name: str
     us: int
