@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -266,7 +267,7 @@ def test_a_run_is_joined_after_a_sign_of_life(tmp_path: Path) -> None:
     assert rank.agreement.directory == run and rank.outcomes[0].first == 3
     for trigger in ("socket", "file"):
         rank.agreement.ask(WindowRequest(steps=1, run_id=trigger), trigger)
-    signs = iter(range(2, 10_000))
+    signs = itertools.count(2)
 
     def answered() -> bool:
         os.utime(run.parent / "current.json", (1, next(signs)))
