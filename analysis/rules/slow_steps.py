@@ -52,7 +52,7 @@ MUCH_WRITTEN = 1 << 20
 class SlowSteps:
     """The slow steps of the main rank, when they are few and cost much. What steps wait for processors is left out.
 
-    What differs in them is looked for on the rank that has more of its own to do in them: the main one may only wait for it.
+    Their cause is sought on the rank that has more of its own to do in them, as the main rank may only wait for that one.
     """
 
     def __init__(self, job: Job, took: NDArray[np.float64], slow: NDArray[np.int64]) -> None:
