@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stepscope.exporters.callback import CallbackExporter as CallbackExporter
     from stepscope.exporters.chrome import ChromeTraceExporter as ChromeTraceExporter
     from stepscope.exporters.console import ConsoleExporter as ConsoleExporter
+    from stepscope.exporters.files.scalars import StepScalarExporter as StepScalarExporter
     from stepscope.exporters.journal import JournalExporter as JournalExporter
     from stepscope.exporters.memory import MemoryExporter as MemoryExporter
     from stepscope.exporters.nats.exporter import NatsExporter as NatsExporter
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from stepscope.exporters.otlp.options import OtlpOptions as OtlpOptions
     from stepscope.exporters.parquet import ParquetExporter as ParquetExporter
     from stepscope.exporters.perfetto import PerfettoExporter as PerfettoExporter
-    from stepscope.exporters.scalars import StepScalarExporter as StepScalarExporter
     from stepscope.exporters.stream.exporter import CollectorExporter as CollectorExporter
     from stepscope.exporters.stream.transport import LinkSettings as LinkSettings
     from stepscope.exporters.tensorboard import tensorboard_trace_handler as tensorboard_trace_handler
@@ -54,7 +54,7 @@ else:
             "stepscope.exporters.otlp.options": ("OtlpOptions",),
             "stepscope.exporters.parquet": ("ParquetExporter",),
             "stepscope.exporters.perfetto": ("PerfettoExporter",),
-            "stepscope.exporters.scalars": ("StepScalarExporter",),
+            "stepscope.exporters.files.scalars": ("StepScalarExporter",),
             "stepscope.exporters.tensorboard": ("tensorboard_trace_handler",),
             "stepscope.runtime.events.record": ("Kind",),
         },

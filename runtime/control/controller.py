@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime.control.agreement.agreement import Agreement
+from stepscope.runtime.control.agreement.agreement import Agreement, Timing
 from stepscope.runtime.control.agreement.job_directory import job_directory
 from stepscope.runtime.control.control_thread import ControlThread
 from stepscope.runtime.control.entry_points import user_signal
@@ -93,8 +93,7 @@ class Controller:
                 profiler,
                 rank=rank or 0,
                 world_size=world_size or 1,
-                patience=settings.patience,
-                poll=settings.poll,
+                timing=Timing(settings.patience, settings.poll),
                 outcome=self._router.decided,
                 log_prefix=log_prefix,
             )

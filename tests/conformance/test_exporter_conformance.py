@@ -20,11 +20,11 @@ from stepscope.exporters.base import EventBatch, Exporter, Run, Window
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.conformance import Factory, ReadBack, check_exporter
 from stepscope.exporters.console import ConsoleExporter
+from stepscope.exporters.files.scalars import StepScalarExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.parquet import ParquetExporter
 from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.exporters.scalars import StepScalarExporter
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import strings

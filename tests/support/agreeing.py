@@ -12,7 +12,7 @@ from typing import Any
 import stepscope
 from stepscope import Options, Profiler
 from stepscope.control import Armed, WindowRequest
-from stepscope.runtime.control.agreement.agreement import Agreement
+from stepscope.runtime.control.agreement.agreement import Agreement, Timing
 from stepscope.runtime.control.agreement.job_directory import AnyRequest, JobDirectory
 from stepscope.runtime.schedule.schedule import never
 
@@ -51,9 +51,7 @@ class Rank:
             self.profiler._arming,  # pyright: ignore[reportPrivateUsage]
             rank=number,
             world_size=ranks,
-            patience=patience,
-            poll=0.01,
-            margin=0.05,
+            timing=Timing(patience, poll=0.01, margin=0.05),
             outcome=lambda request, trigger, armed: self._answers(request).append(armed),
         )
         self.profiler.start()

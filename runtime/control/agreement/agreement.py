@@ -39,6 +39,17 @@ Outcome = Callable[[AnyRequest, str, Armed], object]
 """Called with a request, its trigger, and the answer."""
 
 
+class Timing(msgspec.Struct, frozen=True):
+    """Times of an agreement, in seconds."""
+
+    patience: float
+    """After this time a request that rank 0 has not answered is refused. `next` waits half of it for ranks to join."""
+    poll: float
+    """At most this much time is between two turns."""
+    margin: float | None = None
+    """From rank 0's choice of a step to this step; default: two turns and a second."""
+
+
 class _Pending(msgspec.Struct):
     """A request of this rank without a decision."""
 
@@ -57,26 +68,20 @@ class Agreement:
         *,
         rank: int,
         world_size: int,
-        patience: float,
-        poll: float,
+        timing: Timing,
         outcome: Outcome,
-        margin: float | None = None,
         log_prefix: str = "control: ",
     ) -> None:
         """
         Args:
-            patience: seconds after which a request that rank 0 has not answered is refused. `next` waits half of it for ranks to
-                join.
-            poll: seconds between two turns, at most.
             outcome: called with each request and its answer; on rank 0 again when other ranks report that they cannot follow.
-            margin: seconds from rank 0's choice of a step to this step; default: two turns and a second.
             log_prefix: begins each line of the log.
         """
         self._directory, self._profiler, self._rank, self._world_size = directory, profiler, rank, world_size
-        self._patience, self._outcome, self._log_prefix = patience, outcome, log_prefix
-        self._alive_within = max(patience, 3 * poll)
-        self._quiet_s = max(3 * poll, 1.0)
-        self._margin = 2 * poll + 1.0 if margin is None else margin
+        self._patience, self._outcome, self._log_prefix = timing.patience, outcome, log_prefix
+        self._alive_within = max(timing.patience, 3 * timing.poll)
+        self._quiet_s = max(3 * timing.poll, 1.0)
+        self._margin = 2 * timing.poll + 1.0 if timing.margin is None else timing.margin
         self._pace = Pace(self._margin)
         self._pending: dict[str, _Pending] = {}
         self._plans: Plans | None = None

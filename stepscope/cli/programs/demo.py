@@ -16,7 +16,7 @@ from stepscope.cli.common import opening
 from stepscope.cli.common.messages import Progress, add_json, message, print_json
 from stepscope.cli.programs.ending import Ending, width
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.scalars import StepScalarExporter
+from stepscope.exporters.files.scalars import StepScalarExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import OutputError, StepscopeError
 from stepscope.runtime.options import SIGNALS, Options

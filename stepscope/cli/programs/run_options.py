@@ -19,8 +19,8 @@ from stepscope.cli.programs.torch_program import LateTorch
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
+from stepscope.exporters.files.scalars import StepScalarExporter
 from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.exporters.scalars import StepScalarExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ScheduleError, StepscopeError

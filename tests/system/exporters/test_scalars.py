@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.scalars import DURATION, LONGEST, PHASE_GROUP, StepScalarExporter
+from stepscope.exporters.files.scalars import DURATION, LONGEST, PHASE_GROUP, StepScalarExporter
 from stepscope.runtime.errors import ExporterError
 from tests.support.basics import require
 
