@@ -44,7 +44,7 @@ class _DisconnectedError(Exception):
 
 
 class Connection:
-    """Serves one WebSocket until either side ends it. What a client does wrong ends its own connection only."""
+    """Serves one WebSocket until either side ends it. A client's mistake ends its own connection only."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ def train(slope: float, offset: float) -> tuple[float, float]:
 
 
 def operate(file: Path) -> None:
-    """What an operator does with an editor, while the training runs."""
+    """Edits the file as an operator does with an editor, while the training runs."""
     draft = file.with_suffix(".new")
     draft.write_text(json.dumps({"start_step": "next", "steps": 3, "run_id": "look"}))
     draft.replace(file)

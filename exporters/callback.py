@@ -17,7 +17,7 @@ class CallbackExporter:
     """Calls a function with each finished window, once the window can be exported.
 
     A coroutine function runs on the exporter's own loop, anything else on a worker thread. Calls do not overlap.
-    What it raises is kept by the profiler, as for every exporter.
+    The profiler stores its exceptions, as for every exporter.
     """
 
     name = "on_trace_ready"

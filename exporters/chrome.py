@@ -28,7 +28,7 @@ class ChromeTraceExporter(TraceExporter):
         form: `array`, readable wherever it is cut, or `object`, which HTA and torch's tools want; an object grows under
             the name with `.part` behind it and gets its own when it is complete.
         closed: whether the file is valid JSON after every piece, at least every `Options.drain_interval` seconds, also in
-            object form and after the process was killed. What reads it while a piece is written may have to read again.
+            object form and after the process was killed. A reader that reads it while a piece is written may have to read again.
         max_bytes: size in bytes of a file, at least 64 KiB; only an event with very large arguments at its end exceeds it.
             `None`: no limit.
         unix_times: whether times are Unix time in microseconds, as text that keeps their nanoseconds, as MindSpore writes them; by default

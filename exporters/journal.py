@@ -31,7 +31,7 @@ ANCHOR_INTERVAL_NS = 1_000_000_000
 class JournalExporter:
     """Appends everything to a checksummed journal that can be read at any moment, also after `kill -9`.
 
-    What an `export` that returned was given has reached the kernel. It writes on the thread of its own that every
+    When `export` returns, its events have reached the kernel. It writes on the thread of its own that every
     exporter has: a slow disk holds up this exporter and nothing else.
 
     Args:

@@ -46,8 +46,8 @@ class ParquetExporter:
 
     Columns: `rank`, `host`, `window`, `step`, `ts` (ns of Unix time), `dur` and `self_dur` (ns), `value` (of counters and
     memory events), `kind`, `category`, `name`, `process`, `thread`, `pid`, `tid`, `id`, `parent`, `cut`, `open`, `error`,
-    `args` (JSON), `source`, `error_ns` (what `ts` may be off the collector's clock; null: unknown, or not merged). What does
-    not apply is null. The field metadata of each column say what it means, under the key `description`.
+    `args` (JSON), `source`, `error_ns` (what `ts` may be off the collector's clock; null: unknown, or not merged). Values that do
+    not apply are null. The field metadata of each column say what it means, under the key `description`.
 
     A window is a row of the kind `window`, whose `args` have its steps, ledger, diagnostics and metadata. The run's metadata
     and ledger, and the number of windows, are in the file's metadata, under the key `stepscope`. Memory does not depend on
@@ -275,5 +275,5 @@ def _end_calls() -> None:
 
 
 after_exit.add(_end_calls)
-# What the parent's threads hold is never released in a forked child.
+# A forked child never releases locks of the parent's threads.
 os.register_at_fork(after_in_child=_open.clear)

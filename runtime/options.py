@@ -47,8 +47,8 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     and does not wait again before its ring was drained."""
     session_dir: str | None = None
     """Where rings live, on a tmpfs: training waits for a slow disk. Default: a private directory in /dev/shm; where none
-    can be made there, in the directory for temporary files, else in that of the run. What killed runs left there
-    stays until it is recovered, for a week at most, unless room is needed; a container's own /dev/shm goes with it."""
+    can be made there, in the directory for temporary files, else in that of the run. Files of killed runs
+    stay there until they are recovered, for a week at most, unless room is needed; a container's own /dev/shm goes with it."""
     drain_interval: PositiveFloat = 1.0
     """Longest time in seconds between two drains; rings that are half full call for one at once. Few drains cost training less:
     each takes a millisecond or two of the loop's thread, however little there is."""
@@ -62,8 +62,8 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     start_timeout: PositiveFloat = 30.0
     """How long `start()` waits for the runtime's loop, and for each backend that opens on its own thread, before it raises."""
     close_timeout: PositiveFloat = 5.0
-    """Deadline for flushing and closing everything at the end. What a backend that is bound to the thread that closes needs
-    there to end its recording comes on top of it, and has no bound: nobody else can make that call, or end it."""
+    """Deadline for flushing and closing everything at the end. A backend that is bound to the thread that closes may take
+    longer to end its recording there, without a bound: no other thread can make that call, or end it."""
     handle_sigterm: bool = True
     """Whether SIGTERM and SIGHUP, if the program does not handle them, let the profilers deliver what they recorded before
     the process dies of them."""
@@ -75,7 +75,7 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At that limit: leave out new events, with a marker and a count, or delete the journal's oldest files, and count their events
     as lost. A flight recorder's journals of windows always stop."""
     signals: Annotated[tuple[Signal, ...], msgspec.Meta(max_length=16)] = ALWAYS
-    """What is recorded beside the program's own events, so that later the cause of slow steps can be found. `steps`: what the
+    """Facts that are recorded besides the program's own events, to find the cause of slow steps. `steps`: what the
     system says of the thread that steps, at each step. `collections`: garbage collections. `stacks`: where that thread is, 20
     times a second, and 10 times after a minute. `loader`: facts of torch's DataLoaders, and when their workers start and make
     batches. `checkpoints`: `torch.save`. `logging`: what TensorBoard's `SummaryWriter` is given. `writes`: `os.fsync` and

@@ -119,10 +119,10 @@ class Profiler:
     def close(self) -> None:
         """Stops, then closes backends and exporters, within `Options.close_timeout` seconds.
 
-        What could not be written by then is dropped, and counted. A backend that is bound to another thread gets half of
+        Events that are not written by then are dropped, and counted. A backend that is bound to another thread gets half of
         the time for a call of `step()` there, and so does a schedule or backend that another thread is inside of; what it
-        does after that is not recorded. What a schedule or bound backend needs on the thread that closes comes on top of
-        the time, and has no bound: nobody can end it from outside. Meanwhile what was recorded goes on to the exporters,
+        does after that is not recorded. A schedule or bound backend may take longer on the thread that closes, without
+        a bound: no other thread can end it. Meanwhile what was recorded goes on to the exporters,
         whose outputs are completed after it. In an exporter or callback of this profiler, and on the runtime's loop,
         it does not wait: closing goes on in the background. Closing twice changes nothing.
         """

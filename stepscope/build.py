@@ -109,7 +109,7 @@ def trace(
         start: False to call `start()` yourself; entering the context does not start it then.
         overhead_budget: what recording may cost, as a share of the time, such as 0.01; more settings are in
             `OverheadBudget`. When it costs more, detail is lowered, and raised again when there is room; step marks are
-            always recorded. What was done is in the trace, the windows' diagnostics and the report. Without a budget the
+            always recorded. The reductions are in the trace, the windows' diagnostics and the report. Without a budget the
             cost is only measured.
         options: sizes of buffers, deadlines, and what is dropped first.
         control: by which ways windows can be asked of the running profiler: a file to watch, or a directory whose file

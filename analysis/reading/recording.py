@@ -364,7 +364,7 @@ def facts_builders() -> defaultdict[int, StepFactsBuilder]:
 
 
 def finished(rank: Rank, builders: Mapping[int, StepFactsBuilder]) -> Facts:
-    """The facts of windows, in their order. What lies before the first step and after the last is set in the rank."""
+    """The facts of windows, in their order. Time before the first step and after the last is set in the rank."""
     made: list[Facts] = []
     lasts: dict[int, Step] = {}
     for number, builder in sorted(builders.items()):

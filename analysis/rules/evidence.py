@@ -1,4 +1,4 @@
-"""What rules share: the job that they check, in which part of a program a sampled stack is, and evidence in one form."""
+"""Parts that rules share: the job that they check, in which part of a program a sampled stack is, and evidence in one form."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ MUCH_WRITTEN = 1 << 20
 
 
 class SlowSteps:
-    """The slow steps of the main rank, when they are few and cost much. What steps wait for processors is left out.
+    """The slow steps of the main rank, when they are few and cost much. The time that steps wait for processors is left out.
 
     Their cause is sought on the rank that has more of its own to do in them, as the main rank may only wait for that one.
     """

@@ -115,7 +115,7 @@ class _Recording(msgspec.Struct):
 
 
 class _Buffer(NamedTuple):
-    """A full buffer of one stream, on its way. What it holds is generated when it arrives."""
+    """A full buffer of one stream, on its way. Its events are generated when it arrives."""
 
     due: int
     stream: int
@@ -138,7 +138,7 @@ class SimulatedDevice:
     Every kernel is a launch span (category `cuda_runtime`), a kernel span (category `kernel`) and a flow between them,
     linked by a correlation id. Buffers of a stream are handed over when they are full, each after a delay of its own,
     launches and kernels apart: so blocks arrive late, in bursts, and out of order between streams. Kernels carry the
-    device's clock, which is mapped by paired readings. What is recorded depends on the arguments, the times of the
+    device's clock, which is mapped by paired readings. The recorded events depend on the arguments, the times of the
     transitions and `clock` only.
 
     Args:
@@ -239,7 +239,7 @@ class SimulatedDevice:
             self._sink.run_soon(self._run)
 
     async def aclose(self) -> None:
-        """Delivers what is left without waiting for it to be due. What a deadline cuts off is reported dropped."""
+        """Delivers what is left without waiting for it to be due. Events behind a deadline are reported as dropped."""
         if self._sink is None:
             return
         if self._current is not None:

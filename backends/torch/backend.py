@@ -43,7 +43,7 @@ class TorchBackend:
 
     In stream mode each operator is recorded as it ends, at about a quarter of a µs, and a window's end costs nothing.
     In kineto mode torch.profiler's engine records, with shapes, memory, stacks, FLOPs and devices; then a window's end
-    costs the training thread some µs per operator, which the report states. What torch cannot do in the state that
+    costs the training thread some µs per operator, which the report states. A failure of torch in the state that
     it is in (out of memory, say) costs a window its operators, and is in the report. A profiler of torch that
     the program starts has torch's slot; operators are recorded again when it has ended.
     Backends on one thread share torch's engine: each gets all that it asks for, however their windows overlap.

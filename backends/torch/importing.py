@@ -34,7 +34,7 @@ def private(owner: Any, name: str) -> Any:
 class TorchImport:
     """A finder on `sys.meta_path` that finds nothing itself: it calls `then` once torch, or a part of it, has been imported whole.
 
-    It is called on the importing thread, inside the import statement. What it raises stays out of the program, and is kept in
+    It is called on the importing thread, inside the import statement. Its exception stays out of the program, and is kept in
     `problem`.
     """
 

@@ -37,12 +37,12 @@ KEPT = 24_000_000
 KEPT_STEPS = 100
 KEPT_LONG = 10_000_000
 KEPT_FLAT = 8 << 20
-"""Bytes from the second quarter of that run to the last. What a quarter of a minute records is fifty times as much."""
+"""Bytes from the second quarter of that run to the last. A quarter of a minute records fifty times as much."""
 MB = 1e6
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What was measured."""
+    """The measurements."""
 
     machine: Machine
     rate: float
@@ -87,7 +87,7 @@ def _cycles(kind: Kind, count: int) -> Cycles:
 
 
 def problems(report: Report) -> list[str]:
-    """What is not as promised."""
+    """The broken promises, as text."""
     long = report.long
     found = [f"{long.lost} events lost without a count"] if long.lost else []
     found += judgement.left_behind(long)

@@ -28,7 +28,7 @@ OPTIONS = sc.Options(ring_slots=1024)
 
 
 class Kind(StrEnum):
-    """What a cycle is."""
+    """The shape of a cycle."""
 
     RESTART = "start() and stop() of one profiler"
     LIFE = "a whole `with trace()`"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 class Cycles(msgspec.Struct, kw_only=True):
-    """What was seen of them."""
+    """The measurements of all cycles."""
 
     kind: Kind
     count: int
@@ -111,7 +111,7 @@ class Watch:
 
 
 def work(profiler: Profiler) -> None:
-    """What is recorded in a cycle."""
+    """Records the events of a cycle."""
     with sc.span("work"):
         pass
     profiler.step()

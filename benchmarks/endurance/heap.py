@@ -1,4 +1,4 @@
-"""What the C library's allocator has given out, as it counts itself. Source: mallinfo(3), glibc 2.33 and later."""
+"""Memory that the C library's allocator has handed out, as it counts itself. Source: mallinfo(3), glibc 2.33 and later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_in_use() -> Callable[[], int] | None:
-    """What tells the bytes in use of all its arenas, those that are mapped one by one included; `None` if nothing does."""
+    """The function that returns the bytes in use of all its arenas, blocks that are mapped one by one included; `None` if there is none."""
     look = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if look is None:
         return None

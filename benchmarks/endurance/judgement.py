@@ -1,4 +1,4 @@
-"""What long runs and cycles must not leave behind."""
+"""Judges whether long runs and cycles leave anything behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIBUV = 2
 
 
 def left_behind(run: LongRun) -> list[str]:
-    """What is there after a run, and accounts that do not agree."""
+    """Leftovers of a run, and accounts that do not agree."""
     found = [f"{name}: {count} in flight" for name, (*_, count) in run.end.outputs.items() if count]
     found += [f"{name}: {error}" for name, error in run.end.errors.items()]
     found += run.end.problems
@@ -56,7 +56,7 @@ def _not_kept(descriptors: list[str]) -> list[str]:
 
 
 def of_cycles(cycles: Cycles) -> list[str]:
-    """What went wrong in a cycle, and what grows with their number.
+    """Faults of a cycle, and values that grow with the number of cycles.
 
     Descriptors and threads must not be more than after the first of them; the tables of tracks and names not more than after
     half of them. If they are many, memory in use, resident memory, `/dev/shm` and objects must be flat over the second half.

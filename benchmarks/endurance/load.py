@@ -38,7 +38,7 @@ PART = 64 << 20
 
 
 class End(msgspec.Struct, kw_only=True):
-    """What became of the run."""
+    """The result of the run."""
 
     spans: int
     recording_seconds: float
@@ -54,7 +54,7 @@ class End(msgspec.Struct, kw_only=True):
     threads: list[str]
     """Our threads that run after closing."""
     descriptors: list[str] = []
-    """What is open after closing and was not before the start."""
+    """Descriptors and threads that are open after closing and were not before the start."""
     problems: list[str] = []
     """Accounts that do not agree."""
 
@@ -213,7 +213,7 @@ def _ours() -> list[str]:
 
 
 def _opened() -> Counter[str]:
-    """What descriptors lead to; source: proc(5)."""
+    """The targets of descriptors; source: proc(5)."""
     found: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # that of the listing

@@ -27,7 +27,7 @@ FALLOC_PUNCH_HOLE = 0x02 | 0x01
 
 
 class LongRun(msgspec.Struct, kw_only=True):
-    """What was seen of a long run."""
+    """The measurements of a long run."""
 
     samples: list[Sample]
     last: Sample | None
@@ -38,7 +38,7 @@ class LongRun(msgspec.Struct, kw_only=True):
     exit_seconds: float
     """From the moment that it was let go to its end."""
     left: list[str]
-    """What was left in /dev/shm."""
+    """Leftovers in /dev/shm."""
     journal_bytes: int
     chrome_bytes: int
 
@@ -47,7 +47,7 @@ class LongRun(msgspec.Struct, kw_only=True):
         """Events without a count, at any stage: all but 0 is a fault."""
         outputs = self.end.outputs.values()
         lost = [offered - exported - sum(dropped.values()) for offered, exported, dropped, _ in outputs]
-        # What the recorder produced and did not drop was offered to each output; spans of steps come on top.
+        # Events that the recorder produced and did not drop were offered to each output; spans of steps come on top.
         lost += [max(self.end.produced - self.end.overflow - offered, 0) for offered, *_ in outputs]
         return sum(abs(count) for count in lost)
 
@@ -129,7 +129,7 @@ def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sampl
 
 class Disk:
     """Keeps the outputs small while they are written: parts of the Chrome trace that are complete are removed, and of
-    the journal all but its end is given back to the file system. What is written stays written: nothing is saved."""
+    the journal all but its end is given back to the file system. The disk still writes all of it: nothing is saved."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

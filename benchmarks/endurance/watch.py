@@ -24,7 +24,7 @@ class Sample(msgspec.Struct, frozen=True):
     shared: int
     """Pages of rings and stacks that it has touched."""
     shm: int
-    """What its session takes of /dev/shm."""
+    """Bytes that its session takes of /dev/shm."""
     descriptors: int
     threads: int
 

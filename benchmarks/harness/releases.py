@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "performance.md"
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What stepscope's part of a row took."""
+    """The figures of stepscope's part of a row."""
 
     title: str
     unit: str

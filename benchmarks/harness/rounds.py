@@ -13,7 +13,7 @@ from benchmarks.harness.worker import Answer, Request
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What one contender needed."""
+    """The samples of one contender."""
 
     tool: Tool
     label: str

@@ -12,18 +12,18 @@ from benchmarks.harness.scale import Scale
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What one round measured."""
+    """The measurement of one round."""
 
     value: float
     """In the row's unit; the baseline is subtracted already."""
     baseline: float | None = None
     """The same without the operation, such as the empty loop around it; `None` if there is no such thing."""
     facts: dict[str, float] = {}
-    """What must be known to judge the value, such as how many events were dropped."""
+    """Facts by which to judge the value, such as the number of dropped events."""
 
 
 class Tool(StrEnum):
-    """Whom is measured; each has processes of its own, in which the others are not imported."""
+    """The measured tools; each has processes of its own, in which the others are not imported."""
 
     STEPSCOPE = "stepscope"
     TORCH = "torch"
@@ -45,7 +45,7 @@ class Contender(msgspec.Struct, frozen=True):
 
     tool: Tool
     label: str
-    """What is called, as its users write it."""
+    """The measured call, as its users write it."""
     probe: Probe
     every: int = 1
     """Has its turn in every n-th round: slow ones have fewer."""
@@ -73,7 +73,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of tools that are not run, because they need other versions of Python and numpy."""
 
     def title(self, scale: Scale) -> str:
-        """What was measured at a scale."""
+        """Describes the measurement at a scale."""
         return self.what.format_map(
             {
                 **msgspec.structs.asdict(scale),

@@ -31,7 +31,7 @@ def markdown(report: Report) -> str:
 
 
 def notes(report: Report) -> str:
-    """What else was seen, by row, as a Markdown list."""
+    """Further facts, by row, as a Markdown list."""
     items: list[str] = []
     for outcome in report.outcomes:
         facts = outcome.own.facts if outcome.own else {}

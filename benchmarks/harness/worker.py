@@ -17,7 +17,7 @@ from benchmarks.harness.scale import SCALES
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What to do next with one contender of a row."""
+    """The next action for one contender of a row."""
 
     do: Literal["enter", "round", "leave"]
     row: str
@@ -26,7 +26,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came of it: a sample after `round`."""
+    """Its result: a sample after `round`."""
 
     sample: Sample | None = None
     missing: str = ""

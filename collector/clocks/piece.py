@@ -26,7 +26,7 @@ GRAIN_NS = 1
 _SLACK = GRAIN_NS + WANDER * PIECE_SECONDS * 1e9 / 2
 """The largest distance of a clock of a piece from a line, in ns."""
 _TINY = 1e-3
-"""ns. What rounding in double precision may amount to, by far."""
+"""ns. Rounding in double precision amounts to less, by far."""
 
 Times = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -243,7 +243,7 @@ class ClockModel:
         return at + self._base + np.rint(self._offsets(at)).astype(np.int64)
 
     def align(self, events: Block) -> bool:
-        """Gives events the reference's times, in place, as `to_reference` has them. What nested before nests afterwards, to the
+        """Gives events the reference's times, in place, as `to_reference` has them. Nested events stay nested, to the
         nanosecond. Returns whether any event is of a flow."""
         return _core.align(events, self._knots, self._values, self._base, self._before, self._after)
 

@@ -78,7 +78,7 @@ class Download(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_one(format: str) -> Download:
-    """A window of one stream, as `stepscope convert` writes it. What is written of `chrome` and `perfetto` stays as it is."""
+    """A window of one stream, as `stepscope convert` writes it. Bytes of `chrome` and `perfetto` that are written never change."""
 
     def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
         chosen = [] if window is None else ["--window", str(window)]

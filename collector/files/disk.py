@@ -133,7 +133,7 @@ def _below(path: Path, failed: Failed) -> Iterator[tuple[Path, os.stat_result]]:
 class DiskQuota:
     """Bounds what is written between two measurements of the disk, so that no writer, however fast, runs past a limit.
 
-    There is no limit at first. What is written while the disk is measured may not be in the result, and is taken off. A write for
+    There is no limit at first. Bytes that are written while the disk is measured may not be in the result, and are subtracted. A write for
     which there is no room waits for a measurement that begins after it came. Methods are for the loop.
     """
 

@@ -128,7 +128,7 @@ class StartupRecovery:
             try:
                 await self._restore(id, path)
             except Exception as error:
-                # Whatever is in it: the others are read, and it goes on with what arrives.
+                # The content of one file never stops the start: the others are read, and new frames arrive.
                 log.warning("what %s holds is not shown: %s: %s", path, type(error).__name__, error)
             finally:
                 if (stream := self._streams.all.get(id)) is not None:

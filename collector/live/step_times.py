@@ -174,7 +174,7 @@ class History:
         self._totals: NDArray[np.float64] = np.zeros(BUCKETS)
 
     def add(self, times: NDArray[np.int64], durations: NDArray[np.int64]) -> None:
-        """Adds durations, each at a time, both in ns. What is before the first bucket counts in it, or not if it was let go."""
+        """Adds durations, each at a time, both in ns. A time before the first bucket counts in it, or not if it was let go."""
         if not len(times):
             return
         if len(times) <= _FEW:

@@ -143,7 +143,7 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """As `job_id` of its ranks, and as the parameter `job` takes it."""
     ranks: int
-    """Whose latest start is of it."""
+    """Ranks whose latest start is of this run."""
     connected: int
     died: int
     slow: int
@@ -377,7 +377,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TicketRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a ticket is asked for."""
+    """The purpose of a ticket."""
 
     path: str
     """Of the request that it lets in, with its parameters."""

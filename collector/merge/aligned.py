@@ -48,7 +48,7 @@ class AlignedEvents:
         for stretch, index in stretches:
             self._stretches.setdefault(stretch.source, []).append((stretch, index))
         self.member = stretches[0][0].member
-        """Whose they are."""
+        """The stream that they belong to."""
         self._model = self.member.model
         self._reader = JournalReader(self.member.recording.path, Placement(self.member, sharing))
 

@@ -297,7 +297,7 @@ def _write(target: Path, parts: Sequence[_Part]) -> None:
             try:
                 at = _begins(reader, part, next)
                 while at < part.end:
-                    # Frames keep their positions, which indexes name. What is missing shows by the numbers: a segment may have been
+                    # Frames keep their positions, which indexes name. Gaps show by the numbers: a segment may have been
                     # deleted.
                     file.seek(max(segment.offset(at), file.tell()))
                     chunk = reader.files.pread(min(CHUNK, part.end - at), at)

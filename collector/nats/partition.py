@@ -355,7 +355,7 @@ class Partition:
     async def _write(
         self, intake: _Intake, process: NatsProcess, file: StreamFile, stream: Stream, one: _Message
     ) -> None:
-        """Writes a message, and acknowledges it. What the file has is only acknowledged; what is out of order is postponed."""
+        """Writes a message, and acknowledges it. A message that the file has already is only acknowledged; one out of order is postponed."""
         session, first = self._session, one.frames.first
         intake.waiting[one.number] = first
         if first > file.next and not await self._is_lost_before(intake, file, first):

@@ -98,7 +98,7 @@ class NatsSource:
             try:
                 await self._connection()
             except Exception as error:
-                # Whatever it is: a server, a file or a permission that is wrong today may be right tomorrow.
+                # Every error counts as temporary: a server, a file or a permission that is wrong today may be right tomorrow.
                 self._retries.fail("", error)
             if loop.time() - began > LONGEST_DELAY:
                 backoff.reset()

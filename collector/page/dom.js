@@ -71,7 +71,7 @@ export function updateChildren(parent, nodes) {
 }
 
 /**
- * A button. What its action throws is shown in another element.
+ * A button. An error that its action throws is shown in another element.
  * @param {string} text
  * @param {string} label its name for screen readers
  * @param {() => Promise<unknown>} action

@@ -29,7 +29,7 @@ export class Findings {
   }
 
   /**
-   * Shows the most costly finding of each job. What is the same stays: who reads its evidence is not disturbed.
+   * Shows the most costly finding of each job. A finding that has not changed stays, so that readers of its evidence are not disturbed.
    * @param {JobVerdict[]} verdicts
    */
   update(verdicts) {

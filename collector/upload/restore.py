@@ -35,7 +35,7 @@ class Restored(msgspec.Struct, frozen=True):
 def restore(objects: ObjectStore, directory: Path) -> Restored:
     """Restores the files that are missing in a directory, or shorter there, and checks the segments.
 
-    A file gets its name when it is complete, so an interrupted restore can be repeated. What is left of a damaged segment
+    A file gets its name when it is complete, so an interrupted restore can be repeated. The readable part of a damaged segment
     is restored, too.
 
     Args:

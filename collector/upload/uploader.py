@@ -169,7 +169,7 @@ class Uploader:
         return errors | failed
 
     def _files(self, errors: Errors, walk: bool) -> list[_File]:
-        """Returns all files of streams, by what is known of those that have not changed. What cannot be read is added to `errors`."""
+        """Returns all files of streams, by what is known of those that have not changed. Files that cannot be read are added to `errors`."""
         refuse_link(self._streams)
         streams: Iterable[str]
         if walk or self._found is None:
@@ -306,7 +306,7 @@ class Uploading:
         return self._uploader.uploaded(path)
 
     async def run(self) -> None:
-        """Runs until it is cancelled. What is not in the store then is put after the next start."""
+        """Runs until it is cancelled. Segments that are not in the store by then are put after the next start."""
         loop = asyncio.get_running_loop()
         executor = DaemonExecutor()  # a store that hangs keeps no collector from ending
         work: asyncio.Future[None] | None = None

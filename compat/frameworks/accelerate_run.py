@@ -38,7 +38,7 @@ class AccelerateRun(TracingCallback, Results):
     """One `with accelerator.profile(...)`: what is done in it is a run, whose steps `step()` counts.
 
     Tables, events and stacks are of all windows that have ended, where torch's profiler has the last one's; they are
-    torch's own objects. What is wrong in asking for them raises. All else does not raise into the training; `errors` has
+    torch's own objects. A wrong argument raises. Later errors do not raise into the training; `errors` has
     what went wrong.
     """
 

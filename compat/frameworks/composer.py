@@ -38,7 +38,7 @@ class StepscopeTraceHandler(TracingCallback, _TraceHandler):
 
     A step is a batch, numbered as `state.timestamp.batch` is, also after a resumption; microbatches are spans
     `micro_step`. Windows end with the epoch if the schedule says so, and when the trainer is closed: after an exception,
-    that is the end of an incomplete one. What goes wrong with tracing is in `errors` and the log, and never reaches the
+    that is the end of an incomplete one. Errors of tracing are in `errors` and the log, and never reach the
     training.
 
     Args:

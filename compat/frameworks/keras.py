@@ -57,15 +57,15 @@ class StepscopeCallback(TracingCallback, _Callback):
     Each is a run with steps of its own. In `fit` a step is an update of the weights, numbered from
     `optimizer.iterations` at the begin, so a resumed training goes on counting; batches whose gradients are accumulated
     are spans `micro_step` in it. With `steps_per_execution` above 1 Keras reports whole executions, and one is a step.
-    Validation in `fit` is a span of the step that it falls in. What an epoch logs are counters.
+    Validation in `fit` is a span of the step that it falls in. The logs of an epoch are counters.
 
     Runs on the torch backend as on the others, where `keras.callbacks.TensorBoard(profile_batch=...)` does not; there
     the operators of torch are recorded, too.
 
     Keras reports no exception to callbacks: where a program goes on after one, write
     `with StepscopeCallback() as tracing:` around the training, and the window is closed as incomplete at once. Without
-    that it is when the next training begins, the callback is deleted, or the program ends. What goes wrong with tracing
-    is in `errors` and the log, and never reaches the training.
+    that it is when the next training begins, the callback is deleted, or the program ends. Errors of tracing
+    are in `errors` and the log, and never reach the training.
 
     Args:
         log_dir: as `output_dir`; the name that `keras.callbacks.TensorBoard` has.

@@ -84,8 +84,8 @@ class StepscopeCallback(TracingCallback, Callback):
     the training itself: the sanity check before it belongs to none. Validation in the course of a training is a span of
     the step that it falls in. In the other stages a step is a batch.
 
-    An exception in the training closes the run, whose open window is incomplete, and goes on. What goes wrong with
-    tracing is in `errors` and the log, and never reaches the training.
+    An exception in the training closes the run, whose open window is incomplete, and goes on. Errors of
+    tracing are in `errors` and the log, and never reach the training.
 
     Args:
         settings: see `stepscope.compat.frameworks.loop_settings.LoopSettings`. `output_dir` is `stepscope` in `trainer.log_dir`
@@ -179,8 +179,8 @@ class StepscopeProfiler(TracingCallback, Profiler):
     writes it to `filename`.
 
     Until a stage begins it holds no thread, file or socket, so it may be pickled. An exception that leaves the loop
-    closes the run, whose open window is incomplete. What goes wrong with tracing is in `errors` and the log, and never
-    reaches the training.
+    closes the run, whose open window is incomplete. Errors of tracing are in `errors` and the log, and never
+    reach the training.
 
     Args:
         dirpath: directory of the runs; default: `stepscope` in `trainer.log_dir`.

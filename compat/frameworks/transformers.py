@@ -33,8 +33,8 @@ class StepscopeCallback(TracingCallback, TrainerCallback):
 
     The Trainer reports no exception to callbacks: where a program goes on after one, write
     `with StepscopeCallback() as tracing:` around the training, and the window is closed as incomplete at once. Without
-    that it is when the next training begins, the callback is deleted, or the program ends. What goes wrong with tracing
-    is in `errors` and the log, and never reaches the training.
+    that it is when the next training begins, the callback is deleted, or the program ends. Errors of tracing
+    are in `errors` and the log, and never reach the training.
 
     Args:
         profiler_wait_steps: as `wait` of `stepscope.schedule`; these names are the ones that LlamaFactory has.

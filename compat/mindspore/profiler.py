@@ -79,7 +79,7 @@ class Profiler(Recording):
             mode: `sync` waits; `async` returns at once, and a background thread does the work.
 
         Returns:
-            What was made, product by product; `None` with `async`. One that failed does not stop the others.
+            The result of each product; `None` with `async`. One that failed does not stop the others.
 
         Raises:
             TypeError, ValueError: if an argument is not what it should be.

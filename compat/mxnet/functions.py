@@ -101,7 +101,7 @@ def pause(profile_process: str = "worker") -> None:
 def resume(profile_process: str = "worker") -> None:
     """Ends the latest `pause()`; errors are those of that.
 
-    What was started in the pause, and not stopped, begins now.
+    A duration that was started in the pause, and not stopped, begins now.
     """
     _controlled(profile_process, "resume()").resume()
 
@@ -110,7 +110,7 @@ def resume(profile_process: str = "worker") -> None:
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """Has everything recorded so far in the file, which is complete then, as it is at any other moment.
 
-    Any number of times. What is recorded later is added to the same file.
+    Any number of times. Later events are added to the same file.
 
     Args:
         finished: whether to stop, too; `set_state("run")` goes on.

@@ -38,7 +38,7 @@ class Files:
 
     def next(self, filename: str) -> Path:
         """The file for another recording: the one that was asked for, with the rank of one of several, and numbered if this
-        process has written that already. What an earlier process has left there is replaced, as MXNet does."""
+        process has written that already. A file of an earlier process is replaced, as MXNet does."""
         path = self._named(filename)
         number = 0
         while real(numbered(path, number)) in self._used:

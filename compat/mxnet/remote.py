@@ -72,7 +72,7 @@ LONGEST = 86_400.0
 class RemoteWindows(ABC):
     """Switches recording on and off elsewhere, from one step to another: running is a window without a planned end.
 
-    What the others record, and to which file, they decide themselves (`set_config` there): nothing that comes over a
+    The others decide themselves what they record, and to which file (`set_config` there): nothing that comes over a
     connection chooses a path. Their files are complete at any moment, so a dump has nothing to do.
     """
 

@@ -18,7 +18,7 @@ from stepscope.runtime.settings.documented import Documented
 
 
 class Section(StrEnum):
-    """What a row's numbers are, as the JSON of `dumps` calls it."""
+    """The unit of a row's numbers, as the JSON of `dumps` calls it."""
 
     TIME = "Time"
     MEMORY = "Memory"

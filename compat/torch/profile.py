@@ -54,7 +54,7 @@ _STEP = "ProfilerStep"
 class profile(Results):
     """Records operators as `torch.profiler.profile` does, with the same parameters, methods and attributes.
 
-    What was recorded is in a journal on disk, so results and exports may be asked for any number of times, and survive a
+    The events are in a journal on disk, so results and exports may be asked for any number of times, and survive a
     kill (`stepscope recover`). `start()` and `stop()` may alternate any number of times; profiles may nest. Once started
     nothing raises into training, except calls in the wrong order.
     """
@@ -89,7 +89,7 @@ class profile(Results):
             activities: members of `ProfilerActivity`, or dicts from these to kinds of events. Default: all there are.
             schedule: from a step's number to a `ProfilerAction`, torch's or ours. Default: record always.
             on_trace_ready: called with a view of each finished window, on a thread of its own; `stop()` and the end of the
-                `with` wait for it. What it raises is logged and kept. An exporter is added to `exporters`.
+                `with` wait for it. Its exception is logged, and is in `errors`. An exporter is added to `exporters`.
             record_shapes: keep shapes of inputs.
             profile_memory: keep allocations.
             with_stack: keep Python's functions, and operators' callers.
@@ -326,7 +326,7 @@ class profile(Results):
     def schedule(self) -> ScheduleFunction:
         """From a step's number to a `ProfilerAction`. May be replaced at any time: the next step asks the new one.
 
-        What is no schedule is logged and ignored, as training may be under way.
+        Any other object is logged and ignored, as training may be under way.
         """
         return self._schedule
 

@@ -54,7 +54,7 @@ class OtlpExporter:
         endpoint: URL of the receiver without `/v1/traces`; default: the variables OTEL_EXPORTER_OTLP_..., which have the
             meaning that OpenTelemetry specifies, else `http://localhost:4318`.
         headers: sent with every request, such as an API key; never shown. They replace those of the environment. A function that
-            returns them is called again, on a thread, when the receiver answers 401, as a token may have expired. What looks
+            returns them is called again, on a thread, when the receiver answers 401, as a token may have expired. A value that looks
             like a secret is refused for another machine over `http:` unless `OtlpOptions.insecure` allows it.
         options: all other settings.
 

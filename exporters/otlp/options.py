@@ -72,7 +72,7 @@ class OtlpOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     longest_delay: Annotated[float, msgspec.Meta(ge=0.001, le=600)] = 15.0
     """The delay does not grow beyond this."""
     closing_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 1.0
-    """How long a receiver that fails may hold up the end of the run. What it has not taken by then is dropped, and
+    """How long a receiver that fails may hold up the end of the run. Requests that it has not accepted by then are dropped, and
     counted. One that takes requests is sent everything, as far as the deadline for closing allows."""
     batch_spans: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 512
     """Most spans, or points of metrics, of one request."""

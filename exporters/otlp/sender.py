@@ -155,7 +155,7 @@ class Sender:
         if not self._warned:
             self._warned = True
             log.warning(
-                "%s accepted a request, but its answer cannot be read: %s. What it may have rejected counts as exported; check "
+                "%s accepted a request, but its answer cannot be read: %s. Events that it may have rejected count as exported; check "
                 "that it is a receiver of OTLP. No further warning follows",
                 self.target,
                 reason,

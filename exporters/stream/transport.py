@@ -95,7 +95,7 @@ class Feed(NamedTuple):
 class Transport(ABC):
     """Makes a connection whenever there is none, and sends a journal until all of it is confirmed.
 
-    Runs on the exporter's loop, beside its calls. What the other end does wrong ends a connection, and nothing else.
+    Runs on the exporter's loop, beside its calls. A mistake of the other end ends a connection, and nothing else.
     """
 
     _closed_error: ClassVar[type[Exception]]

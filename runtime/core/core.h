@@ -1,4 +1,4 @@
-/* What the parts of the native core share: the event record, strings, rings and stacks.
+/* Declarations that the parts of the native core share: the event record, strings, rings and stacks.
  *
  * An event passes through the folders in this order: spans/ (user events, steps, and the stacks and tasks that they belong to),
  * tables/ (names and tracks), rings/ (one for each thread, and the drain), session/ (rings of joined processes), blocks/ (passes over
@@ -299,7 +299,7 @@ enum {
 static inline bool recording(int what) { return atomic_load_explicit(&g_control.recording, memory_order_relaxed) & what; }
 void thread_forget_context(void); /* it is looked up again */
 
-/* wants.c: who wants what recorded. What somebody asked for and nobody wants now, for it costs too much, is left out. */
+/* wants.c: which profilers want which events recorded. Events that were asked for and cost too much now are left out. */
 extern atomic_int g_omitted;
 extern uint64_t g_omitted_events; /* changed with the GIL held */
 static inline uint64_t omitted(int what) {
@@ -356,7 +356,7 @@ extern PyTypeObject SpanType, StepCounterType, AggregatesType, SpanIntervalsType
 extern PyTypeObject AttachedType; /* attach.c: rings of other processes */
 void step_after_fork(void);
 
-/* What was cut, counted (module.c: counts()). */
+/* Counts of shortened values (module.c: counts()). */
 typedef struct {
     atomic_ullong names_cut, strings_full, categories_full, values_cut, arguments_cut, arguments_opaque,
         counter_values_that_are_no_number, deep_spans, spans_abandoned, rings_failed, lookups_failed;
@@ -371,7 +371,7 @@ typedef struct {
 } ArgBuffer;
 void arg_put(ArgBuffer *buffer, uint32_t key, char type, const void *value, size_t len);
 void arg_put_text(ArgBuffer *buffer, uint32_t key, const char *utf8, size_t len);
-/* What cannot be kept is counted. It leaves an exception only if a signal handler of the program has raised meanwhile. */
+/* A value that cannot be stored is counted. It leaves an exception only if a signal handler of the program has raised meanwhile. */
 void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value);
 
 ssize_t read_small(const char *path, char *text, size_t room); /* thread_times.c: a file's begin, zero terminated; -1: none */

@@ -419,7 +419,7 @@ def rows_of(rows: Rows) -> Iterator[WindowRow]:
 
 
 def read_index(frames: FrameReader, on_sync: Callable[[ClockSync], object] | None = None) -> JournalIndex | None:
-    """The index of a journal. What was written after the last index frame is scanned. Does not move the reader.
+    """The index of a journal. Frames after the last index frame are scanned. Does not move the reader.
 
     Args:
         frames: a reader of the journal. Segments may be missing.

@@ -115,7 +115,7 @@ class Lifecycle:
         try:
             steps.state = "starting"
             if self.opened is None:
-                # Whatever interrupts the caller, this is done as a whole.
+                # This is done as a whole even if something interrupts the caller.
                 lacks = self._open() if drain_loop.on_loop() else self._have_opened()
                 if lacks:
                     reason = f"nothing can be recorded: {lacks}"

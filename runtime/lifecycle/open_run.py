@@ -45,7 +45,7 @@ _unfinished: set[CloseProcedure] = set()
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose run it is, and where it is written."""
+    """The profiler of the run, and its directory."""
 
     name: str
     rank: int | None
@@ -190,8 +190,8 @@ class CloseProcedure:
         self._end(removal)
         if not self.timed_out:
             log.warning(
-                "profiler %r closed %.1f s after the deadline: nothing is left to recover. What was not written by the deadline "
-                "counts as dropped; raise Options.close_timeout, which is %g s, to have it written",
+                "profiler %r closed %.1f s after the deadline: there is nothing to recover. Events that were not written by the deadline "
+                "count as dropped; raise Options.close_timeout, which is %g s, to have them written",
                 *(self._name, (clock.now() - deadline) / 1e9, self._timeout),
             )
 

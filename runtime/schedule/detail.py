@@ -63,7 +63,7 @@ def are_operators(events: Block) -> Mask:
 class DetailFilter:
     """Which events of the recorder a profiler wants, by the level of detail of the step that they began in.
 
-    What it does not want was usually not recorded at all. It was if another profiler wanted it; this one leaves it
+    Other events were usually not recorded at all. They were if another profiler wanted them; this one leaves them
     out all the same, so that its output is what it would be alone.
     """
 

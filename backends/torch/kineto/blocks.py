@@ -250,7 +250,7 @@ def nest(events: Block) -> None:
 def _parents(end: NDArray[np.int64], track: NDArray[np.uint32]) -> NDArray[np.int64]:
     """Index of each span's parent, -1 for none, for spans sorted by track, begin and falling length.
 
-    Each span points at the one before it. Who does not enclose it is passed over, to whom that one points: all that
+    Each span points at the one before it. A span that does not enclose it is passed over, to the one that it points at: all that
     lie between end earlier still, so none of them encloses it either. The distances double each round.
     """
     up = np.arange(-1, len(end) - 1)

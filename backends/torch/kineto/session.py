@@ -35,7 +35,7 @@ class KinetoSession:
 
     Two recordings at once crash kineto. So a second profiler on the same thread joins the first: the recording is
     broken off where one leaves, or wants more than is recorded, and begun again for those that stay; each gets each
-    part. What runs in torch across such a break is missing for those that stay.
+    part. Calls of torch across such a break are missing for those that stay.
 
     A profiler of torch that the program starts goes first. On this thread the recording is broken off for it, and goes
     on after it. On another thread it takes kineto from us, which cannot be ended from there: the part is lost.

@@ -1,4 +1,4 @@
-"""What the export of events costs, in any format: the encoder alone, and from events in memory to the complete file.
+"""Costs of exporting events, in any format: the encoder alone, and from events in memory to the complete file.
 
 Times are processor time of the whole process, so rates are per core whatever else runs on the machine.
 """
@@ -81,7 +81,7 @@ def exporter(scale: Scale, make: Callable[[Path], Exporter], name: str) -> Gener
 
 
 def file(count: int, write: Callable[[Path], object], name: str) -> Sample:
-    """What it takes to write so many events to a file of this name."""
+    """The time to write so many events to a file of this name."""
     with scratch() as directory:
         path = directory / name
         speed = _rate(count, lambda: write(path))

@@ -1,4 +1,4 @@
-"""What a span costs that is sent by OTLP: from its begin to the receiver's answer, on all threads of the process."""
+"""The cost of a span that is sent by OTLP: from its begin to the receiver's answer, on all threads of the process."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ print(time.monotonic_ns(), flush=True)
 
 
 def _exit(outputs: int, asyncio: bool = False) -> Probe:
-    """What the exit of an interpreter takes, from the last line of a program, more than that of one which traces
+    """The time that the exit of an interpreter takes, from the last line of a program, more than that of one which traces
     nothing."""
 
     def ending(outputs: int) -> float:

@@ -1,4 +1,4 @@
-"""What it takes until something can be recorded: the import, and the first start."""
+"""The time until something can be recorded: the import, and the first start."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def _outside(span: Any, n: int) -> tuple[float, float]:
 def _inside(span: Any, tasks: int, turn: int, n: int) -> tuple[float, float]:
     """The same in tasks that are watched, of which each records `turn` spans and lets the next one go on.
 
-    What it takes them to wait and to go on is left out, and so is the first turn of each, in which it gets its track; what the
+    The time to wait and to go on is left out, and so is the first turn of each, in which it gets its track; what the
     first span of any other turn takes more is not.
     """
     turns = max(n // (tasks * turn), 4)
@@ -57,7 +57,7 @@ def _inside(span: Any, tasks: int, turn: int, n: int) -> tuple[float, float]:
 
 
 def _least(turns: list[tuple[float, float]]) -> float:
-    """What a span takes beyond the loop, by the fastest turn of each."""
+    """The time of a span beyond the loop, by the fastest turn of each."""
     return min(spans for spans, _ in turns) - min(loop for _, loop in turns)
 
 

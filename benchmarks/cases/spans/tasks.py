@@ -1,4 +1,4 @@
-"""What watching costs a task: its steps, with and without an open span, and its creation."""
+"""The cost of watching a task: its steps, with and without an open span, and its creation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _took(work: Work, n: int, around: Callable[[], AbstractContextManager[Any]],
 
 
 def _beyond_plain(work: Work, *, span: bool = False, recorded: bool = False) -> Probe:
-    """What watching adds to each turn.
+    """The time that watching adds to each turn.
 
     Args:
         work: of a task.

@@ -1,4 +1,4 @@
-"""What it costs a loop that windows can be asked of it: the step, a look at what the watched file says, and the monitor that
+"""The cost, for a loop, of accepting requests for windows: the step, a look at what the watched file says, and the monitor that
 scripts of MindSpore have."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _look(scale: Scale) -> Generator[Round]:
 
 
 class _Context:
-    """What MindSpore gives its callbacks, as far as the monitor looks at it."""
+    """The context that MindSpore passes to its callbacks, as far as the monitor looks at it."""
 
     cur_step_num = 0
 

@@ -38,7 +38,7 @@ def _stepscope(**arguments: Any) -> Probe:
                 run(steps)
                 took = (time.perf_counter_ns() - start) / steps / 1000
                 profiler.flush()
-                # What the loop does with it is part of the price, though nobody waits for it.
+                # The loop's work with it is part of the price, though nobody waits for it.
                 all_threads = (time.process_time_ns() - processor) / steps / 1000
                 return Sample(took, facts={"processor": all_threads, **accounts.facts()})
 

@@ -101,7 +101,7 @@ def _exporter(scale: Scale) -> Generator[Round]:
 
 
 def streamed(exporter: object, seconds: float) -> Sample:
-    """What streaming for so long costs, in percent of a core, beyond recording."""
+    """The cost of streaming for so long, in percent of a core, beyond recording."""
     without = _cost([], seconds)
     return Sample((_cost([exporter], seconds) - without) / seconds * 100, without / seconds * 100)
 
@@ -212,4 +212,4 @@ ROWS = (
         contenders=(Contender(Tool.STEPSCOPE, "stepscope collect", _shown, every=5),),
     ),
 )
-"""What a collector and its exporter cost."""
+"""Costs of a collector and of its exporter."""

@@ -115,4 +115,4 @@ ROWS = (
         contenders=(Contender(Tool.STEPSCOPE, "stepscope collect --from", _collector),),
     ),
 )
-"""What streaming through NATS costs."""
+"""The cost of streaming through NATS."""

@@ -33,7 +33,7 @@ _STEP_NS = 10_000_000
 
 
 class Rank:
-    """What an exporter sends for one rank.
+    """The messages that an exporter sends for one rank.
 
     Args:
         client: a connection to NATS, which ranks may share.

@@ -45,7 +45,7 @@ class _Rank(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    """What is needed of a snapshot."""
+    """The needed fields of a snapshot."""
 
     ranks: list[_Rank]
 

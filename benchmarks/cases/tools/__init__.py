@@ -1,1 +1,1 @@
-"""What several cases run: loops, many events, a network, and the sessions to measure in."""
+"""Parts that several cases run: loops, many events, a network, and the sessions to measure in."""

@@ -41,7 +41,7 @@ def signals(names: str) -> Generator[None]:
 
 
 class Accounts:
-    """What a profiler took and what was lost on the way, since this was made."""
+    """The time that a profiler took and the events that it lost, since this was made."""
 
     def __init__(self, profiler: Profiler) -> None:
         self._profiler = profiler

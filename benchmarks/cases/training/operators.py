@@ -1,4 +1,4 @@
-"""What an operator of torch costs the training thread, the end of the window included."""
+"""The cost of an operator of torch for the training thread, the end of the window included."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _info(directory: Path) -> WindowInfo:
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True):
-    """What a journal has, without its events."""
+    """The content of a journal, without its events."""
 
     windows: dict[int, Window | None]
     """By index; `None` for those that were not closed."""

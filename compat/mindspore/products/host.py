@@ -1,4 +1,4 @@
-"""What ran on the host: spans as a table, and stacks of Python functions, folded, as flame graphs are drawn from."""
+"""Work of the host: spans as a table, and stacks of Python functions, folded, as flame graphs are drawn from."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
     fraction: float | None = None
     """That time as a share of the time recorded; `None` where that is too short."""
     ns_per_event: float = 0.0
-    """What a span takes of the thread that records it, measured on this machine."""
+    """Nanoseconds that a span takes of the thread that records it, measured on this machine."""
 
     @classmethod
     def by(cls, recordings: Sequence[RecordingCost]) -> CostEstimate:
@@ -181,7 +181,7 @@ class CapturedWindow:
 
 
 class Asked(NamedTuple):
-    """What a program asks of all captures of a recording."""
+    """Settings that all captures of a recording share."""
 
     schedule: ScheduleFunction | None
     handler: TraceHandler | None
@@ -212,7 +212,7 @@ class Capture:
         """Why the window that runs ends before its last step; to be set before `end()`."""
         self._target = recording.target
         self._limits = sources.limits(self._options.requested(), self._target)
-        """What was asked for and cannot be recorded, in words."""
+        """Requested data that cannot be recorded, in words."""
         self._estimate = recording.estimate
         handler = asked.handler
         self._worker = None if handler is None else handler.worker_name

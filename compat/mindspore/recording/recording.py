@@ -64,7 +64,7 @@ class Recording:
         self.options = options
         self.target = detect_target()
         self.limitations: tuple[str, ...] = ()
-        """What was asked for and cannot be recorded here, in words."""
+        """Requested data that cannot be recorded here, in words."""
         self._who, self._strict_start = who, strict_start
         handler = on_trace_ready if isinstance(on_trace_ready, TraceHandler) else None
         callback = None if handler is not None else on_trace_ready
@@ -86,7 +86,7 @@ class Recording:
 
     @property
     def windows(self) -> tuple[CapturedWindow, ...]:
-        """What was recorded so far, window by window, each with its directory."""
+        """The windows so far, each with its directory."""
         return tuple(window for capture in self._captures for window in capture.windows)
 
     @property
@@ -226,7 +226,7 @@ class Recording:
             capture.discard()
 
     def trust_report(self) -> RunReport | None:
-        """What the latest recording captured, what it dropped, and at what cost; `None` before the first."""
+        """Events that the latest recording captured and dropped, and its cost; `None` before the first."""
         return self._captures[-1].profiler.report() if self._captures else None
 
     def raise_errors(self) -> None:

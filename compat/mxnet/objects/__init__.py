@@ -1,1 +1,1 @@
-"""What programs make and mark: `domain.py` makes tasks, frames, counters and markers; `durations.py` has begin and end."""
+"""Objects and marks of programs: `domain.py` makes tasks, frames, counters and markers; `durations.py` has begin and end."""

@@ -31,12 +31,12 @@ class Start(NamedTuple):
 
 
 class Duration:
-    """What tasks, frames and events share. Use `start()` and `stop()`, `with`, `async with`, or as a decorator.
+    """The base of tasks, frames and events. Use `start()` and `stop()`, `with`, `async with`, or as a decorator.
 
     One object may be started again while it is started, and by any number of threads and tasks at a time: each start is a
     span of its own with a number of its own, and `stop()` ends the latest of the thread or task that calls it. A stop
-    without a start does nothing. What overlaps on a thread without nesting is drawn as an async pair. What is started in
-    a pause begins at its end. What is never stopped is in the trace as far as recording went; an object that is freed
+    without a start does nothing. Durations that overlap on a thread without nesting are drawn as async pairs. One that is started in
+    a pause begins at its end. One that is never stopped is in the trace as far as recording went; an object that is freed
     while it is started ends then.
     """
 

@@ -12,7 +12,7 @@ LONGEST = 1000
 
 
 class Named(Protocol):
-    """What has a name, such as a domain."""
+    """An object with a name, such as a domain."""
 
     @property
     def name(self) -> str: ...

@@ -97,7 +97,7 @@ def custom_operator(name: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def sub_operator(name: str) -> Generator[None]:
-    """What a custom operator calls: a span `<custom operator>::<name>`, or `<name>` outside of one. Also a decorator.
+    """A scope that a custom operator enters: a span `<custom operator>::<name>`, or `<name>` outside of one. Also a decorator.
 
     Raises:
         TypeError: if the name is no str.

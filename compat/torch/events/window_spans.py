@@ -95,7 +95,7 @@ _HIDDEN = (
 class WindowSpans:
     """Spans in the order of their begin, longer ones first; `parent` is 1 + the index of what encloses it, 0 for nothing.
 
-    64 bytes for each while it is held. What is drawn as an async pair encloses nothing.
+    64 bytes for each while it is held. An async pair encloses nothing.
     """
 
     def __init__(self, finished: FinishedWindow, *, arguments: bool = False) -> None:

@@ -23,7 +23,7 @@ LOG_AFTER_S = 30.0
 class Callbacks:
     """Calls a function with one view after the other, in order, off the training thread.
 
-    What it raises is logged, kept and counted, and disturbs neither training nor the calls that follow. The thread lives
+    Its exception is logged, stored and counted, and disturbs neither training nor the calls that follow. The thread lives
     from the first call to `finish`, and keeps no interpreter from exiting.
     """
 

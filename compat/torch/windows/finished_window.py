@@ -38,7 +38,7 @@ class TorchFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FinishedWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished window. What is read of it comes from the run's journal, each time anew."""
+    """One finished window. Its events are read from the run's journal, each time anew."""
 
     torch_flags: TorchFlags
     window: Window

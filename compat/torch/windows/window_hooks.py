@@ -1,4 +1,4 @@
-"""What happens on the training thread at the begin and end of each window, beside recording."""
+"""Calls on the training thread at the begin and end of each window, besides recording."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_IDS = 64
 
 
 class Observer(Protocol):
-    """What torch calls an execution trace observer."""
+    """The interface that torch calls an execution trace observer."""
 
     def start(self) -> None: ...
 
@@ -48,8 +48,8 @@ def observer_of_environment() -> Observer | None:
 class WindowHooks:
     """Starts and stops an observer with each window, and asks for the window's identifier.
 
-    A backend without events: it is bound to the thread that steps, where torch would call these as well. What they
-    raise is kept by the profiler.
+    A backend without events: it is bound to the thread that steps, where torch would call these as well. The profiler
+    stores their exceptions.
     """
 
     name = "finished"

@@ -333,7 +333,7 @@ static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, co
         total += slot == NO_SLOT ? 0 : counts[slot];
         if (slot == by->apart) total += counts[by->inner];
     }
-    /* What is in slots, what is covered by now, and both together. */
+    /* The intervals in slots, those covered by now, and both together. */
     enough = enough && (memory = malloc((3 * total + 1) * sizeof *memory));
     size_t filled[SLOTS] = {0};
     for (size_t i = 0; enough && i < n; i++)

@@ -1,4 +1,4 @@
-/* What a block of events holds, in one pass: a pass of numpy for each question costs more, and hands the GIL over each time, which a
+/* Facts of a block of events, in one pass: a pass of numpy for each question costs more, and hands the GIL over each time, which a
  * program that computes in Python gives back after 5 ms only. */
 #include "core.h"
 

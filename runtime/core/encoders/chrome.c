@@ -1,7 +1,7 @@
 /* Chrome JSON of a block of events: one event a line, each line ended by ",\n". The GIL is released meanwhile.
  *
  * Format: "Trace Event Format" (the Chrome project), as Perfetto, Catapult, Kineto's readers and HTA take it.
- * Whatever a block or its heap holds, what comes out is JSON: ids, lengths and texts are checked, and an event
+ * The output is JSON for every content of a block and its heap: ids, lengths and texts are checked, and an event
  * whose arguments cannot be read says so.
  *
  * Times are microseconds since `base`. Dialect "kineto" writes them with three decimals. Dialect "tensorboard"
@@ -231,7 +231,7 @@ static inline void put_local_id(Out *o, uint64_t id) {
     PUT(o, "\"}");
 }
 
-/* What readers of device activity cannot do without, unless the event's own arguments have it. */
+/* Arguments that readers of device activity need, unless the event's own arguments have it. */
 static void put_links(Out *o, const Event *e, uint8_t role) {
     if (role == ROLE_DEVICE) {
         const Track *track = track_get(e->track);

@@ -1,6 +1,6 @@
 /* Events as columns of differences, in planes of bytes. docs/segment-format.md describes them.
  *
- * What is encoded together, a frame, stands alone: its table has the names and tracks that its events use, and events have their places in that table.
+ * A frame, the unit of encoding, stands alone: its table has the names and tracks that its events use, and events have their places in that table.
  * Encoding needs no GIL and takes no lock; one thread at a time encodes. */
 #include "buffer.h"
 #include "encoders/output.h"
@@ -220,7 +220,7 @@ static bool put_frame(const Event *events, size_t count, const char *args, size_
     return whole;
 }
 
-/* What a frame is decoded from: only what lies in its bytes is believed. */
+/* The bytes that a frame is decoded from: nothing outside of them is read. */
 typedef struct {
     const uint8_t *at, *end;
     bool good;

@@ -63,7 +63,7 @@ static inline void output_put_short(Output *o, const char *text, size_t len) {
     o->at = to + len;
 }
 
-/* What is shown of a counter's value that is no number, behind its name. */
+/* The text behind the name of a counter whose value is no number. */
 static inline const char *not_finite_text(const Event *e) {
     if (e->flags & FLAG_NO_NUMBER) return " is no number";
     return e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";

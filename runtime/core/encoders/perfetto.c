@@ -3,7 +3,7 @@
  *
  * Each row is a packet sequence of its own. So its packets need neither say the row, which is the sequence's default, nor
  * the whole time: its clock counts from packet to packet. Names, categories and argument keys are numbers after
- * they were used once. Whatever a block or its heap holds, what comes out is a trace. */
+ * they were used once. The output is a trace for every content of a block and its heap. */
 #include "encoders/perfetto.h"
 #include "encoders/json.h"
 
@@ -72,7 +72,7 @@ static bool more_interned(Encoder *c) {
     return true;
 }
 
-/* What the key stands for so far, 0 = nothing; NULL without memory. */
+/* The number that the key stands for so far, 0 = none; NULL without memory. */
 static uint32_t *number_of(Encoder *c, uint64_t key) {
     if (c->interned_used >= c->interned_room / 2 && !more_interned(c)) return c->out.failed = true, NULL;
     Interned *slot = slot_of(c, key);
@@ -271,7 +271,7 @@ static void put_flow(Encoder *c, Row *row, const Event *e) {
     close_event(c, begun);
 }
 
-/* What is neither a slice nor an instant of a row. */
+/* Events that are neither slices nor instants of a row. */
 static void put_other(Encoder *c, const Event *e) {
     Row *row = row_of(c, e->track);
     if (!row) return;

@@ -1,4 +1,4 @@
-/* What the parts of Perfetto's encoder share: perfetto.c writes packets, perfetto_rows.c says in which order,
+/* Declarations that the parts of Perfetto's encoder share: perfetto.c writes packets, perfetto_rows.c says in which order,
  * perfetto_arguments.c writes debug annotations. */
 #ifndef STEPSCOPE_PERFETTO_H
 #define STEPSCOPE_PERFETTO_H

@@ -1,4 +1,4 @@
-/* What recording adds to a program on this machine: the real code, timed on a ring and a stack that nobody drains. */
+/* The time that recording adds to a program on this machine: the real code, timed on a ring and a stack that nobody drains. */
 #include "rings/ring.h"
 #include <stdlib.h>
 

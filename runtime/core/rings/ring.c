@@ -55,7 +55,7 @@ static void *map_anonymous(void *at, size_t bytes) {
 }
 
 /* Gives slots memory before they are touched: a write to a page that a full file system cannot give would end the
- * process. What the file cannot hold goes to private memory, and only a crash loses it. Called in the first round. */
+ * process. Events that the file has no room for go to private memory, and only a crash loses them. Called in the first round. */
 static bool ring_back(Ring *r, uint64_t end) {
     uint64_t from = r->backed, to = (end + BACKED_SLOTS + PAGE_SLOTS - 1) & ~(uint64_t)(PAGE_SLOTS - 1);
     if (to > r->backed_end) to = r->backed_end;
@@ -324,7 +324,7 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
     return true;
 }
 
-/* What a drain takes, so that it ends however fast threads write. Rings that were left come first: their threads
+/* The range of events that a drain copies, so that it ends however fast threads write. Rings that were left come first: their threads
  * have gone on in others, and so the events of each thread stay in order. */
 uint32_t rings_to_drain(Ring **plan) {
     uint32_t planned = 0;

@@ -1,4 +1,4 @@
-/* What the writing and the draining of rings share. */
+/* Declarations that the writing and the draining of rings share. */
 #ifndef STEPSCOPE_RING_H
 #define STEPSCOPE_RING_H
 #include "core.h"

@@ -82,7 +82,7 @@ static bool attach_next(Process *p) {
     return true;
 }
 
-/* What became of fetching the slots of a ring. LATER: this process is out of descriptors or memory for the moment.
+/* Results of fetching the slots of a ring. LATER: this process is out of descriptors or memory for the moment.
  * GONE: somebody has removed the file. */
 typedef enum { FETCHED, LATER, REMOVED, CONTRADICTED } Fetched;
 
@@ -167,7 +167,7 @@ static void release(Attached *a) {
     atomic_store(&a->shared->tail, a->ring.marked);
 }
 
-/* What the drain takes, so that it ends however fast the other process writes. Rings in the order in which threads
+/* The range of events that the drain copies, so that it ends however fast the other process writes. Rings in the order in which threads
  * were given them, so that the events of each thread stay in order. */
 static size_t plan(Process *p) {
     size_t slots = 0;

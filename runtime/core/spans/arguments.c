@@ -42,7 +42,7 @@ static PyObject *numpy_number(PyObject *value) {
     return number;
 }
 
-/* What Python's half makes of values of well-known types: a str or dict. NULL for others; or, with an exception, where a
+/* The text or dict that Python's half makes of values of well-known types: a str or dict. NULL for others; or, with an exception, where a
  * signal handler of the program has raised meanwhile. */
 static PyObject *known_values;
 static PyObject *known_value(PyObject *value) {

@@ -82,7 +82,7 @@ static bool lacked(void) {
     return true;
 }
 
-/* The task that Python says is running, if there is one. What goes wrong with the program's tasks, the lookup answers. */
+/* The task that Python says is running, if there is one. Errors of the program's tasks are results of the lookup. */
 static Task running_task(void) {
     PyObject *found = task_lookup ? PyObject_CallNoArgs(task_lookup) : Py_NewRef(Py_None), *text, *coroutine;
     long long number = 0;

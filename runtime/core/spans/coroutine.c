@@ -205,7 +205,7 @@ static PyMethodDef methods[] = {
     {NULL},
 };
 
-/* What is not a method above is the coroutine's, its class included: for all who ask, it is the coroutine. */
+/* Attributes that are no methods above are the coroutine's, its class included: to every caller, this is the coroutine. */
 static PyObject *coroutine_getattr(PyObject *self, PyObject *name) {
     for (PyMethodDef *m = methods; m->ml_name; m++)
         if (PyUnicode_Check(name) && !PyUnicode_CompareWithASCIIString(name, m->ml_name))

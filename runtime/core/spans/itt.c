@@ -171,7 +171,7 @@ EXPORT void stepscope_itt_numbers(void *next_number, void *grad_enabled, void *k
     atomic_store_explicit(&numbered, true, memory_order_release);
 }
 
-/* What a node made by this operator would be numbered. As kineto has it: none below autograd, where the inner calls
+/* The number of a node that this operator would make. As kineto has it: none below autograd, where the inner calls
  * of an operator run, nor without gradients. */
 static uint64_t forward_number(void) {
     return torch.grad_enabled() && !torch.key_excluded(torch.autograd_key) ? torch.next_number() : NONE;

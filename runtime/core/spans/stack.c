@@ -220,7 +220,7 @@ static uint32_t find(const Stack *s, uint64_t id) {
     return STACK_FRAMES;
 }
 
-/* Whether a span is the top, whose frame, if it has one, is not; and how long others were the innermost. What was opened
+/* Whether a span is the top, whose frame, if it has one, is not; and how long others were the innermost. Spans that were opened
  * after it must have ended for certain: of spans without a frame, levels show it, as no two that are open have the same. */
 static bool __attribute__((noinline)) is_top(const Stack *s, const Open *open, uint32_t depth, int64_t end, int64_t *inner) {
     uint32_t at = find(s, open->id), framed = depth % DEEP, above = at + 1;
@@ -231,7 +231,7 @@ static bool __attribute__((noinline)) is_top(const Stack *s, const Open *open, u
     return above == framed && (depth < DEEP || open->ts > s->deep_ts);
 }
 
-/* Takes off a span that is not the top. What it took until the next one began, the owner gives to the one around it. */
+/* Takes off a span that is not the top. The owner adds its time until the next one began to the one around it. */
 static void __attribute__((noinline)) remove_frame(Stack *s, const Open *open, bool mine, int64_t self) {
     if (!mine) pthread_mutex_lock(&lock);
     uint32_t at = find(s, open->id), depth = mine ? current_depth(s) : 0;

@@ -1,4 +1,4 @@
-/* Who wants what recorded: the sum of it is what is recorded now. Changed with the GIL held, so without a lock, which
+/* The events that each profiler wants: their union is recorded. Changed with the GIL held, so without a lock, which
  * a signal handler could find taken by the code that it interrupted. */
 #include "core.h"
 

@@ -1,4 +1,4 @@
-/* What is read where a step begins. */
+/* Readings at the begin of a step. */
 #ifndef STEPSCOPE_READINGS_H
 #define STEPSCOPE_READINGS_H
 #include "core.h"

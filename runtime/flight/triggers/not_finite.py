@@ -15,7 +15,7 @@ from stepscope.runtime.settings.checked import Checked
 class NotFinite(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fires when a counter, written by `counter()` or a backend, becomes NaN or infinite.
 
-    Once for each counter: it may fire again after the counter was finite in between. What is no number at all, such as text
+    Once for each counter: it may fire again after the counter was finite in between. A value that is no number, such as text
     or a tensor of several, is counted as an argument that could not be read, and fires nothing.
     """
 

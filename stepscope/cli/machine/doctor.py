@@ -346,7 +346,7 @@ def nvidia(trial: Trial | None, proc: Path = PROC, pci: Path = Path("/sys/bus/pc
 
 
 def _kernels_cure(proc: Path) -> str:
-    """What helps where CUPTI, by which torch records kernels, is refused."""
+    """The cure where CUPTI, by which torch records kernels, is refused."""
     if re.search(r"^RmProfilingAdminOnly: 1", _read(proc / "driver" / "nvidia" / "params"), re.MULTILINE):
         return (
             "the driver lets only administrators profile: docker run --cap-add SYS_ADMIN, or on the machine "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HELP = "copy a collector's directory to an object store, or back"
 DESCRIPTION = """\
-Copies the closed segments of a collector's streams to any object store that fsspec knows. What is there is not
+Copies the closed segments of a collector's streams to any object store that fsspec knows. Segments that are there are not
 copied again: repeat the command after an interruption, or use --follow while ranks still send. The collector may
 run meanwhile.
 

@@ -34,7 +34,7 @@ _select, _read, _waitpid = select.select, os.read, os.waitpid
 RANKS_WAIT_S = 5.0
 """How long rank 0 waits for the other ranks' journals to end."""
 SIGNAL_WAIT_S = 8.0
-"""How long a program that a signal ends waits for the answer. Who sent the signal kills it after 10 seconds or more."""
+"""How long a program that a signal ends waits for the answer. The sender of the signal kills it after 10 seconds or more."""
 _POLL_S = 0.1
 FAILED = "The program failed before its first step."
 _WIDTH = 120
@@ -155,7 +155,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         while True:
             found = [_newest_run(place / f"rank{rank}") for rank in range(self.ranks)]
             running = [rank for rank, (_, is_running) in enumerate(found) if is_running]
-            # What an earlier job left in the same place began long before rank 0.
+            # Runs of an earlier job in the same place began long before rank 0.
             there = {
                 rank
                 for rank, (began_ns, is_running) in enumerate(found)
