@@ -138,8 +138,8 @@ class DrainLoop:
         self._loop.call_at(self._woken_at + interval, self._on_wake)
 
     def _journal_progressed(self) -> None:
-        """A journal has written: the slots of its events are free at once, and not only after the next drain."""
-        if self._recorder.late_release.due():
+        """A journal has written: many slots of its events are freed at once, and not only after the next drain."""
+        if self._recorder.release_wanted():
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._recorder.late_release.release_due)
 
