@@ -58,7 +58,8 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
     Py_buffer view;
     if (!get_events(block, &view)) return NULL;
     size_t count = (size_t)view.len / sizeof(Event);
-    int64_t first = INT64_MAX, last = INT64_MIN, end = INT64_MIN, loud_last = INT64_MIN, own_last = INT64_MIN, last_mark = INT64_MIN;
+    int64_t first = INT64_MAX, last = INT64_MIN, end = INT64_MIN, loud_last = INT64_MIN, own_last = INT64_MIN,
+            last_mark = INT64_MIN;
     int32_t first_step = INT32_MAX, last_step = -1;
     unsigned long long kinds[KIND_GAP + 2] = {0}, of_operators = 0, arguments = 0, loud = 0, lost = 0, heap = 0;
     PyThreadState *released = count > MAX_EVENTS_WITH_GIL ? PyEval_SaveThread() : NULL;
@@ -87,8 +88,8 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
     unsigned long long others = count - of_operators - kinds[KIND_SPAN] - kinds[KIND_STEP] - kinds[KIND_GAP];
     return Py_BuildValue("nLLLKKKKKKKKLLiiLK", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
                          kinds[KIND_SPAN], kinds[KIND_STEP], kinds[KIND_GAP], others, of_operators, arguments, lost, loud,
-                         (long long)loud_last, (long long)own_last, (int)first_step, (int)last_step,
-                         (long long)last_mark, heap);
+                         (long long)loud_last, (long long)own_last, (int)first_step, (int)last_step, (long long)last_mark,
+                         heap);
 }
 
 PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
