@@ -330,6 +330,9 @@ def watch_signal(number: int, ours: Callable[[int, FrameType | None], None], sec
 def unwatch_signals() -> None:
     """Ends that, from any thread: the signals do what they do without a handler, unless the program has taken them."""
 
+def signals_watched() -> bool:
+    """Whether both signals are watched, and nobody has set a handler since."""
+
 def signal_that_came() -> int:
     """The signal that has come and is to end the process; 0 if none has."""
 
@@ -577,8 +580,9 @@ def count_touching(events: Any, intervals: Any, /) -> int:
         intervals: pairs of 64-bit integers, ns, in order and apart.
     """
 
-def with_steps(events: Any, begins: Any, numbers: Any, /) -> bytearray:
-    """A copy whose events have the number of the step that they began in; of the first step if they began before.
+def with_steps(events: Any, begins: Any, numbers: Any, /) -> tuple[bytearray, int, int]:
+    """A copy whose events have the number of the step that they began in; of the first step if they began before. And
+    `first_step` and `last_step` of its survey.
 
     Args:
         events: a block.

@@ -90,6 +90,7 @@ PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_Fro
     PLAIN(set_survey_categories, survey_py_set_categories, VARARGS, NULL) \
     PLAIN(set_task_lookup, context_py_set_task_lookup, O, NULL) \
     PLAIN(signal_that_came, signals_py_came, NOARGS, NULL) \
+    PLAIN(signals_watched, signals_py_watched, NOARGS, NULL) \
     PLAIN(start_thread, native_thread_py_start, VARARGS, NULL) \
     PLAIN(step_spans, survey_py_step_spans, VARARGS, NULL) \
     PLAIN(strings_since, strings_py_since, O, NULL) \

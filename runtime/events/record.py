@@ -225,14 +225,15 @@ def heap_bytes(events: Block) -> int:
 
 
 def own_heap(part: Block, args: bytes) -> tuple[Block, bytes]:
-    """Events of a block with only their arguments, of the heap of the block. They are copied if they have any."""
+    """Events of a block with only their arguments, of the heap of the block. They are copied if they do not begin there."""
     part = np.ascontiguousarray(part)
     start, end, size = _core.heap_range(part)
     if not size:
         return part, b""
-    copied = part.copy()
-    copied["args_at"][(copied["args_len"] > 0) & (copied["flags"] & int(Flag.ARG_INLINE) == 0)] -= start
-    return copied, args[start:end]
+    if start:
+        part = join_blocks([part])  # a copy; that of numpy goes field by field
+        part["args_at"][(part["args_len"] > 0) & (part["flags"] & int(Flag.ARG_INLINE) == 0)] -= start
+    return part, args[start:end]
 
 
 def distinct(numbers: NDArray[Any]) -> list[int]:

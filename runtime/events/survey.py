@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -44,11 +45,28 @@ class Survey(NamedTuple):
     first_step: int
     """Lowest number of a step; larger than `last_step` if no event belongs to one."""
     last_step: int
+    last_mark_ns: int
+    """Begin of the last step mark."""
+    heap_bytes: int
+    """Bytes of the arguments in the heap."""
+
+
+_known: dict[int, tuple[weakref.ref[Block], Survey]] = {}
+"""Surveys of living blocks, by the `id` of the block."""
 
 
 def survey(events: Block) -> Survey:
-    """Counts a block. The times of an empty block mean nothing."""
+    """Counts a block, unless its survey is known. The times of an empty block mean nothing."""
+    known = _known.get(id(events))
+    if known is not None and known[0]() is events:
+        return known[1]
     return Survey(*_core.survey(np.ascontiguousarray(events)))
+
+
+def remember_survey(events: Block, found: Survey) -> None:
+    """Makes the survey of a block known, so that the block is not read again for it. The block must not change any more."""
+    key = id(events)
+    _known[key] = weakref.ref(events, lambda _: _known.pop(key, None)), found
 
 
 def parts_in(events: Block, interval: tuple[int, int]) -> Block:

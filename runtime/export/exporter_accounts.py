@@ -44,7 +44,10 @@ class Accounts:
 
     def offer(self, window: int, count: int) -> None:
         """Counts offered events of a window."""
-        self._windows.setdefault(window, _Sums()).offered += count
+        sums = self._windows.get(window)
+        if sums is None:
+            sums = self._windows[window] = _Sums()
+        sums.offered += count
 
     def export(self, window: int, count: int) -> None:
         """Counts exported events, also of an old window."""

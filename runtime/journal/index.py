@@ -218,7 +218,8 @@ class IndexBuilder:
             if batch.source == STEPS:
                 outline.append(batch.events)
             else:
-                outline += [of_kind(batch.events, kind) for kind in (Kind.STEP, Kind.GAP)]
+                kinds = ((Kind.STEP, counts.steps), (Kind.GAP, counts.gaps))
+                outline += [of_kind(batch.events, kind) for kind, count in kinds if count]
 
     def close_window(self, window: Window, begin: int, end: int) -> None:
         """Adds the end of a window, whose frame has the positions `begin` to `end`."""

@@ -265,7 +265,7 @@ class JournalWriter:
         """Appends events in one write. Returns false, and writes nothing, if there is not enough space."""
         opened = batch.window not in self._open_windows
         begin, size = self._end, len(batch)
-        counts = survey(np.ascontiguousarray(batch.events))
+        counts = survey(batch.events)
         if opened:
             self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, counts.first_ns))
         cut = self._frames(fmt.FrameType.EVENTS, batch)

@@ -72,9 +72,9 @@ class DrainedTurn:
 
     def next_part(self, max_events: int) -> DrainedBlock:
         """Removes and returns the next events and their arguments: as many as need the memory of `max_events` without any."""
-        events, args, _ = self.blocks[0]
+        events, args, counts = self.blocks[0]
         some = events[:max_events]
-        heap = heap_bytes(some) if args else 0
+        heap = counts.heap_bytes if len(some) == len(events) else heap_bytes(some) if args else 0
         fitting = len(some) * max_events * EVENT_DTYPE.itemsize // (some.nbytes + heap or 1)
         count = min(max(fitting, MIN_PART_EVENTS), len(some))
         if count == len(events) and len(args) == heap:

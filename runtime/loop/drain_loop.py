@@ -79,7 +79,7 @@ class DrainLoop:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._wake, self._draining = asyncio.Event(), anyio.Lock()
+        self._wake, self._draining = asyncio.Event(), asyncio.Lock()
         self._wake_up = WakeUp(self._loop, self._on_wake)
         self._wake_up_later = WakeUp(self._loop, self._on_wake_later)
         self._check_signals()
@@ -138,8 +138,8 @@ class DrainLoop:
         self._loop.call_at(self._woken_at + interval, self._on_wake)
 
     def _journal_progressed(self) -> None:
-        """A journal has written: the slots of its events are free at once, and not only after the next drain."""
-        if self._recorder.late_release.due():
+        """A journal has written: many slots of its events are freed at once, and not only after the next drain."""
+        if self._recorder.release_wanted():
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._recorder.late_release.release_due)
 
@@ -298,8 +298,9 @@ class DrainLoop:
             timeout = AFTER_FAULT
             with self._contained("drain"):
                 timeout = RECHECK_S if await self._drain() else self._interval()
-            with anyio.move_on_after(timeout):
-                await self._wake.wait()
+            timer = self._loop.call_later(timeout, self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
             self._wake.clear()
 
     def _interval(self) -> float:

@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import Callable
 
 from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.native_threads import get_ident, on_main_thread
 
 
 class WakeUp:
     """Calls a function on a loop. Any thread may call `set`, often: the loop is woken once until `pending` is reset there, as
-    each wake-up costs a system call and a switch of threads."""
+    each wake-up costs a system call and a switch of threads. It must be made on the loop."""
 
-    __slots__ = ("_call", "_loop", "pending")
+    __slots__ = ("_call", "_loop", "_thread", "pending")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         self._loop, self._call = loop, call
+        # A loop that runs here needs no system call. But on the main thread, a signal handler may call while the loop sleeps.
+        self._thread = 0 if on_main_thread() else get_ident()
         self.pending = False
 
     def set(self) -> None:
@@ -24,7 +27,10 @@ class WakeUp:
             return
         self.pending = True  # before the loop wakes, as it resets this
         try:
-            self._loop.call_soon_threadsafe(self._call)
+            if get_ident() == self._thread:
+                self._loop.call_soon(self._call)
+            else:
+                self._loop.call_soon_threadsafe(self._call)
         except RuntimeError:
             return  # the loop has ended
         except BaseException:

@@ -193,6 +193,11 @@ class Recorder:
         single = _core.ring_statistics()["rings"] >= self._rings
         return single or unreleased > self._slots * self._rings * 3 // 4
 
+    def release_wanted(self) -> bool:
+        """Whether slots are due, and so many that they are freed at once. Fewer can wait for the next drain. Any thread may call."""
+        due = self.late_release.due()
+        return due and (_core.unreleased() > self._slots // 4 or bool(self.workers.interval()))
+
     def open_spans(self) -> Block:
         """Open spans of all processes of the session, cut at the current time."""
         return join_blocks([np.frombuffer(_core.open_spans(), EVENT_DTYPE), *self.workers.open_spans()])

@@ -76,18 +76,24 @@ def watch(close_all: Callable[[str], None], stop_here: Callable[[int], bool], se
             # `_terminate` stays set, without effect, if another thread called `unwatch`.
             if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
                 signal.signal(number, _terminate)
-        look()
+        _watch_again()
+    look()
 
 
 def look() -> None:
     """Watches signals whose handlers the program has removed, and closes for a signal that came without being handled."""
+    if not _core.signals_watched():
+        _watch_again()
+    came = _core.signal_that_came()
+    if came and not _closing.locked():
+        _look_late(came)
+
+
+def _watch_again() -> None:
     with _lock:
         for number in _ENDING if _seconds else ():
             if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
                 _core.watch_signal(number, _terminate, _seconds)
-    came = _core.signal_that_came()
-    if came and not _closing.locked():
-        _look_late(came)
 
 
 def _look_late(number: int) -> None:

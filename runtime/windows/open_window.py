@@ -12,7 +12,7 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.intervals import FOREVER, Interval, clip, ends, touching, touching_any, without
 from stepscope.runtime.events.nesting import Rows
 from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.events.survey import Survey, survey
+from stepscope.runtime.events.survey import Survey, remember_survey, survey
 from stepscope.runtime.windows.step_marks import StepMark, StepMarks
 from stepscope.runtime.windows.window import Step
 from stepscope.runtime.windows.window_tables import WindowTable
@@ -118,8 +118,10 @@ class OpenWindow:
             self._latest = max(self._latest, found.end_ns)  # the lost events may be the last ones
         self._accepted[source] += found.events - found.gaps
         self.events += found.loud
-        numbered = self.marks.with_steps(events, found.first_ns)
-        if before is not None:
+        numbered, found = self.marks.with_steps(events, found)
+        if before is None:
+            remember_survey(numbered, found)
+        else:
             numbered["step"] = self.marks.steps_at(np.minimum(numbered["ts"], before - 1))
         if self._rows is not None:
             self._rows.add(source, numbered, self.marks.nested(self.interval[1]) if source != RECORDER else None)

@@ -99,6 +99,10 @@ class WindowRouter:
         """Whether an optimizer's step() ends the steps, see `StepTotals`."""
         self.opened: Callable[[OpenWindow], None] = lambda window: None
         """Called with each window that begins."""
+        self._marks_until = 0
+        """When the last known step mark was, of any profiler, in ns."""
+        self._foreign_marks = False
+        """Whether another profiler has step marks."""
         self.detail = DetailFilter()
         """Filters out events by the detail level. These count neither as seen nor as dropped."""
 
@@ -276,7 +280,8 @@ class WindowRouter:
         ended."""
         batches: list[EventBatch] = []
         if source == RECORDER and len(events):
-            wanted = self.detail.keep(self._without_foreign_marks(events) if found.steps else events)
+            marked = found.steps and (self._foreign_marks or found.last_mark_ns > self._marks_until)
+            wanted = self.detail.keep(self._without_foreign_marks(events) if marked else events)
             if wanted is not events:
                 events, found = wanted, survey(wanted)
             for window in self._open if len(events) else ():
@@ -289,7 +294,13 @@ class WindowRouter:
 
     def add_marks(self, marks: Block) -> None:
         """Adds step marks ahead of the events between them. Known marks are ignored."""
-        own = in_order(marks[marks["id"] == self._serial])
+        if not len(marks):
+            return
+        mine = marks["id"] == self._serial
+        if not mine.all():
+            self._foreign_marks = True
+        self._marks_until = max(self._marks_until, int(marks["ts"].max()))
+        own = in_order(marks[mine] if self._foreign_marks else marks)
         self.detail.add_marks(own)
         if len(own):
             for window, first, end in places(self._open, own["ts"]):

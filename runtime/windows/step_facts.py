@@ -514,7 +514,7 @@ class StepFactsBuilder:
         facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
         facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
         if _CLASSES.devices:
-            facts["device"] = self._share_time(self._intervals, marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
+            facts["device"] = self._share_time(self._intervals, marks, (0, 0), _DEVICES[0], _DEVICES[-1])[0].T
         if (marks[:, _ON] == marks[0, _ON]).all():
             track = int(marks[0, _ON])
             self._fill_phases(facts, slice(None), marks, (track, track))
@@ -536,7 +536,7 @@ class StepFactsBuilder:
                 changed = _without_closures(changed)
             if changed is not before:
                 intervals = _new_intervals(changed)
-        ns, begun, covered = self._share_time(intervals, marks, stepping, min(Phase), max(Phase), chosen)
+        ns, begun, covered = self._share_time(intervals, marks, stepping, Phase.GARBAGE_COLLECTION, Phase.SPAN, chosen)
         facts["phases"][chosen] = ns.T
         facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]
         facts["collections"][chosen] = begun[Phase.GARBAGE_COLLECTION]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, distinct
+from stepscope.runtime.events.survey import Survey
 from stepscope.runtime.windows.window import Step
 
 _STEP = strings.intern("ProfilerStep"), strings.category("user_annotation")
@@ -151,14 +152,16 @@ class StepMarks:
         at = np.frombuffer(_core.count_until(marks.ts, np.ascontiguousarray(times)), np.int64) - 1
         return marks.number[np.maximum(at, 0)]
 
-    def with_steps(self, events: Block, first_ns: int) -> Block:
-        """A copy in which each event has the number of the step in which it began; the first one began at `first_ns`."""
+    def with_steps(self, events: Block, found: Survey) -> tuple[Block, Survey]:
+        """A copy in which each event has the number of the step in which it began, and its survey. `found` is that of the block."""
         # numpy would hand over the interpreter's lock here, and get it back after 5 ms.
-        first = max(bisect_right(self._columns.ts, first_ns, hi=self._count) - 1, 0) if self._count > FEW_MARKS else 0
+        first = (
+            max(bisect_right(self._columns.ts, found.first_ns, hi=self._count) - 1, 0) if self._count > FEW_MARKS else 0
+        )
         ts, number = self._columns.ts[first : self._count], self._columns.number[first : self._count]
-        numbered = _core.with_steps(np.ascontiguousarray(events), ts, number)
+        numbered, first_step, last_step = _core.with_steps(np.ascontiguousarray(events), ts, number)
         copied: Block = np.frombuffer(numbered, EVENT_DTYPE)
-        return copied
+        return copied, found._replace(first_step=first_step, last_step=last_step)
 
     def steps(self, end: int) -> tuple[Step, ...]:
         """The steps; the last one ends at `end`."""

@@ -49,6 +49,8 @@ PyObject *survey_py_unnamed_tracks(PyObject *self, PyObject *args) {
     return found;
 }
 
+static bool in_heap(const Event *e) { return e->args_len && !(e->flags & FLAG_ARG_INLINE); }
+
 static bool lasts(const Event *e) { return e->kind == KIND_SPAN || e->kind == KIND_GAP; }
 
 /* The fields of `Survey` in runtime/events/survey.py. */
@@ -56,9 +58,10 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
     Py_buffer view;
     if (!get_events(block, &view)) return NULL;
     size_t count = (size_t)view.len / sizeof(Event);
-    int64_t first = INT64_MAX, last = INT64_MIN, end = INT64_MIN, loud_last = INT64_MIN, own_last = INT64_MIN;
+    int64_t first = INT64_MAX, last = INT64_MIN, end = INT64_MIN, loud_last = INT64_MIN, own_last = INT64_MIN,
+            last_mark = INT64_MIN;
     int32_t first_step = INT32_MAX, last_step = -1;
-    unsigned long long kinds[KIND_GAP + 2] = {0}, of_operators = 0, arguments = 0, loud = 0, lost = 0;
+    unsigned long long kinds[KIND_GAP + 2] = {0}, of_operators = 0, arguments = 0, loud = 0, lost = 0, heap = 0;
     PyThreadState *released = count > MAX_EVENTS_WITH_GIL ? PyEval_SaveThread() : NULL;
     for (size_t i = 0; i < count; i++) {
         Event e; /* a block of a backend may lie anywhere */
@@ -75,20 +78,24 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
         loud += is_loud && e.kind != KIND_STEP;
         of_operators += low;
         kinds[low ? KIND_GAP + 1 : e.kind <= KIND_GAP ? e.kind : 0]++;
-        arguments += !low && e.args_len && !(e.flags & FLAG_ARG_INLINE);
+        arguments += !low && in_heap(&e);
+        heap += in_heap(&e) ? e.args_len : 0;
+        if (e.kind == KIND_STEP && e.ts > last_mark) last_mark = e.ts;
         if (e.kind == KIND_GAP) lost += e.id;
     }
     reacquire_gil(released);
     PyBuffer_Release(&view);
     unsigned long long others = count - of_operators - kinds[KIND_SPAN] - kinds[KIND_STEP] - kinds[KIND_GAP];
-    return Py_BuildValue("nLLLKKKKKKKKLLii", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
+    return Py_BuildValue("nLLLKKKKKKKKLLiiLK", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
                          kinds[KIND_SPAN], kinds[KIND_STEP], kinds[KIND_GAP], others, of_operators, arguments, lost, loud,
-                         (long long)loud_last, (long long)own_last, (int)first_step, (int)last_step);
+                         (long long)loud_last, (long long)own_last, (int)first_step, (int)last_step, (long long)last_mark,
+                         heap);
 }
 
 PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
     PyObject *block, *copy = NULL;
     Py_buffer view, begins, numbers;
+    int32_t first_step = INT32_MAX, last_step = -1;
     if (!PyArg_ParseTuple(args, "Oy*y*:with_steps", &block, &begins, &numbers)) return NULL;
     size_t steps = (size_t)begins.len / sizeof(int64_t), at = 0;
     if (!steps || (size_t)numbers.len / sizeof(int32_t) != steps) {
@@ -107,7 +114,9 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
                     size_t begun = times_until(begin, 1, steps, ts);
                     at = begun ? begun - 1 : 0;
                 }
-                to[i].step = number[at];
+                int32_t step = to[i].step = number[at];
+                if (step >= 0 && step < first_step) first_step = step;
+                if (step > last_step) last_step = step;
             }
             reacquire_gil(released);
         }
@@ -115,7 +124,7 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
     }
     PyBuffer_Release(&begins);
     PyBuffer_Release(&numbers);
-    return copy;
+    return copy ? Py_BuildValue("(Nii)", copy, (int)first_step, (int)last_step) : NULL;
 }
 
 PyObject *survey_py_step_spans(PyObject *self, PyObject *args) {
@@ -213,8 +222,6 @@ PyObject *survey_py_count_touching(PyObject *self, PyObject *args) {
     PyBuffer_Release(&pairs);
     return good ? PyLong_FromUnsignedLongLong(touching) : NULL;
 }
-
-static bool in_heap(const Event *e) { return e->args_len && !(e->flags & FLAG_ARG_INLINE); }
 
 PyObject *survey_py_heap_range(PyObject *self, PyObject *block) {
     Py_buffer view;

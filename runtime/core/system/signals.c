@@ -93,6 +93,13 @@ PyObject *signals_py_watch(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Whether the handlers are still those of `signals_py_watch`: so nobody has set one since, in Python or in C. */
+PyObject *signals_py_watched(PyObject *self, PyObject *unused) {
+    bool all = atomic_load(&watching);
+    for (size_t i = 0; i < NUMBERS; i++) all = all && is_ours(numbers[i]);
+    return PyBool_FromLong(all);
+}
+
 PyObject *signals_py_unwatch(PyObject *self, PyObject *unused) {
     atomic_store(&watching, false);
     if (atomic_exchange(&has_timer, false)) timer_delete(timer);

@@ -83,12 +83,16 @@ def test_events_get_their_steps(rows: list[tuple[Any, ...]], begins: list[int]) 
     block = block_of(rows)
     times = np.array(sorted(begins), np.int64)
     numbers = np.arange(len(times), dtype=np.int32) * 10
-    copied: Block = np.frombuffer(_core.with_steps(block, times, numbers), block.dtype)
+    numbered, first_step, last_step = _core.with_steps(block, times, numbers)
+    copied: Block = np.frombuffer(numbered, block.dtype)
     wanted = numbers[np.maximum(np.searchsorted(times, block["ts"], side="right") - 1, 0)]
     assert copied["step"].tolist() == wanted.tolist()
     assert (block["step"] == -1).all()
     block["step"] = wanted
     assert copied.tobytes() == block.tobytes()
+    if rows:
+        found = survey(copied)
+        assert (first_step, last_step) == (found.first_step, found.last_step)
 
 
 @given(st.lists(ROW, max_size=40), st.integers(0, 9))
