@@ -11,10 +11,19 @@ from importlib import import_module
 from typing import Any, BinaryIO
 from weakref import WeakSet
 
+import msgspec
 import numpy as np
 
 from stepscope.exporters.files.output import open_for_writing, output_error, part
-from stepscope.exporters.files.parquet_rows import COLUMNS, DIVERSE, RISING, STATISTICS, STEADY, ParquetRows, WindowRow
+from stepscope.exporters.files.parquet_rows import (
+    COLUMNS,
+    DICTIONARIES,
+    DIFFERENCES,
+    STATISTICS,
+    UNCOMPRESSED,
+    ParquetRows,
+    WindowRow,
+)
 from stepscope.exporters.files.trace_file import about_run, about_window, dumps
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import EventBatch
@@ -32,7 +41,7 @@ ROW_GROUP = 1 << 17
 MOST_BYTES = 32 << 20
 """More is not held back, however few rows it is."""
 MOST_PIECES = 1024
-"""Windows, or batches, that are held back one by one before they become one piece."""
+"""Windows, batches, or tables that are held back one by one before they become one piece."""
 
 EXIT_TIMEOUT_S = 5.0
 """How long the interpreter's exit waits for calls of pyarrow that have not returned by the deadline of closing."""
@@ -83,8 +92,12 @@ class ParquetExporter:
         self._member: Run | None = None
         self._file: Any = None
         self._writer: Any = None
+        self._batches: list[EventBatch] = []
+        """Of one member, source and window, in their order: a table costs as much as thousands of its rows."""
         self._waiting: list[Any] = []
+        """Tables of what came before these."""
         self._count = 0
+        """Rows of both."""
         self._bytes = 0
         self._window_rows: list[WindowRow] = []
         self._windows: Counter[str] = Counter()
@@ -108,9 +121,9 @@ class ParquetExporter:
             self._writer = self._parquet.ParquetWriter(
                 self._file,
                 self._rows.schema,
-                compression={name: "none" if name in STEADY else "zstd" for name in COLUMNS},  # of level 1
-                use_dictionary=[name for name in COLUMNS if name not in DIVERSE],
-                column_encoding=dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
+                compression={name: "none" if name in UNCOMPRESSED else "zstd" for name in COLUMNS},  # of level 1
+                use_dictionary=[name for name in COLUMNS if name in DICTIONARIES],
+                column_encoding=dict.fromkeys(DIFFERENCES, "DELTA_BINARY_PACKED"),
                 write_statistics=list(STATISTICS),
                 write_batch_size=ROW_GROUP // 2,
             )
@@ -121,6 +134,8 @@ class ParquetExporter:
     async def begin_member(self, run: Run) -> None:
         """The batches that follow are of this run, until it is called again: a trace of several ranks is written."""
         self._opened()
+        with self._lock:
+            self._make_table()
         self._member = run
 
     async def export(self, batch: EventBatch) -> None:
@@ -130,14 +145,18 @@ class ParquetExporter:
             OutputError: if the system refused, then or earlier.
             ClosedError: before `open` or after `aclose`.
         """
-        run = self._opened()
+        self._opened()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             for first in range(0, len(batch), ROW_GROUP):
                 if _exiting:
                     return
-                self._queue(self._rows.table(batch.events[first : first + ROW_GROUP], batch, run))
+                self._queue_batch(
+                    msgspec.structs.replace(batch, events=batch.events[first : first + ROW_GROUP])
+                    if len(batch) > ROW_GROUP
+                    else batch
+                )
 
     async def close_window(self, window: Window) -> None:
         """Takes what there is to say of the window as a row.
@@ -184,21 +203,47 @@ class ParquetExporter:
             self._bytes -= sum(len(one.about) for one in rows)
             self._queue(self._rows.windows(rows, self._run))
 
+    def _queue_batch(self, batch: EventBatch) -> None:
+        first = self._batches[0] if self._batches else batch
+        if (first.source, first.window) != (batch.source, batch.window) or len(self._batches) >= MOST_PIECES:
+            self._make_table()
+        self._batches.append(batch)
+        self._count += len(batch)
+        self._bytes += batch.nbytes
+        self._write_if_large()
+
+    def _make_table(self) -> None:
+        """Makes rows of the batches that wait."""
+        if self._batches and self._member is not None:
+            table = self._rows.table(self._batches, self._member)
+            self._count -= len(table)
+            self._bytes -= sum(batch.nbytes for batch in self._batches)
+            self._batches = []
+            self._add_table(table)
+
     def _queue(self, table: Any) -> None:
+        self._make_table()
+        self._add_table(table)
+        self._write_if_large()
+
+    def _add_table(self, table: Any) -> None:
         self._waiting.append(table)
         self._count += len(table)
         self._bytes += table.nbytes
-        if self._count >= ROW_GROUP or self._bytes >= MOST_BYTES:
-            self._write()
-        elif len(self._waiting) >= MOST_PIECES:
+        if len(self._waiting) >= MOST_PIECES:
             # A table of a few rows takes kilobytes.
             self._waiting = [self._joined().combine_chunks()]
             self._bytes = self._waiting[0].nbytes + sum(len(one.about) for one in self._window_rows)
+
+    def _write_if_large(self) -> None:
+        if self._count >= ROW_GROUP or self._bytes >= MOST_BYTES:
+            self._write()
 
     def _joined(self) -> Any:
         return self._arrow.concat_tables(self._waiting).unify_dictionaries()
 
     def _write(self) -> None:
+        self._make_table()
         if not self._waiting:
             return
         table = self._joined()
@@ -233,7 +278,7 @@ class ParquetExporter:
             except OSError as error:
                 raise output_error(error, self._path, "complete the file") from error
             finally:
-                self._waiting, self._file = [], None
+                self._batches, self._waiting, self._file = [], [], None
                 _open.discard(self)
                 with contextlib.suppress(OSError):  # what it could not write yet: there is an error for that already
                     file.close()

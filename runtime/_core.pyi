@@ -1,6 +1,6 @@
 """The native core. Public wrappers: `stepscope.runtime.{strings,tracks,clock,recorder,...}`."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final, Literal, Self, TypeVar
 
@@ -546,11 +546,11 @@ def align(events: Any, at: Any, ahead: Any, base: int, before: float, after: flo
         ValueError: if an argument is none of these.
     """
 
-def arrow_columns(events: Any, ahead: int, room: WriteableBuffer, /) -> tuple[list[int], list[list[int]]]:
-    """Writes the fields of a block as Arrow has columns: `exporters/files/parquet_rows.py` names them.
+def arrow_columns(blocks: Sequence[Any], ahead: int, room: WriteableBuffer, /) -> tuple[list[int], list[list[int]]]:
+    """Writes the fields of blocks as Arrow has columns: `exporters/files/parquet_rows.py` names them.
 
     Args:
-        events: the block.
+        blocks: their events are in the columns one after the other.
         ahead: ns that is added to the times.
         room: is filled with the columns, one after the other, each with room for a multiple of 64 events.
 
@@ -559,7 +559,7 @@ def arrow_columns(events: Any, ahead: int, room: WriteableBuffer, /) -> tuple[li
         The key of a name has 1 + the step in its upper half if that is shown.
 
     Raises:
-        ValueError: if the block is not a multiple of 64 bytes or not contiguous, or the room has another size.
+        ValueError: if a block is not a multiple of 64 bytes or not contiguous, or the room has another size.
         MemoryError: without memory.
     """
 

@@ -19,7 +19,7 @@ from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import readable
 
 MAX_SEEN = 1 << 14
-"""Arguments of a block that are kept to be found again, for they repeat."""
+"""Arguments of a table that are kept to be found again, for they repeat."""
 
 DEEPEST = 8
 """Rows between one and its process, of which more are not followed: a damaged file may have a circle."""
@@ -65,16 +65,30 @@ COLUMNS: dict[str, tuple[str, str]] = {
 
 ALWAYS = {"host", "window", "ts", "dur", "kind", "name", "process", "pid"}
 """Columns without nulls, of which nothing says where they are."""
-RISING = {"ts", "id"}
-"""Columns that are written as differences, which takes half the time of compressing them, and less space."""
-DIVERSE = {*RISING, "dur", "self_dur", "value", "parent", "cut", "open", "error"}
-"""Columns whose values hardly repeat, or are bits: a dictionary of these costs more than it saves."""
-STEADY = {"rank", "host", "window", "source", "error_ns"}
-"""Columns with few values in a row group: nothing is left to compress."""
+DIFFERENCES = {"ts", "dur", "self_dur", "id"}
+"""Columns that are written as differences of few bits: to compress their values takes two to three times as long."""
+DICTIONARIES = {*(name for name, (kind, _) in COLUMNS.items() if kind in ("text", "json")), "pid", "tid"}
+"""Columns whose values repeat in any order. A dictionary of others costs more than to compress them."""
+UNCOMPRESSED = {
+    "host",
+    "ts",
+    "dur",
+    "self_dur",
+    "kind",
+    "category",
+    "process",
+    "pid",
+    "tid",
+    "cut",
+    "open",
+    "error",
+    "source",
+}
+"""Columns of which a dictionary, differences or bits leave little to compress."""
 STATISTICS = ("rank", "window", "step", "ts", "dur")
 """Columns by which readers leave out groups of rows."""
 
-_WIDE = ("ts", "dur", "self_dur", "value", "id", "parent")
+_WIDE = ("ts", "dur", "self_dur", "value", "id", "parent", "pid", "tid")
 _NARROW = ("step", "kind", "category", "name", "track")
 _BITS = (
     "has step",
@@ -131,14 +145,16 @@ class ParquetRows:
             ]
         )
 
-    def table(self, events: Block, batch: EventBatch, run: Run) -> Any:
-        """The rows of some events of a batch, of a run."""
-        arrow, number = self._arrow, len(events)
+    def table(self, batches: Sequence[EventBatch], run: Run) -> Any:
+        """The rows of batches of one source and window, of a run; at least one."""
+        arrow, number = self._arrow, sum(map(len, batches))
+        source, window = batches[0].source, batches[0].window
         room = -(-number // 64) * 64
         sizes = [8 * room] * len(_WIDE) + [4 * room] * len(_NARROW) + [room // 8] * len(_BITS)
         ends = list(accumulate(sizes))
         buffer = arrow.allocate_buffer(ends[-1])
-        present, keys = _core.arrow_columns(events, run.anchor.wall_ns - run.anchor.monotonic_ns, buffer)
+        ahead = run.anchor.wall_ns - run.anchor.monotonic_ns
+        present, keys = _core.arrow_columns([batch.events for batch in batches], ahead, buffer)
         parts = {
             name: buffer.slice(end - size, size)
             for name, size, end in zip((*_WIDE, *_NARROW, *_BITS), sizes, ends, strict=True)
@@ -157,13 +173,11 @@ class ParquetRows:
 
         kinds, categories, names, used = keys
         tracks_used = [tracks.get(track) for track in used]
-        where = np.frombuffer(parts["track"], np.int32, number)
-        pids, tids = (np.array([getattr(row, key, 0) for row in tracks_used], np.int64) for key in ("pid", "tid"))
         bound = _bound(run)
         columns = [
             self._same("rank", run.rank, number),
             self._same("host", run.host, number),
-            self._same("window", batch.window, number),
+            self._same("window", window, number),
             column("step", "has step"),
             column("ts"),
             column("dur"),
@@ -174,13 +188,13 @@ class ParquetRows:
             texts("name", [readable(_name(name)) for name in names]),
             texts("track", [readable(_process(row, run)) for row in tracks_used]),
             texts("track", ["" if row is None else readable(row.name) for row in tracks_used]),
-            arrow.array(pids.take(where)),
-            arrow.array(tids.take(where)),
+            column("pid"),
+            column("tid"),
             column("id", "has id"),
             column("parent", "has parent"),
             *(column(flag, "is span") for flag in ("cut", "open", "error")),
-            self._arguments(events, batch.args) if set_bits["has arguments"] else self._same("args", None, number),
-            self._same("source", batch.source, number),
+            self._arguments(batches) if set_bits["has arguments"] else self._same("args", None, number),
+            self._same("source", source, number),
             self._same("error_ns", bound, number),
         ]
         return arrow.Table.from_arrays(columns, schema=self.schema)
@@ -221,11 +235,17 @@ class ParquetRows:
             return arrow.DictionaryArray.from_arrays(np.zeros(number, np.int32), [value])
         return arrow.repeat(arrow.scalar(value, kind), number)
 
-    def _arguments(self, events: Block, heap: bytes) -> Any:
+    def _arguments(self, batches: Sequence[EventBatch]) -> Any:
+        texts: list[str | None] = []
+        seen: dict[bytes, str] = {}
+        for batch in batches:
+            texts += self._texts(batch.events, batch.args, seen)
+        return self._arrow.array(texts, self._arrow.string())
+
+    def _texts(self, events: Block, heap: bytes, seen: dict[bytes, str]) -> list[str | None]:
         inline = events["flags"] & int(Flag.ARG_INLINE) != 0
         with_arguments = np.flatnonzero((events["args_len"] > 0) | inline)
         texts: list[str | None] = [None] * len(events)
-        seen: dict[bytes, str] = {}
         rows = zip(
             with_arguments.tolist(),
             *(events[key][with_arguments].tolist() for key in ("args_at", "args_len")),
@@ -242,7 +262,7 @@ class ParquetRows:
                 if len(seen) < MAX_SEEN:
                     seen[raw] = text
             texts[index] = text
-        return self._arrow.array(texts, self._arrow.string())
+        return texts
 
     def _key(self, name: int) -> str:
         if name not in self._keys:
