@@ -244,7 +244,8 @@ class CollectorExporter:
             journal = self._journal
             self._ending = True
             self._summarize(NO_FACTS)
-            await self._transport.wait_finished(lambda: not journal.is_open)
+            settings = self._settings
+            await self._transport.finish(settings.closing_seconds, settings.timeout, lambda: not journal.is_open)
             await journal.changed.wait_for(lambda: not journal.is_open)  # else fewer events would count as kept
             await self._transport.close()
         except asyncio.CancelledError:
