@@ -186,8 +186,10 @@ class Stream:
         """Whether only summaries of it are known here, as another collector takes it."""
         self._summarized_at = -math.inf
         """When the last summary came that all collectors hear, by the monotonic clock."""
-        self._end_announced = False
-        """Whether one announced the end of the run; its frames may be on their way still."""
+        self.ended_elsewhere = False
+        """Whether its end was announced, or another collector has it; its last frames may be on their way still."""
+        self.end_looked_up = -math.inf
+        """When it was looked up whether another collector has its end, by the monotonic clock."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
         self.arrived = 0
@@ -274,7 +276,7 @@ class Stream:
                 self.event_rate.add(max(summary.events - self.events, 0), time.monotonic())
             self.events = summary.events
             self._dropped = Counter({"journal": summary.lost})
-        self._end_announced = self._end_announced or summary.ended
+        self.ended_elsewhere = self.ended_elsewhere or summary.ended
         self._summarized_at = time.monotonic()
         self.add_summary(summary)
 
@@ -355,7 +357,7 @@ class Stream:
 
     def state(self, now: float) -> State:
         """Its state at a monotonic time in seconds."""
-        if self.ended or (self._end_announced and self.connection is None):
+        if self.ended or (self.ended_elsewhere and self.connection is None):
             return State.ENDED
         if self.connection is not None or now - self._summarized_at < SILENT_AFTER:
             return State.SILENT if now - self.seen >= SILENT_AFTER else State.CONNECTED
