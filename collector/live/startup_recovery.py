@@ -179,7 +179,7 @@ class StartupRecovery:
             stream.restoring = True
             stream.seen -= max(time.time() - written, 0.0)
             self._streams.add(stream)
-        stream.born_ns = min(stream.born_ns, made)
+        self._streams.seen_first(stream, made)
         return stream
 
 

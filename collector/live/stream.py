@@ -15,7 +15,7 @@ from stepscope.collector.clocks.server_clock import LatestClock
 from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
-from stepscope.exporters.stream.protocol import MAX_SUMMARY_STEPS, StepSummary
+from stepscope.exporters.stream.protocol import MAX_HEADER, MAX_SUMMARY_STEPS, StepSummary
 from stepscope.exporters.stream.step_summary import STEP_BYTES, Shares, StepTime, count_steps, shares_of, steps_in
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.journal import format as fmt
@@ -46,6 +46,7 @@ _MOST_BYTES: dict[int, int] = {
     fmt.FrameType.LEDGER: MOST_ACCOUNT,
     fmt.FrameType.CAP: 1 << 12,
     fmt.FrameType.CLOCK_SYNC: 1 << 12,
+    fmt.FrameType.STEP_FACTS: MAX_HEADER,
 }
 """Of a record: a larger one is none that an exporter makes. To read it would hold up all streams, so it is not shown."""
 MAX_SUMMARIES = 128
@@ -61,6 +62,7 @@ _SUMMARY_STEPS = 32
 _HOUR = 3600 * 10**9
 _RATE_SECONDS = 5
 """Whole seconds that are averaged."""
+_decode_facts = msgspec.msgpack.Decoder(StepSummary).decode
 
 
 class State(Enum):
@@ -184,8 +186,10 @@ class Stream:
         """Whether only summaries of it are known here, as another collector takes it."""
         self._summarized_at = -math.inf
         """When the last summary came that all collectors hear, by the monotonic clock."""
-        self._end_announced = False
-        """Whether one announced the end of the run; its frames may be on their way still."""
+        self.ended_elsewhere = False
+        """Whether its end was announced, or another collector has it; its last frames may be on their way still."""
+        self.end_looked_up = -math.inf
+        """When it was looked up whether another collector has its end, by the monotonic clock."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
         self.arrived = 0
@@ -220,6 +224,8 @@ class Stream:
         self._capped = 0
         self._amounts = Amounts()
         self._summary_steps = 0
+        self._stored_facts: deque[bytes] = deque(maxlen=MAX_SUMMARIES)
+        """The newest frames with facts of steps, while its file is read."""
         self._allowance = Allowance(STEPS_PER_SECOND, STEPS_AT_ONCE)
         self._behind: deque[_FrameBatch] = deque()
         self.clock = LatestClock(run.anchor)
@@ -254,6 +260,9 @@ class Stream:
             self._add_steps(steps)
         for run in summary.runs:
             self.windows.stepped_to(run.window, run.first, run.first + len(run.steps) // STEP_BYTES - 1)
+        self._keep(summary, steps)
+
+    def _keep(self, summary: StepSummary, steps: Sequence[StepTime]) -> None:
         self.shares = shares_of(summary, steps)
         self.summaries.append(summary)
         self._summary_steps += count_steps(summary)
@@ -267,15 +276,37 @@ class Stream:
                 self.event_rate.add(max(summary.events - self.events, 0), time.monotonic())
             self.events = summary.events
             self._dropped = Counter({"journal": summary.lost})
-        self._end_announced = self._end_announced or summary.ended
+        self.ended_elsewhere = self.ended_elsewhere or summary.ended
         self._summarized_at = time.monotonic()
         self.add_summary(summary)
 
     def finish_restoring(self) -> None:
-        """Its files were read. Steps of summaries that came meanwhile are added, but for those that the files have."""
+        """Its files were read: the newest facts of steps in them count, and then those that came meanwhile. Idempotent."""
+        if not self.restoring:
+            return
         self.restoring = False
-        for summary in self.summaries:
-            self._add_steps(steps_in(summary))
+        came = list(self.summaries)
+        self.summaries.clear()
+        self._summary_steps = 0
+        self.steps_at = self.steps_at or self.seen
+        while self._stored_facts:
+            self._add_facts(self._stored_facts.popleft())
+        for summary in came:
+            steps = steps_in(summary)
+            self._add_steps(steps)
+            self._keep(summary, steps)
+
+    def _add_facts(self, payload: fmt.Bytes) -> None:
+        """Adds facts of steps from the file. The steps themselves are there already, as a rule."""
+        try:
+            summary = _decode_facts(payload)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            self.undecodable += 1
+            return
+        if steps := steps_in(summary):
+            self.steps.add_own_times(steps)
+            self._add_steps(steps)
+            self._keep(summary, steps)
 
     def _add_steps(self, steps: Sequence[StepTime]) -> None:
         latest = time.time_ns()
@@ -326,7 +357,7 @@ class Stream:
 
     def state(self, now: float) -> State:
         """Its state at a monotonic time in seconds."""
-        if self.ended or (self._end_announced and self.connection is None):
+        if self.ended or (self.ended_elsewhere and self.connection is None):
             return State.ENDED
         if self.connection is not None or now - self._summarized_at < SILENT_AFTER:
             return State.SILENT if now - self.seen >= SILENT_AFTER else State.CONNECTED
@@ -359,6 +390,11 @@ class Stream:
                 self._events(flags, payload, latest, batch)
             case fmt.FrameType.CLOCK_SYNC:
                 self._compared(decode_record(kind, bytes(payload)))
+            case fmt.FrameType.STEP_FACTS:
+                if self.restoring:
+                    self._stored_facts.append(bytes(payload))
+                elif not (self.sends_summaries and batch.live):  # else they came before
+                    self._add_facts(payload)
             case fmt.FrameType.WINDOW_OPENED:
                 self.windows.opened(payload)
             case fmt.FrameType.WINDOW_CLOSED:

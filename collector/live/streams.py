@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import hashlib
 import logging
@@ -44,9 +45,23 @@ class Rank:
     def __init__(self, id: str) -> None:
         self.id = id
         self.streams: list[Stream] = []
-        """The latest start last."""
+        """The latest start last: by when they began, which may be long before they came, as a journal can be delivered at any time."""
         self.forgotten = 0
         """Starts whose streams are not known any more."""
+
+    def add(self, stream: Stream) -> None:
+        """A start of it, which is not necessarily the latest."""
+        bisect.insort(self.streams, stream, key=_began)
+        stream.superseded = stream is not self.latest
+        if len(self.streams) > 1:
+            self.streams[-2].superseded = True
+
+    def remove(self, stream: Stream) -> None:
+        """A start is not known any more."""
+        self.streams.remove(stream)
+        self.forgotten += 1
+        if self.streams:
+            self.latest.superseded = False
 
     @property
     def count(self) -> int:
@@ -96,6 +111,8 @@ class Streams:
         """Made so far."""
         self.connected_now = 0
         """Streams that have a connection."""
+        self._looks_beyond = 2 * limit
+        """When there are more streams than this, it is looked whether some are to be forgotten."""
         self._past: OrderedDict[str, Amounts] = OrderedDict()
         """Sums over streams that were forgotten, by job."""
         self._past_of_all = _NOTHING
@@ -129,12 +146,16 @@ class Streams:
         """A stream that is not known yet."""
         self.all[stream.id] = stream
         id = rank_id(stream.run, stream.id)
-        rank = self.ranks.setdefault(id, Rank(id))
-        rank.streams.append(stream)
-        # By when they began, which may be long before they came: a journal can be delivered at any time.
-        rank.streams.sort(key=lambda one: (min(one.run.anchor.wall_ns, one.born_ns), one.born_ns, one.id))
-        _mark_latest(rank)
+        self.ranks.setdefault(id, Rank(id)).add(stream)
         self._forget()
+
+    def seen_first(self, stream: Stream, born_ns: int) -> None:
+        """A stream was seen earlier than was known."""
+        if born_ns < stream.born_ns:
+            rank = self.ranks[rank_id(stream.run, stream.id)]
+            rank.streams.remove(stream)
+            stream.born_ns = born_ns
+            rank.add(stream)
 
     def add_shared_summary(self, hello: Hello, summary: StepSummary, process: Process | None) -> None:
         """Adds facts of steps that all collectors of the team get. A stream that another collector takes is shown here, too.
@@ -144,7 +165,6 @@ class Streams:
         """
         stream = self.all.get(hello.stream)
         if stream is None:
-            self._forget_remote()
             stream = Stream(hello.stream, hello.run)
             stream.remote = True
             self.add(stream)
@@ -180,22 +200,21 @@ class Streams:
         """Ranks in the order of their numbers."""
         return iter(sorted(self.ranks.values(), key=_order))
 
-    def _forget_remote(self) -> None:
-        """Forgets streams of other collectors that nothing was heard of for longest, if there are too many."""
-        surplus = len(self.all) - MAX_REMOTE - 2 * self._limit
-        if surplus >= 0:
-            remote = sorted((one for one in self.all.values() if one.remote), key=lambda one: one.seen)
-            for stream in remote[: surplus + MAX_REMOTE // 8]:
-                self._remove(stream)
-
     def _forget(self) -> None:
-        if len(self.all) <= 2 * self._limit:
+        """Forgets streams that nothing was heard of for longest, if there are too many, and an eighth more: all are looked at seldom."""
+        if len(self.all) <= self._looks_beyond:
             return
         own = [one for one in self.all.values() if not one.remote]
-        if (surplus := len(own) - 2 * self._limit) > 0:
-            over = sorted((one for one in own if one.connection is None), key=lambda one: one.seen)
-            for stream in over[: surplus + self._limit // 8]:
-                self._remove(stream)
+        remote = [one for one in self.all.values() if one.remote]
+        over = [one for one in own if one.connection is None]
+        for group, surplus, limit in (
+            (over, len(own) - 2 * self._limit, self._limit),
+            (remote, len(remote) - MAX_REMOTE, MAX_REMOTE),
+        ):
+            if surplus > 0:
+                for stream in sorted(group, key=lambda one: one.seen)[: surplus + limit // 8]:
+                    self._remove(stream)
+        self._looks_beyond = max(2 * self._limit, len(self.all) + self._limit // 8)
 
     def _remove(self, stream: Stream) -> None:
         del self.all[stream.id]
@@ -206,18 +225,13 @@ class Streams:
         if len(self._past) > MOST_JOBS:
             self._past.popitem(last=False)
         rank = self.ranks[rank_id(stream.run, stream.id)]
-        before = rank.count
-        rank.streams.remove(stream)
-        rank.forgotten += before - rank.count
-        if rank.streams:
-            _mark_latest(rank)
-        else:
+        rank.remove(stream)
+        if not rank.streams:
             del self.ranks[rank.id]
 
 
-def _mark_latest(rank: Rank) -> None:
-    for one in rank.streams:
-        one.superseded = one is not rank.latest
+def _began(stream: Stream) -> tuple[int, int, str]:
+    return min(stream.run.anchor.wall_ns, stream.born_ns), stream.born_ns, stream.id
 
 
 def _owner_text(run: RunRecord) -> str:

@@ -79,8 +79,8 @@ class Verdicts:
         """Facts that were made of the ranks that were compared last, by job."""
         self._stopped: dict[str, list[LiveFinding]] = {}
         """Of jobs that end no more steps, by the names of runs."""
-        self._judged_at: dict[str, float] = {}
-        """When something had come last of each job that is judged, by the monotonic clock."""
+        self._judged_at: dict[str, tuple[float, int]] = {}
+        """When something had come last of each job that is judged, by the monotonic clock, and of how many ranks there was anything."""
 
     def of(self, job: str | None) -> list[JobVerdict]:
         """The newest verdict of a job, or of each job."""
@@ -164,8 +164,8 @@ class Verdicts:
             stream = rank.latest
             if stream.summaries and stream.state(now) is not State.DIED:
                 jobs.setdefault(stream.job, []).append(stream)
-        newest = {job: max(stream.steps_at for stream in streams) for job, streams in jobs.items()}
-        latest = sorted(jobs, key=lambda job: -newest[job])[:MAX_JOBS]
+        newest = {job: (max(one.steps_at for one in streams), len(streams)) for job, streams in jobs.items()}
+        latest = sorted(jobs, key=lambda job: -newest[job][0])[:MAX_JOBS]
         self._found = {job: verdict for job, verdict in self._found.items() if job in latest}
         chosen = {job: jobs[job] for job in latest if newest[job] != self._judged_at.get(job)}
         self._stopped = {job: _stopped(jobs[job], now) for job in latest}

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
+import time
 from functools import partial
 
 from nats.aio.client import Client
@@ -17,8 +19,8 @@ from nats.js.errors import NotFoundError
 from stepscope.collector.audit import Audit
 from stepscope.collector.clocks.server_clock import ServerClock
 from stepscope.collector.files.store import Store
-from stepscope.collector.live.stream import STEPS_PER_SECOND
-from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.stream import STEPS_PER_SECOND, State
+from stepscope.collector.live.streams import Streams, in_slices
 from stepscope.collector.live.views import NatsView
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.nats.consumer import Retries
@@ -48,6 +50,10 @@ CLOSE_SECONDS = 15.0
 """Time limit for the end of all partitions, and for leaving the peers."""
 RELEASE_SECONDS = 2.0
 """Time limit for the release of a lease."""
+END_SECONDS = 10.0
+"""Time between two looks for streams that have ended at another collector."""
+MOST_ENDS = 64
+"""Streams that are looked up then: those first that were not for longest."""
 
 
 class NatsSource:
@@ -88,6 +94,7 @@ class NatsSource:
         self._free_since: dict[int, float] = {}
         self._released: dict[int, float] = {}
         self._malformed = self._unknown_summaries = self._forgotten = 0
+        self._looked_for_ends = -math.inf
 
     async def run(self) -> None:
         """Takes streams until it is cancelled. A lost connection is made again."""
@@ -154,6 +161,7 @@ class NatsSource:
                     for name in (names.stream, f"KV_{names.hellos}", f"KV_{names.ended}"):
                         await jetstream.stream_info(name)
                     await self._poll(session, leases)
+                    await self._look_for_ends(roster)
                     self._retries.succeed("")
                 except NotFoundError:
                     raise  # somebody has deleted the stream, or a bucket
@@ -205,6 +213,19 @@ class NatsSource:
             self._released.update(dict.fromkeys(released, now))
             self._end_leaving()
         await leases.announce(len(self._owned))
+
+    async def _look_for_ends(self, roster: Roster) -> None:
+        """Looks up streams that seem to have died: another collector may have written their end, while this one was not there."""
+        now = time.monotonic()
+        if now - self._looked_for_ends < END_SECONDS:
+            return
+        self._looked_for_ends = now
+        streams = list(self._streams.all.values())
+        died = [stream async for stream in in_slices(streams) if stream.state(now) is State.DIED]
+        for stream in sorted(died, key=lambda one: one.end_looked_up)[:MOST_ENDS]:
+            stream.end_looked_up = now
+            if await roster.has_ended(self._names.of(stream.run, stream.id).key):
+                stream.ended_elsewhere = True
 
     async def _process_partition(self, leases: Leases, number: int) -> None:
         try:

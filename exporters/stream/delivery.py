@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -98,13 +97,7 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
             Feed(shipper, lambda: protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run))
         )
         transport.start(log_refusals=False)
-        goes_on = True
-        while goes_on:
-            try:
-                async with asyncio.timeout(patience_s):
-                    goes_on = await transport.progressed(shipper.confirmed.at)
-            except TimeoutError:
-                break
+        await transport.finish(patience_s, patience_s)
         statistics = transport.statistics()
         if not shipper.is_confirmed or not statistics.connections:
             late = f"nothing was confirmed for {patience_s:g} s"

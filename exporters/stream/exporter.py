@@ -186,14 +186,21 @@ class CollectorExporter:
 
     def _receive_steps(self, facts: Facts) -> None:
         """Called on the thread of the run's loop; if the run has ended, on that of this exporter."""
+        assert self._journal is not None
+        summary = self._summary(facts)
+        if len(facts):
+            self._journal.add_facts(summary)
         with contextlib.suppress(RuntimeError):  # the exporter's loop is closed
-            self._loop.call_soon_threadsafe(self._summarize, facts)
+            self._loop.call_soon_threadsafe(self._send_summary, summary)
 
-    def _summarize(self, facts: Facts) -> None:
-        if self._transport is not None and self._journal is not None and not self._closed:
-            journal = self._journal
-            lost = journal.lost + journal.dropped + journal.deleted_unsent
-            summary = summary_of(facts, events=journal.written, lost=lost)
+    def _summary(self, facts: Facts) -> protocol.StepSummary:
+        journal = self._journal
+        assert journal is not None
+        lost = journal.lost + journal.dropped + journal.deleted_unsent
+        return summary_of(facts, events=journal.written, lost=lost)
+
+    def _send_summary(self, summary: protocol.StepSummary) -> None:
+        if self._transport is not None and not self._closed:
             self._transport.summarize(msgspec.structs.replace(summary, ended=self._ending))
             self._summarized = self._loop.time()
 
@@ -202,7 +209,7 @@ class CollectorExporter:
         while True:
             remaining = self._summarized + BEAT_S - self._loop.time()
             if remaining <= 0:
-                self._summarize(NO_FACTS)
+                self._send_summary(self._summary(NO_FACTS))
             await asyncio.sleep(max(remaining, 1.0))
 
     async def _obey(self, text: bytes) -> bytes:
@@ -243,8 +250,9 @@ class CollectorExporter:
                 await self._buffer.aclose()
             journal = self._journal
             self._ending = True
-            self._summarize(NO_FACTS)
-            await self._transport.wait_finished(lambda: not journal.is_open)
+            self._send_summary(self._summary(NO_FACTS))
+            settings = self._settings
+            await self._transport.finish(settings.closing_seconds, settings.timeout, lambda: not journal.is_open)
             await journal.changed.wait_for(lambda: not journal.is_open)  # else fewer events would count as kept
             await self._transport.close()
         except asyncio.CancelledError:

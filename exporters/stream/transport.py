@@ -55,6 +55,9 @@ class LinkSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Until a lost connection is made again; doubled each time."""
     longest_delay: PositiveFloat = 10.0
     """No longer than this."""
+    closing_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 3.0
+    """How long a collector without a connection may hold up the end of the run. One that is connected has `timeout` seconds to confirm
+    something. The rest stays in the journal, for `stepscope deliver`."""
     first_sync: SyncInterval = 0.25
     """Between the first comparisons of the clocks."""
     sync_interval: SyncInterval = 5.0
@@ -111,7 +114,7 @@ class Transport(ABC):
         self._settings = settings
         self._feed, self._shipper = feed, feed.shipper
         self._orders: set[asyncio.Task[None]] = set()
-        self._news, self._changed = asyncio.Event(), asyncio.Event()
+        self._news, self._changed, self._retry_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._hurried = False
         """Whether frames are sent without waiting for more of them."""
         self._summaries: deque[bytes] = deque()
@@ -156,25 +159,30 @@ class Transport(ABC):
         self._summary_bytes -= len(message)
         return message
 
-    async def wait_finished(self, is_complete: Callable[[], object] = lambda: True) -> None:
-        """Waits until the journal is complete and confirmed, or the other end refuses it."""
-        self._hurry()
-        while not (is_complete() and self._shipper.is_confirmed) and not self._refused:
-            self._changed.clear()
-            await self._changed.wait()
+    async def finish(self, reach_s: float, confirm_s: float, is_complete: Callable[[], object] = lambda: True) -> None:
+        """Sends the rest. Returns when the journal is complete and confirmed, the other end refuses it, or nothing was confirmed for long.
 
-    async def progressed(self, before: int) -> bool:
-        """Waits until more than `before` bytes are confirmed. Returns false if nothing is left, or the other end refuses it."""
-        self._hurry()
-        shipper = self._shipper
-        while shipper.confirmed.at <= before and not shipper.is_confirmed and not self._refused:
-            self._changed.clear()
-            await self._changed.wait()
-        return not shipper.is_confirmed and not self._refused
-
-    def _hurry(self) -> None:
+        Args:
+            reach_s: seconds without anything confirmed after which to give up while there is no connection.
+            confirm_s: the same while there is one.
+            is_complete: whether the journal is complete.
+        """
         self._hurried = True
-        self._news.set()
+        self.wake()
+        self._retry_now.set()
+        shipper, loop = self._shipper, asyncio.get_running_loop()
+        since = loop.time()
+        while not (is_complete() and shipper.is_confirmed) and not self._refused:
+            before, waits = shipper.confirmed, not shipper.is_confirmed
+            limit = since + (confirm_s if self._connected else reach_s)
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(limit if waits else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+            if not waits or shipper.confirmed != before:
+                since = loop.time()
 
     async def close(self) -> None:
         """Ends the connection in order. Idempotent."""
@@ -277,4 +285,8 @@ class Transport(ABC):
             self._fail(error[:500], refused=refused)
             if self._frames > before:
                 backoff.reset()
-            await asyncio.sleep(backoff.longest_delay() if refused else backoff.delay())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff.longest_delay() if refused else backoff.delay()):
+                    await self._retry_now.wait()
+                    self._retry_now.clear()
+                    backoff.reset()

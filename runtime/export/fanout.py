@@ -16,8 +16,8 @@ from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 
-QUIET_S = 1.0
-"""Seconds that closing waits for exporters before it logs which ones."""
+QUIET_S = 4.0
+"""Seconds that closing waits for exporters before it logs which ones. Those to the network give up by themselves before that."""
 
 
 class Fanout:

@@ -103,6 +103,10 @@ class LiveJournal(Protocol):
         """Appends a comparison with another clock."""
         ...
 
+    def add_facts(self, facts: object) -> None:
+        """Appends facts of steps, as an exporter sends them, before the next events or at the end. Waits for nothing."""
+        ...
+
     def limit_segments(self, segment_bytes: int) -> None:
         """Begins new segments after at most so many bytes."""
         ...

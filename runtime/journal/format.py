@@ -77,6 +77,7 @@ class FrameType(IntEnum):
     RECOVERED = 15
     INDEX = 16
     OUTLINE = 17
+    STEP_FACTS = 18
 
 
 class FileHeader(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +48,8 @@ MIN_BYTES = 1 << 16
 GROUP_BYTES = 64 << 10
 """A group of small writes is written when it has so many bytes."""
 _END_BYTES = 256
+FACTS_WAITING = 64
+"""Records of facts of steps that wait for the next events; of more the oldest are left out."""
 
 
 class ClosedSegment(msgspec.Struct, frozen=True):
@@ -150,6 +152,8 @@ class JournalWriter:
         self._open_windows: set[int] = set()
         self._windows = 0
         self._skipped_records = 0
+        self._facts: deque[object] = deque(maxlen=FACTS_WAITING)
+        """Facts of steps that were not written yet."""
         self._marked = 0
         self._run: bytes = b""
         self._metadata: bytes = b""
@@ -244,6 +248,7 @@ class JournalWriter:
         pieces = [batch]
         with self._lock:
             self._open_file()
+            self._write_facts()
             while pieces:
                 piece = pieces.pop()
                 if not self._is_full() and self._write_piece(piece):
@@ -360,6 +365,16 @@ class JournalWriter:
             ):
                 self._index.add_sync(sync)
 
+    def add_facts(self, facts: object) -> None:
+        """Appends facts of steps, as an exporter sends them, before the next events or at the end. Waits for nothing."""
+        self._facts.append(facts)
+
+    def _write_facts(self) -> None:
+        while self._facts:
+            facts = self._facts.popleft()
+            if self._has_room(self._reserve):
+                self._record(fmt.FrameType.STEP_FACTS, facts)
+
     def close(self) -> None:
         """Appends the end record and closes the file, even if that cannot be written. Idempotent."""
         with self._lock:
@@ -367,6 +382,7 @@ class JournalWriter:
                 return
             self._grouping = False
             try:
+                self._write_facts()
                 end = records.EndRecord(
                     self.written - self.lost - self.deleted_oldest,
                     self._windows,

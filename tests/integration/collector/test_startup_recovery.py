@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+import stepscope as sc
+from stepscope.analysis.live import judge_steps
 from stepscope.collector.files.disk import SegmentFile
 from stepscope.collector.files.store import Store
 from stepscope.collector.live import startup_recovery
+from stepscope.collector.live.live import rank_view
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.verdicts import Verdicts
+from stepscope.collector.live.views import RankView
 from stepscope.collector.retention.inventory import Segment
 from stepscope.collector.runs.evicted import evict
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.address import Address
+from stepscope.exporters.stream.delivery import deliver
+from stepscope.exporters.stream.exporter import CollectorExporter
 from stepscope.exporters.stream.protocol import Hello
+from stepscope.exporters.stream.transport import LinkSettings
+from stepscope.exporters.stream.websocket import WebSocketTransport
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import frame_reader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
+from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import said
 from tests.support.object_stores import Stream as SegmentedStream
@@ -308,3 +321,52 @@ async def test_a_segment_without_its_index_is_counted_by_its_frames(
         found.append((stream.events, stream.windows.count))
         assert stream.missing == cut
     assert found[0] == found[1]
+
+
+def view_of(streams: Streams) -> RankView:
+    """The only rank, as the page shows it."""
+    (rank,) = streams
+    return rank_view(rank, time.monotonic(), slow=False)
+
+
+async def train(url: str, directory: Path) -> None:
+    """Steps that wait for other ranks for most of their time."""
+    async with sc.trace(
+        exporters=[CollectorExporter(url, settings=LinkSettings(closing_seconds=0.1))], output_dir=directory
+    ) as profiler:
+        for _ in range(60):
+            with sc.span("forward"):
+                await asyncio.sleep(0.001)
+            with sc.span("all_reduce"):
+                await asyncio.sleep(0.004)
+            profiler.step()
+
+
+async def test_own_times_and_the_verdict_come_back(tmp_path: Path) -> None:
+    """The journal has the facts of steps, so a collector that is started again knows as much of a rank that has ended as before."""
+    async with collecting(tmp_path / "collector") as running:
+        await train(running.url, tmp_path / "run")
+        before = view_of(running.collector.streams)
+    assert before.own_ms is not None and before.step_ms is not None and before.own_ms < 0.7 * before.step_ms
+    streams = Streams(8)
+    restoring = StartupRecovery(Store(CollectorSettings(directory=tmp_path / "collector")), streams)
+    restoring.look()
+    await restoring.run()
+    after = view_of(streams)
+    for name in ("state", "step", "communication_share", "cpu_share", "resident_bytes"):
+        assert getattr(after, name) == getattr(before, name)
+    assert (after.step_ms, after.own_ms) == pytest.approx((before.step_ms, before.own_ms), rel=0.1)
+    verdicts = Verdicts(streams, judge_steps)
+    task = asyncio.create_task(verdicts.run())
+    await poll(lambda: verdicts.of(None))
+    task.cancel()
+
+
+async def test_a_run_that_is_delivered_has_own_times(tmp_path: Path) -> None:
+    """Its facts of steps come with its frames only, and those of a running rank count once."""
+    await train("ws://127.0.0.1:1", tmp_path / "run")
+    async with collecting(tmp_path / "collector") as running:
+        link = lambda feed: WebSocketTransport(Address(running.url, None), LinkSettings(), None, feed)  # noqa: E731
+        await deliver(tmp_path / "run" / "journal", link, 30)
+        delivered = view_of(running.collector.streams)
+    assert delivered.own_ms is not None and delivered.step_ms is not None and delivered.own_ms < 0.7 * delivered.step_ms

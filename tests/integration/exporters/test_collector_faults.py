@@ -447,3 +447,37 @@ def test_training_does_not_wait_and_closing_meets_its_deadline(kind: str, journa
     assert account.offered == account.exported == account.unsent >= 3000 and not account.dropped
     assert output.errors == 0 and output.unsent_files is not None
     assert spans_of(Path(output.unsent_files.place))["work"] == 3000
+
+
+@pytest.mark.parametrize("kind", ["away", "half-open", "confirms nothing"])
+async def test_a_collector_that_takes_nothing_holds_the_end_up_for_its_own_time(kind: str, tmp_path: Path) -> None:
+    """A program that may take an hour to close, as one that is worth waiting for, does not spend it on a collector."""
+    settings = LinkSettings(timeout=0.5, closing_seconds=0.1)
+    options = sc.Options(close_timeout=3600.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        async with websocket(tells(protocol.encode(welcome(0)))) as confirms_nothing:
+            urls = {
+                "away": f"ws://127.0.0.1:{free_port()}",
+                "half-open": f"ws://127.0.0.1:{listening.getsockname()[1]}",
+                "confirms nothing": confirms_nothing,
+            }
+            exporter = CollectorExporter(urls[kind], settings=settings)
+            async with sc.trace(exporters=[exporter], output_dir=tmp_path / "run", options=options):
+                with sc.span("work"):
+                    pass
+    assert exporter.unsent_files is not None and "stepscope deliver" in exporter.unsent_files.command
+    assert spans_of(Path(exporter.unsent_files.place))["work"] == 1
+
+
+async def test_a_collector_that_came_back_is_tried_at_the_end(tmp_path: Path) -> None:
+    """The next attempt would be in half an hour; the end of the run does not wait for that, nor give up."""
+    port = free_port()
+    settings = LinkSettings(first_delay=3600, longest_delay=3600, closing_seconds=60)
+    exporter = CollectorExporter(f"ws://127.0.0.1:{port}", settings=settings)
+    await exporter.open(run_in(tmp_path / "run"))
+    await exporter.export(batch_of(spans(["work"])))
+    await poll(lambda: (statistics := exporter.statistics()) and statistics.last_error)
+    async with collecting(tmp_path / "collector", port=port):
+        await exporter.aclose()
+    assert exporter.unsent_files is None
+    assert sum(one.exported for one in exporter.delivery_results()) == 1

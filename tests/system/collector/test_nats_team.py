@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from benchmarks.cases.streaming.nats_ranks import Rank
+from stepscope.collector.live.startup_recovery import StartupRecovery
+from stepscope.collector.live.stream import State
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.exporter import NatsExporter
@@ -28,7 +31,7 @@ from tests.support.collecting import CollectorProcess, collecting
 from tests.support.jetstreams import NAMES, connected
 from tests.support.journals import frame_numbers
 from tests.support.nats import NatsServer
-from tests.support.nats_sources import ingesting
+from tests.support.nats_sources import Source, ingesting
 
 RANKS = 60
 QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
@@ -104,6 +107,33 @@ def is_whole(rank: Rank, directories: list[Path]) -> bool:
             numbers.append(frame_numbers(journal))
             assert numbers[-1] == list(range(len(numbers[-1])))
     return max(map(len, numbers), default=0) == rank.next
+
+
+async def test_a_rank_that_ended_at_another_collector_has_not_died(server: NatsServer, tmp_path: Path) -> None:
+    """A collector that was not there when it ended asks for it as soon as it is there again; one that died has died."""
+    server.start()
+    async with connected(server.url) as client:
+        ranks = [Rank(client, NAMES, number, 2, "job") for number in range(2)]
+        async with ingesting(tmp_path / "one", server.url) as one:
+            await poll(lambda: one.partitions)
+            for rank in ranks:
+                await rank.begin()
+            await poll(lambda: all(one.next(rank.stream) for rank in ranks))
+        async with ingesting(tmp_path / "other", server.url) as other:
+            await ranks[0].end()
+            await poll(lambda: other.ended(ranks[0].stream))
+        again = Source(tmp_path / "one", server.url)
+        restoring = StartupRecovery(again.store, again.streams)
+        restoring.look()
+        await restoring.run()
+        streams = [again.streams.all[rank.stream] for rank in ranks]
+        for stream in streams:
+            stream.seen -= 3600
+        assert [stream.state(time.monotonic()) for stream in streams] == [State.DIED, State.DIED]
+        async with running(again.nats.run()):
+            await poll(lambda: streams[0].state(time.monotonic()) is State.ENDED)
+            await poll(lambda: streams[1].end_looked_up > 0)
+            assert streams[1].state(time.monotonic()) is State.DIED
 
 
 async def test_a_team_has_nothing_of_another(server: NatsServer, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stepscope.collector.clocks.server_clock import LatestClock
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.files.store import Store
+from stepscope.collector.live import streams as live_streams
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.step_times import BUCKETS, RECENT, History, StepTimes
@@ -291,6 +292,45 @@ def test_streams_that_are_over_are_forgotten() -> None:
     assert 8 <= len(streams.all) <= 16
     assert {rank.latest.id for rank in streams} <= set(streams.all)
     assert sum(len(rank.streams) for rank in streams) == len(streams.all)
+
+
+class CountedStream(Stream):
+    """Counts how often it was asked whose stream it is."""
+
+    asked = 0
+    is_remote = False
+
+    @property
+    def remote(self) -> bool:
+        """Whether another collector takes it."""
+        CountedStream.asked += 1
+        return self.is_remote
+
+    @remote.setter
+    def remote(self, remote: bool) -> None:
+        self.is_remote = remote
+
+
+def test_a_stream_more_costs_the_same_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one rank that is started again and again, the order of few starts is looked at; all streams are looked at seldom."""
+    began, compared = live_streams._began, 0  # pyright: ignore[reportPrivateUsage]
+
+    def counted(stream: Stream) -> tuple[int, int, str]:
+        nonlocal compared
+        compared += 1
+        return began(stream)
+
+    monkeypatch.setattr(live_streams, "_began", counted)
+    streams, run = Streams(256), run_of(0)
+    for number in range(3000):
+        stream = CountedStream(f"{number:032x}", run, born_ns=START + number)
+        stream.remote = number > 256
+        streams.add(stream)
+    (rank,) = streams
+    assert len(streams.all) == 3000 and rank.latest.id == f"{2999:032x}"
+    assert [stream.superseded for stream in rank.streams] == [True] * 2999 + [False]
+    assert compared < 3000 * 16
+    assert CountedStream.asked < 3000 * 300
 
 
 async def test_charts_are_bounded() -> None:
