@@ -26,6 +26,7 @@ from stepscope.runtime.session.directory import (
     read_identity,
     read_options,
     session_of,
+    signal_join,
     write_identity,
 )
 from stepscope.runtime.session.system import parent_of
@@ -178,6 +179,7 @@ def _join(session: Path) -> None:
         why = "it is over" if error.errno == errno.ESTALE else error.strerror
         raise SessionError(f"{session} cannot be joined: {why}") from error
     _part = part
+    signal_join(session)
 
 
 def _program() -> str:
