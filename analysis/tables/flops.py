@@ -22,7 +22,7 @@ from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
-from stepscope.runtime.settings.arguments import number_argument
+from stepscope.runtime.settings.arguments import got, number_argument
 from stepscope.runtime.windows.step_facts import Facts
 
 PEAK: Final = "peak_flops"
@@ -230,7 +230,7 @@ def read_peak(value: Any) -> float:
     """
     number_argument(PEAK, value, unit="floating-point operations in a second")
     if _amount(float(value)) is None:
-        raise ValueError(f"{PEAK} must be above 0, such as 989e12, got {value!r}")
+        raise ValueError(f"{PEAK} must be a number above 0, such as 989e12, {got(value)}")
     return float(value)
 
 

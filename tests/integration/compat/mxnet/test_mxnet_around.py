@@ -141,17 +141,17 @@ def test_it_starts_by_the_environment(here: Path) -> None:
     ("variables", "said", "recorded"),
     [
         ({"AUTOSTART": "0"}, "", False),
-        ({"AUTOSTART": "yes"}, "AUTOSTART is 'yes': Expected `bool`, got `str`; 0 is taken", False),
-        ({"AUTOSTART": "2"}, "AUTOSTART is '2': Expected `bool`, got `str`; 0 is taken", False),
+        ({"AUTOSTART": "yes"}, "AUTOSTART must be True or False, got str: 'yes'; 0 is taken", False),
+        ({"AUTOSTART": "2"}, "AUTOSTART must be True or False, got str: '2'; 0 is taken", False),
         ({"AUTOSTART": "true"}, "", True),
         ({"AUTOSTART": "1", "MODE": ""}, "", True),
         (
             {"AUTOSTART": "1", "MODE": "abc"},
-            "MODE is 'abc': Expected `int`, got `str`; 13 is taken",
+            "MODE must be a whole number, got str: 'abc'; 13 is taken",
             True,
         ),
-        ({"AUTOSTART": "1", "MODE": "16"}, "MODE is '16': Expected `int` <= 15; 13 is taken", True),
-        ({"AUTOSTART": "1", "MODE": "-1"}, "MODE is '-1': Expected `int` >= 0; 13 is taken", True),
+        ({"AUTOSTART": "1", "MODE": "16"}, "MODE must be a whole number <= 15, got str: '16'; 13 is taken", True),
+        ({"AUTOSTART": "1", "MODE": "-1"}, "MODE must be a whole number >= 0, got str: '-1'; 13 is taken", True),
     ],
 )
 def test_a_variable_that_cannot_be_followed(
