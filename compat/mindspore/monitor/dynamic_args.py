@@ -178,7 +178,7 @@ class DynamicProfilerArgs:
             return read(value)
         except (TypeError, ValueError) as error:
             fallback = default[0] if default else read(FIELDS[name])
-            self._warn(f"{refusal(name, value, str(error))}; {_shown(fallback)} is taken")
+            self._warn(f"{refusal(name, value, str(error))}; {_shown(fallback) or 'the default'} is taken")
             return fallback
 
     def _read_further(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -387,7 +387,7 @@ def _run_id(value: Any) -> str:
 
 def _command(value: Any) -> str:
     if value not in COMMANDS:
-        raise ValueError(f"must be a command{did_you_mean(str(value), COMMANDS[1:])}")
+        raise ValueError(f"must be 'extend' or 'abort'{did_you_mean(str(value), COMMANDS[1:])}")
     return str(value)
 
 

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
+import stepscope.torch as door
+from stepscope import mxnet
 from stepscope.collector.settings import CollectorSettings
 from stepscope.compat.frameworks.loop_settings import LoopSettings
 from stepscope.compat.mxnet.settings import MXNetSettings
@@ -90,6 +92,29 @@ def test_a_value_of_a_strange_type() -> None:
         with pytest.raises((TypeError, ValueError)) as caught:
             kind(**keywords(kind, **{name: STRANGE}))
         assert f"{name} must be " in str(caught.value) and "got object: <object object at" in str(caught.value), kind
+
+
+@pytest.mark.parametrize(
+    ("call", "begin"),
+    [
+        (lambda: sc.trace(fixed=5), "fixed must be a list of names, got int: 5; write fixed="),
+        (lambda: sc.trace(fixed=[5]), "fixed must have a str each, got int: 5"),
+        (lambda: sc.trace(start=math.nan), "start must be True or False, got float: nan"),
+        (lambda: sc.trace(backends=b"x"), "backends must be a list, got bytes: b'x'; write backends="),
+        (lambda: door.profile(activities=5), "activities must be a list, got int: 5; write activities="),
+        (lambda: mxnet.set_config(backends=5), "set_config(): backends must be a list, got int: 5; write backends="),
+        (lambda: mxnet.set_config(filename=None), "set_config(): filename must be a str, got NoneType: None"),
+        (
+            lambda: sc.Options(memory_bytes=10**400),
+            "Options.memory_bytes must be a number of at most 64 bits, got int: 1",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_type(call: Any, begin: str) -> None:
+    """Every door refuses them in the same form: the name, what it must be, the value, and what to write."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    assert str(caught.value).startswith(begin)
 
 
 def test_what_must_be_given() -> None:
