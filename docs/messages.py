@@ -20,8 +20,8 @@ BEGINNING = """\
 
 Errors, warnings, lines of the report and of the answer, as they stand in the code: `make docs` writes this page, and a test
 compares it. `…` stands for a value. Search for words of a message; the page that its heading names explains more, and
-[When something is missing](troubleshooting.md) says what the commonest ones mean. `NAME is VALUE: Expected ...` is said of
-[settings](settings.md) and other arguments by msgspec, which checks them.
+[When something is missing](troubleshooting.md) says what the commonest ones mean. `NAME must be ..., got TYPE: VALUE` is said of
+[settings](settings.md) and other arguments, which msgspec checks.
 """
 FEWEST_WORDS = 4
 GAP = "…"

@@ -263,7 +263,7 @@ def _takes_a_step(schedule: Callable[..., Any]) -> bool:
 
 
 def _check_items(what: str, given: object, contract: Any) -> None:
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         likely = f"{type(given).__name__}(...)" if isinstance(given, contract) else "..."
         raise TypeError(f"{what}s must be a list, {got(given)}; write {what}s=[{likely}]")
     for item in cast(Sequence[object], given):

@@ -183,7 +183,7 @@ def check_input_bound(job: Job) -> list[Finding]:
     workers = facts.get("workers")
     begun = int(have_one_of(rank.judged_steps, rank.loader_starts).sum())
     if begun >= MAJORITY * len(step):
-        return [_begun_anew(rank, data, share, cost, begun, workers)]
+        return [_begun_anew(rank, data, share, cost, begun, facts)]
     samples = [sample for sample in rank.samples_in_steps() if in_loader(sample)]
     place = item_of(facts) if workers else hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     rest = whole - cost
@@ -241,9 +241,16 @@ def check_input_bound(job: Job) -> list[Finding]:
 
 
 def _begun_anew(
-    rank: RankSummary, data: NDArray[np.int64], share: float, cost: float, count: int, workers: int | None
+    rank: RankSummary, data: NDArray[np.int64], share: float, cost: float, count: int, facts: dict[str, Any]
 ) -> Finding:
     """The finding where the program takes one batch and then begins to iterate anew."""
+    workers = facts.get("workers")
+    whole = facts.get("batches") == 1
+    action = "batches = iter(loader) once, before the loop, and next(batches) in it, or for batch in loader; not next(iter(loader))"
+    if whole and workers and not facts.get("persistent"):
+        action = "DataLoader(..., persistent_workers=True), or num_workers=0: the whole data set is one batch"
+    elif whole:
+        action = "make the batch once, before the loop, if its items do not change: it is the whole data set"
     samples = [sample for sample in rank.samples_in_steps() if in_loader(sample)]
     place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     return Finding(
@@ -255,12 +262,12 @@ def _begun_anew(
             f"in {count} of {len(data)} steps the program begins to iterate over a DataLoader, which "
             + (
                 f"starts {human_count(workers, 'worker')} each time"
-                if workers
+                if workers and not facts.get("persistent")
                 else "draws a new order of the whole data set each time if it shuffles"
             ),
             *(() if place is None else (f"{place.share:.0%} of the stack samples in it are in {place}",)),
         ),
-        action="batches = iter(loader) once, before the loop, and next(batches) in it, or for batch in loader; not next(iter(loader))",
+        action=action,
         gain=f"most of {human_time(cost)} of each step",
         certainty="certain",
         steps=steps_with_most(rank.judged_steps, data),

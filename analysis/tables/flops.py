@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from math import prod
+from math import inf, prod
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from stepscope.analysis.tables.span_choice import SpanChoice
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.arguments import arguments
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
-from stepscope.runtime.settings.arguments import number_argument
+from stepscope.runtime.settings.arguments import got, number_argument
 from stepscope.runtime.windows.step_facts import Facts
 
 PEAK: Final = "peak_flops"
@@ -229,9 +229,13 @@ def read_peak(value: Any) -> float:
         ValueError: if it is not above 0.
     """
     number_argument(PEAK, value, unit="floating-point operations in a second")
-    if _amount(float(value)) is None:
-        raise ValueError(f"{PEAK} must be above 0, such as 989e12, got {value!r}")
-    return float(value)
+    try:
+        peak = float(value)
+    except OverflowError:  # a whole number that no float is near to
+        peak = inf
+    if _amount(peak) is None:
+        raise ValueError(f"{PEAK} must be a number above 0 and below 1e30, such as 989e12, {got(value)}")
+    return peak
 
 
 def utilization_of(flops: float, ns: float, peak: float | None) -> float | None:

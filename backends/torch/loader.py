@@ -183,6 +183,7 @@ def facts_of(loader: Any) -> dict[str, Any]:
         "workers": loader.num_workers,
         "prefetch": loader.prefetch_factor,
         "batch": batch,
+        "batches": _batches(loader),
         "pin_memory": loader.pin_memory,
         "persistent": loader.persistent_workers,
         "dataset": qualified_name(kind),
@@ -190,6 +191,15 @@ def facts_of(loader: Any) -> dict[str, Any]:
         "collate": qualified_name(collate),
         "collate_place": place_of(collate),
     }
+
+
+def _batches(loader: Any) -> int | None:
+    """How many batches a pass over the data has; `None` if the loader does not know it. An iterable data set is not asked: torch
+    would compare its answer to the batches that come."""
+    try:
+        return len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+    except Exception:  # of the program's own sampler, or there is no length
+        return None
 
 
 def _function(kind: type, *names: str) -> object:

@@ -115,11 +115,11 @@ def read_variable(text: str) -> dict[str, Any] | None:
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     if not isinstance(options, dict):
-        raise ValueError(f"it must be a JSON object, got {type(options).__name__}")
+        raise ValueError(f"it must be a mapping, {got(options)}")
     options = cast(dict[str, Any], options)
     start = options.pop("start", False)
     if not isinstance(start, bool):
-        raise TypeError(f'"start" must be true or false, {got(start)}')
+        raise TypeError(f"start must be True or False, {got(start)}")
     for name in ("schedule", "on_trace_ready", "start_profile"):
         if name in options:
             log.warning("%s: %r cannot be given here and has no effect", VARIABLE, name)

@@ -298,12 +298,12 @@ def _read_mode(mode: object) -> AnalysisMode:
     for each in AnalysisMode:
         if mode in (each, each.value):
             return each
-    raise ValueError(f"mode must be 'sync' or 'async', got {mode!r}")
+    raise ValueError(f"mode must be 'sync' or 'async', {got(mode)}")
 
 
 def _check_pretty(value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"pretty must be a bool, {got(value)}")
+        raise TypeError(f"pretty must be True or False, {got(value)}")
 
 
 def _read_step_list(step_list: Any) -> tuple[int, ...] | None:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.settings.arguments import got
 
 
 class MXNetError(StepscopeError, RuntimeError):
@@ -34,4 +35,4 @@ def one_of(what: str, value: object, allowed: Iterable[str], error: type[MXNetVa
         return value
     nearest = difflib.get_close_matches(str(value), names, 1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise error(f"{what} must be one of {', '.join(map(repr, names))}, got {value!r}{hint}")
+    raise error(f"{what} must be one of {', '.join(map(repr, names))}, {got(value)}{hint}")

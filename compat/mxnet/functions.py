@@ -22,7 +22,7 @@ from stepscope.runtime.display.code_places import warn
 from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.settings.arguments import got
-from stepscope.runtime.settings.validation import suggesting
+from stepscope.runtime.settings.validation import find_invalid_value, suggesting
 
 log = logging.getLogger("stepscope")
 
@@ -145,7 +145,7 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
     one_of("sort_by", sort_by, SORT_KEYS)
     for name, value in (("ascending", ascending), ("reset", reset)):
         if value not in (False, True):
-            raise MXNetValueError(f"{name} must be False or True, got {value!r}")
+            raise MXNetValueError(f"{name} must be True or False, {got(value)}")
     rows = _recording.rows(bool(reset))
     return render(rows, format, sort_by, bool(ascending)) if _recording.settings.aggregate_stats else ""
 
@@ -241,11 +241,11 @@ def _variable(environment: Mapping[str, str], name: str, kind: Any, default: int
     text = environment.get(name, "").strip().lower()
     if not text:
         return default
-    try:
-        return int(msgspec.convert(text, kind, strict=False))
-    except msgspec.ValidationError as error:
-        log.error("%s is %r: %s; %d is taken", name, environment[name], error, default)
+    invalid = find_invalid_value(text, kind, name, strict=False)
+    if invalid is not None:
+        log.error("%s; %d is taken", invalid.text, default)
         return default
+    return int(msgspec.convert(text, kind, strict=False))
 
 
 def _forked() -> None:

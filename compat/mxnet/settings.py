@@ -17,6 +17,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.options import Options, PositiveFloat
 from stepscope.runtime.schedule.schedule import ScheduleFunction
+from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.checked import Checked
 from stepscope.runtime.settings.documented import Documented
 from stepscope.runtime.settings.validation import did_you_mean
@@ -110,7 +111,7 @@ def settings_of(arguments: Mapping[str, Any]) -> MXNetSettings:
     try:
         settings = MXNetSettings(**values)
     except ValueError as error:
-        raise MXNetValueError(f"set_config(): {error}") from error
+        raise MXNetValueError(f"set_config(): {str(error).removeprefix('MXNetSettings.')}") from error
     _check_objects(settings)
     return settings
 
@@ -120,7 +121,7 @@ def _value(name: str, value: Any) -> Any:
     items: Any = value  # whatever a check below says of its type, its parts may be anything
     if isinstance(value, os.PathLike):
         return os.fspath(cast("os.PathLike[str]", value))
-    if name in ("backends", "exporters") and isinstance(value, Sequence) and not isinstance(value, str):
+    if name in ("backends", "exporters") and isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return tuple(items)
     default = next(field for field in msgspec.structs.fields(MXNetSettings) if field.name == name).default
     if isinstance(default, bool) and not isinstance(value, bool):
@@ -130,12 +131,15 @@ def _value(name: str, value: Any) -> Any:
 
 def _check_objects(settings: MXNetSettings) -> None:
     if not settings.filename:
-        raise MXNetValueError("set_config(): filename is empty; name a file")
+        raise MXNetValueError("set_config(): filename must not be empty; name a file")
     kinds: tuple[tuple[str, Any], ...] = (("backends", Backend), ("exporters", Exporter))
     for name, contract in kinds:
-        for item in getattr(settings, name):
+        items = getattr(settings, name)
+        if not isinstance(items, tuple):
+            raise MXNetValueError(f"set_config(): {name} must be a list, {got(items)}; write {name}=[...]")
+        for item in items:
             if isinstance(item, type) or not isinstance(item, contract):
-                raise MXNetValueError(f"set_config(): {name} has {item!r}, which is no {contract.__name__}")
+                raise MXNetValueError(f"set_config(): {name} must have a {contract.__name__} each, {got(item)}")
     others: tuple[tuple[str, Any, str], ...] = (
         ("options", Options, "be stepscope.Options"),
         ("control", str | Control | None, "be a path or stepscope.Control"),
@@ -144,9 +148,9 @@ def _check_objects(settings: MXNetSettings) -> None:
     )
     for name, kind, expected in others:
         if not isinstance(value := getattr(settings, name), kind):
-            raise MXNetValueError(f"set_config(): {name} must {expected}, got {value!r}")
+            raise MXNetValueError(f"set_config(): {name} must {expected}, {got(value)}")
     if settings.schedule is not None and not callable(settings.schedule):
-        raise MXNetValueError(f"set_config(): schedule must be callable, got {settings.schedule!r}")
+        raise MXNetValueError(f"set_config(): schedule must be callable, {got(settings.schedule)}")
 
 
 log = logging.getLogger("stepscope")

@@ -73,6 +73,8 @@ def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[lis
         TypeError: if activities are no such thing.
         ValueError: if there are none, if one is there twice, is unknown, or none of their devices is there.
     """
+    if activities is not None and (isinstance(activities, str | bytes) or not isinstance(activities, Iterable)):
+        raise TypeError(f"activities must be a list, {got(activities)}; write activities=[ProfilerActivity.CPU]")
     requested = None if activities is None else list(activities)
     read_activities(requested)
     wanted: dict[str, Any] = {} if requested is None else _kinds(requested)

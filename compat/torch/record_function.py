@@ -30,7 +30,7 @@ class record_function:
         args: more text, kept as argument `args`.
 
     Raises:
-        TypeError: if name is no str.
+        TypeError: if name is no str, or args neither str nor None.
     """
 
     __slots__ = ("_span", "_theirs", "args", "name")
@@ -38,6 +38,8 @@ class record_function:
     def __init__(self, name: str, args: str | None = None) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, {got(name)}")
+        if args is not None and not isinstance(args, str):
+            raise TypeError(f"args must be a str or None, {got(args)}")
         self.name = name
         self.args = args
         self._span = _span(name, args)

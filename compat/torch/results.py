@@ -156,6 +156,7 @@ class Results(ABC):
 
         Raises:
             ProfilerStateError: if shapes, memory and stacks were not recorded, or the window is not the last.
+            BackendError: if this version of torch makes no timelines, or `.html` is asked for without matplotlib.
         """
         missing = [name for name in NEEDS if not getattr(self._torch_flags, name)]
         if missing or self._results is None:

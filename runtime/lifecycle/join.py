@@ -26,6 +26,7 @@ from stepscope.runtime.session.directory import (
     read_identity,
     read_options,
     session_of,
+    signal_join,
     write_identity,
 )
 from stepscope.runtime.session.system import parent_of
@@ -178,6 +179,7 @@ def _join(session: Path) -> None:
         why = "it is over" if error.errno == errno.ESTALE else error.strerror
         raise SessionError(f"{session} cannot be joined: {why}") from error
     _part = part
+    signal_join(session)
 
 
 def _program() -> str:
@@ -206,7 +208,10 @@ def warn_denied(error: int) -> None:
 
 def join_from_environment() -> None:
     """Joins if the environment says that processes do so by themselves."""
-    if os.environ.get(AUTOMATIC) == "1":
+    value = os.environ.get(AUTOMATIC, "")
+    if value not in ("", "0", "1"):
+        _log_once(logging.WARNING, f"{AUTOMATIC} must be 1 or 0, {got(value)}; this process does not join by itself")
+    if value == "1":
         with _lock:
             if _part is None:
                 _try_sessions(logging.INFO)  # the first process has the variable, too, and nobody above it

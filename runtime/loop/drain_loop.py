@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.loop_threads.condition import LoopCondition, WakeUp
 from stepscope.runtime.loop_threads.loop_thread import JOIN_S, LoopThread
 from stepscope.runtime.recording.recorder import Recorder
+from stepscope.runtime.session.directory import JoinSignal
 from stepscope.runtime.sources.source import Source
 from stepscope.runtime.threads import signals
 from stepscope.runtime.threads.background_call import BackgroundCall
@@ -42,7 +44,7 @@ ANSWER_S = 0.05
 BEGIN_CLOSING_S = 0.05
 """Minimum time for closing a backend, even after the deadline."""
 IDLE = 5.0
-"""Seconds between two drains while nothing is recorded, as processes may join and end then, too."""
+"""Seconds between two drains while nothing is recorded and processes that have joined may end."""
 
 
 class DrainLoop:
@@ -83,7 +85,7 @@ class DrainLoop:
         self._wake_up = WakeUp(self._loop, self._on_wake)
         self._wake_up_later = WakeUp(self._loop, self._on_wake_later)
         self._check_signals()
-        self._loop.add_reader(self._recorder.wake_fd, self._ring_half_full)
+        self._loop.add_reader(self._recorder.wake_fd, self._on_native_wake)
         self._begun.set_result(None)
         try:
             await self._drain_for_ever()
@@ -99,8 +101,11 @@ class DrainLoop:
         self._begun.set_exception(error)
         self._ended.set_exception(error)
 
-    def _ring_half_full(self) -> None:
+    def _on_native_wake(self) -> None:
+        """A ring is half full, or a signal came that is to end the process."""
         _core.clear_wake()
+        if _core.signal_that_came():
+            self._loop.call_later(signals.LOOKS, signals.look)  # the main thread has this long for its handler
         self._request_drain()
 
     def _on_wake(self) -> None:
@@ -298,13 +303,31 @@ class DrainLoop:
             timeout = AFTER_FAULT
             with self._contained("drain"):
                 timeout = RECHECK_S if await self._drain() else self._interval()
-            timer = self._loop.call_later(timeout, self._wake.set)
-            await self._wake.wait()
-            timer.cancel()
+            if timeout == math.inf:
+                await self._sleep()
+            else:
+                timer = self._loop.call_later(timeout, self._wake.set)
+                await self._wake.wait()
+                timer.cancel()
             self._wake.clear()
 
+    async def _sleep(self) -> None:
+        """Waits for a wake-up while nothing is recorded. No timer runs meanwhile."""
+        joins = self._recorder.workers.join_signal
+        self._signal_check.cancel()
+        self._loop.add_reader(joins.fd, self._on_join, joins)
+        try:
+            await self._wake.wait()
+        finally:
+            self._loop.remove_reader(joins.fd)
+            self._check_signals()
+
+    def _on_join(self, joins: JoinSignal) -> None:
+        joins.clear()
+        self._request_drain()
+
     def _interval(self) -> float:
-        """Seconds until the next drain without a wake-up."""
+        """Seconds until the next drain without a wake-up; infinite while nothing is recorded and nobody has joined."""
         if self._recorder.late_release.waiting():
             return CROWDED_S
         if any(pipeline.is_awaited() or not self._queues[pipeline].empty for pipeline in self._pipelines):
@@ -312,7 +335,7 @@ class DrainLoop:
         if _core.recording() or any(pipeline.busy() for pipeline in self._pipelines):
             intervals = [pipeline.options.drain_interval for pipeline in self._pipelines]
             return min([*intervals, *self._recorder.workers.interval()], default=IDLE)
-        return IDLE
+        return IDLE if self._recorder.workers.are_watched() else math.inf
 
     @contextlib.contextmanager
     def _contained(self, where: str) -> Generator[None]:

@@ -5,6 +5,7 @@ options       settings for processes that join
 process.json  the process that owns the session
 ring-00000 .. strings, tracks, stacks
 socket        accepts commands, if `Control.socket` is set (`control.local_socket`)
+joins         a pipe: a process that has joined writes into it (`JoinSignal`)
 run-1 ..      the path of the `SessionNote` of each run
 <pid>-<start time>/   of a process that joined: the same without control and options
 """
@@ -41,7 +42,7 @@ ENVIRONMENT = "STEPSCOPE_SESSION"
 PART = re.compile(r"\d+-\d+(-\d+)?")
 """Name of the directory of a process that joined."""
 
-_FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options", "socket")
+_FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options", "socket", "joins")
 _NUMBERED = re.compile(r"(ring|run)-\d+")
 _MAX_FILE = 1 << 16
 _OVER, _OVER_AT = struct.pack("=iI", 0, 1), 8
@@ -136,6 +137,43 @@ def make_part(session: Path) -> Path:
             directory.mkdir(0o700)
             return directory
     raise FileExistsError(17, "this process has joined too often", str(session))
+
+
+class JoinSignal:
+    """Wakes the owner of a session when a process joins.
+
+    Args:
+        session: its directory. If its file system has no named pipes, the descriptor is -1, and nothing wakes the owner.
+    """
+
+    def __init__(self, session: Path) -> None:
+        self.fd = -1
+        path = session / "joins"
+        with contextlib.suppress(OSError):
+            os.mkfifo(path, 0o600)
+            # Also for writing: otherwise it would stay readable when the first process has closed it.
+            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def clear(self) -> None:
+        """Makes the descriptor unreadable, until another process joins."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, _MAX_FILE)
+
+    def close(self) -> None:
+        """Closes the descriptor. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def signal_join(session: Path) -> None:
+    """Wakes the owner of a session that this process has joined. Without the pipe, the owner looks from time to time."""
+    with contextlib.suppress(OSError):  # also BlockingIOError: the pipe is full, so the owner is woken already
+        descriptor = os.open(session / "joins", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.write(descriptor, b"\0")
+        finally:
+            os.close(descriptor)
 
 
 def in_use(session: Path) -> bool:

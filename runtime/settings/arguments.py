@@ -29,6 +29,19 @@ def got(value: object) -> str:
     return f"got {type(value).__name__}: {shown(value)}"
 
 
+def refusal(name: str, value: object, reason: str) -> str:
+    """Returns a message about a wrong argument: `mode must be 'sync' or 'async', got int: 3; ...`.
+
+    Args:
+        reason: what it must be, such as `must be a number`, and what to do, if that is known, after `; `; or something
+            else that is wrong with it.
+    """
+    if not reason.startswith("must "):
+        return reason if reason.startswith(f"{name} ") else f"{name} is {shown(value)}: {reason}"
+    expected, separator, hint = reason.partition("; ")
+    return f"{name} {expected}, {got(value)}{separator}{hint}"
+
+
 def path_argument(name: str, value: object) -> str:
     """Returns a path as text.
 
@@ -102,12 +115,12 @@ def real(value: object, what: str) -> float:
 
 
 def switch_argument(name: str, value: object) -> None:
-    """Checks that a switch is not a text: `"no"` would count as true.
+    """Checks that an argument is a bool, 0, 1 or `None`: a text such as `"no"` would count as true.
 
     Raises:
-        TypeError: if it is a text.
+        TypeError: if it is something else.
     """
-    if isinstance(value, str):
+    if value is not None and not (isinstance(value, SupportsIndex) and value in (0, 1)):
         raise TypeError(f"{name} must be True or False, {got(value)}")
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
 
+from stepscope.runtime.settings.arguments import LIMIT, got
 from stepscope.runtime.settings.documented import Documented, DocumentedMeta
 from stepscope.runtime.settings.validation import find_invalid_value, unknown_field
+
+_MISSING = re.compile("Missing required argument (.*)")
 
 
 class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodOverride]  # every class has a __doc__
@@ -28,9 +32,10 @@ class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodO
             try:
                 return super().__call__(**kwargs)
             except TypeError as error:
-                if not str(error).startswith("Missing required argument"):
+                missing = _MISSING.fullmatch(str(error))
+                if missing is None:
                     raise
-                raise TypeError(f"{cls.__name__}: {error}") from error
+                raise TypeError(f"{cls.__name__} lacks {missing[1]}") from error
 
 
 @functools.cache
@@ -73,9 +78,12 @@ class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True,
         for field in _fields(type(self)):
             if field.name in self.__unchecked__:
                 continue
-            invalid = find_invalid_value(getattr(self, field.name), field.type, f"{type(self).__name__}.{field.name}")
+            name, value = f"{type(self).__name__}.{field.name}", getattr(self, field.name)
+            invalid = find_invalid_value(value, field.type, name)
             if invalid is not None:
                 raise ValueError(invalid.text)
+            if isinstance(value, int) and not -LIMIT <= value < LIMIT:  # msgspec takes it without an upper limit
+                raise ValueError(f"{name} must be a number of at most 64 bits, {got(value)}")
 
 
 _GROUPS = {"exporters": "exporters", "backends": "backends", "control": "control", "flight": "triggers"}

@@ -6,18 +6,31 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import msgspec
-from msgspec.inspect import CollectionType, LiteralType, StructType, Type, UnionType, type_info
+from msgspec.inspect import CollectionType, EnumType, LiteralType, StructType, Type, UnionType, type_info
 
-from stepscope.runtime.settings.arguments import shown
+from stepscope.runtime.settings.arguments import got, shown
 
 _PATH = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
 _KEY = re.compile(r"\.(\w+)|\[(\d+)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `.*`|( .*))?", re.DOTALL)
+_LARGE = ("Number out of range", "Integer value out of range")
+_NAMED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "True or False",
+    "str": "a str",
+    "null": "None",
+    "array": "a list",
+    "object": "a mapping",
+}
+"""Types in messages, by msgspec's names."""
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -62,7 +75,7 @@ class InvalidValue(NamedTuple):
     keys: tuple[str | int, ...]
     """Its path: names of fields, numbers of items."""
     text: str
-    """Its place, its value, and what it should be: `Control.poll is 0: ...`."""
+    """Its place, what it should be, its value, and what to do: `Control.poll must be a number >= 0.01, got int: 0`."""
 
 
 def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool = True) -> InvalidValue | None:
@@ -88,17 +101,62 @@ def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool =
         for key in keys:
             value = cast(Any, value)[key]
     where = f"{at}{place}".removeprefix(".")
-    shown_value = "" if reason.startswith("Object ") else f" is {shown(value)}"
-    unknown = _UNKNOWN.fullmatch(reason)
-    for part in _reached(type_info(kind), keys):
-        if unknown and isinstance(part, StructType):
-            keys, reason = (*keys, unknown[1]), unknown_field(unknown[1], part.cls)
-            break
-        if isinstance(part, LiteralType) and reason.startswith("Invalid enum value"):
-            reason += did_you_mean(str(value), map(str, part.values))
+    parts = list(_reached(type_info(kind), keys))
+    if unknown := _UNKNOWN.fullmatch(reason):
+        structs = [part.cls for part in parts if isinstance(part, StructType)]
+        reason = unknown_field(unknown[1], structs[0]) if structs else f"unknown field {unknown[1]!r}"
+        return InvalidValue((*keys, unknown[1]), f"{where}: {reason}" if where else reason)
+    if missing := _MISSING.fullmatch(reason):
+        return InvalidValue(keys, f"{where} lacks {missing[1]!r}".strip())
+    expected = _expected(reason, parts)
+    if not expected:  # from a check of our own
+        return InvalidValue(keys, f"{where} is {shown(value)}: {reason}" if where else reason)
+    hint = _similar(value, parts)
     if isinstance(value, str) and where.endswith("_bytes"):
-        reason += "; give the number of bytes, such as 64_000_000"
-    return InvalidValue(keys, f"{where}{shown_value}: {reason}" if where else reason)
+        hint = "; give the number of bytes, such as 64_000_000"
+    return InvalidValue(keys, f"{where} must be {expected}, {got(value)}{hint}".strip())
+
+
+def _expected(reason: str, parts: Sequence[Type]) -> str:
+    """A value's type and limits in words, from a message of msgspec; empty if that is about something else."""
+    if reason in _LARGE:
+        return "a number of at most 64 bits"
+    found = _EXPECTED.fullmatch(reason)
+    wrong_type = found is not None and found[2] is None
+    if reason.startswith("Invalid enum value") or (wrong_type and any(_allowed(parts))):
+        return _either([*map(repr, _allowed(parts)), *_other_types(parts)])
+    if found is None:
+        return ""
+    names = found[1].split(" | ")
+    return _either([_NAMED.get(name, f"a {name}") for name in names]) + (found[2] or "")
+
+
+def _either(choices: Sequence[str]) -> str:
+    *most, last = dict.fromkeys(one for choice in choices for one in choice.split(" or "))
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _allowed(parts: Iterable[Type]) -> Iterator[Any]:
+    for part in parts:
+        if isinstance(part, LiteralType):
+            yield from part.values
+        elif isinstance(part, EnumType):
+            yield from (member.value for member in part.cls)
+
+
+def _other_types(parts: Iterable[Type]) -> Iterator[str]:
+    """Types in words that a value may have as well as be one of a few names."""
+    for part in parts:
+        name = type(part).__name__.removesuffix("Type").lower()
+        if not isinstance(part, LiteralType | EnumType):
+            yield _NAMED.get("null" if name == "none" else name, name)
+
+
+def _similar(value: object, parts: Iterable[Type]) -> str:
+    """The end of a message about a wrong name, if one of those allowed is like it."""
+    names = [name for name in _allowed(parts) if isinstance(name, str)]
+    close = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def unknown_field(name: str, kind: type[msgspec.Struct]) -> str:

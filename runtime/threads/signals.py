@@ -12,7 +12,7 @@ the process dies at the deadline, and `stepscope recover` finds the events.
 
 Only the main thread can set Python handlers. For profilers that are started on other threads, only the loop notices the
 signals, and `signal.getsignal` returns `SIG_DFL`. A program may set its own handlers and later restore ours or `SIG_DFL`, so
-the loop checks the handlers from time to time (`look`).
+the loop checks the handlers from time to time while something is recorded (`look`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("stepscope")
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 LOOKS = 1.0
-"""Seconds between two calls of `look`."""
+"""Seconds between two calls of `look`, and until the loop notices a signal."""
 PARK_S = 1.0
 """Seconds that closing waits for the main thread to enter the handler."""
 KICK_S = 0.01

@@ -32,6 +32,7 @@ from stepscope.compat.mindspore.options.options import (
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.session.ranks import ranks_from
+from stepscope.runtime.settings.arguments import refusal
 from stepscope.runtime.settings.validation import did_you_mean
 
 FIELDS: Final[Mapping[str, Any]] = {
@@ -177,7 +178,7 @@ class DynamicProfilerArgs:
             return read(value)
         except (TypeError, ValueError) as error:
             fallback = default[0] if default else read(FIELDS[name])
-            self._warn(f"{name} is {value!r}: {error}; {_shown(fallback)} is taken")
+            self._warn(f"{refusal(name, value, str(error))}; {_shown(fallback) or 'the default'} is taken")
             return fallback
 
     def _read_further(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -345,7 +346,7 @@ def _plain(value: Any) -> Any:
 def _integer(value: Any) -> int:
     number = whole_number(value, -1 << 31)
     if number >= 1 << 31:
-        raise ValueError("it must fit 32 bits")
+        raise ValueError("must be a whole number of 32 bits")
     return number
 
 
@@ -362,45 +363,45 @@ def _level(value: Any) -> ProfilerLevel | None:
 def _mode(value: Any) -> int:
     number = _integer(value)
     if number not in _MODES:
-        raise ValueError("it must be one of -1 (none), 0 (at once) and 1 (in the background)")
+        raise ValueError("must be one of -1 (none), 0 (at once) and 1 (in the background)")
     return number
 
 
 def _framework(value: int) -> str | None:
     if value not in _FRAMEWORK:
-        raise ValueError("it must be one of -1 (none), 0 ('all') and 1 ('time')")
+        raise ValueError("must be one of -1 (none), 0 ('all') and 1 ('time')")
     return _FRAMEWORK[value]
 
 
 def _activities(value: Any) -> tuple[ProfilerActivity, ...]:
     if value is None:
-        raise TypeError(f"it must be one of {', '.join(map(str, ACTIVITIES))}, or a list of names, got NoneType")
+        raise TypeError(f"must be one of {', '.join(map(str, ACTIVITIES))}, or a list of names")
     return activities_of(value)
 
 
 def _run_id(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise TypeError(f"it must be a text or a whole number, got {type(value).__name__}")
+        raise TypeError("must be a str or a whole number")
     return str(value)
 
 
 def _command(value: Any) -> str:
     if value not in COMMANDS:
-        raise ValueError(f"there is no such command{did_you_mean(str(value), COMMANDS[1:])}")
+        raise ValueError(f"must be 'extend' or 'abort'{did_you_mean(str(value), COMMANDS[1:])}")
     return str(value)
 
 
 def _overlap(value: Any) -> str:
     if value not in ("refuse", "queue"):
-        raise ValueError("it must be 'refuse' or 'queue'")
+        raise ValueError("must be 'refuse' or 'queue'")
     return str(value)
 
 
 def _path(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"it must be a path as text, got {type(value).__name__}")
+        raise TypeError("must be a path as text")
     if not value or "\0" in value:
-        raise ValueError("it is no path")
+        raise ValueError("must be a path as text, not empty")
     return value
 
 
@@ -420,7 +421,7 @@ def _ranks(value: Any) -> tuple[int, ...] | None:
         return ranks_from(value)
     found = [whole_number(each, 0) for each in cast(Iterable[Any], value)] if isinstance(value, list | tuple) else []
     if not found:
-        raise TypeError('it must name ranks, as "0,3-5" or [0, 3]')
+        raise TypeError('must name ranks, as "0,3-5" or [0, 3]')
     return ranks_from(found)
 
 

@@ -25,6 +25,7 @@ from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.end_change import EndRequest
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.session.job import rank_from_environment
+from stepscope.runtime.settings.arguments import got, switch_argument
 from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.steps.window_follower import WindowFollower
 from stepscope.runtime.threads.background_call import call_before_threads_end
@@ -156,14 +157,16 @@ class DynamicProfilerMonitor:
         **kwargs: Any,
     ) -> None:
         if not isinstance(cfg_path, str | os.PathLike):
-            raise TypeError("The cfg_path must be a string.")
+            raise TypeError(f"cfg_path must be a path, {got(cfg_path)}")
         _check(late, step_position, granularity)
+        switch_argument("strict", strict)
+        switch_argument("agree", agree)
         for name in kwargs:
             log.warning(
                 "DynamicProfilerMonitor has no argument %r, which has no effect%s", name, did_you_mean(name, _ARGUMENTS)
             )
         if not isinstance(output_path, str | os.PathLike):
-            log.warning("output_path must be a path, got %r; %r is taken", output_path, DEFAULT_OUTPUT)
+            log.warning("output_path must be a path, %s; %r is taken", got(output_path), DEFAULT_OUTPUT)
             output_path = DEFAULT_OUTPUT
         place = Path(cfg_path)
         target = detect_target()
@@ -364,14 +367,14 @@ def _check(late: object, step_position: object, granularity: object) -> None:
         ("step_position", step_position, ("begin", "end")),
     ):
         if value not in choices:
-            raise ValueError(f"{name} must be {choices[0]!r} or {choices[1]!r}, got {value!r}")
+            raise ValueError(f"{name} must be {choices[0]!r} or {choices[1]!r}, {got(value)}")
     if isinstance(granularity, bool) or not isinstance(granularity, int) or granularity < 1:
-        raise ValueError(f"granularity must be a whole number from 1, got {granularity!r}")
+        raise ValueError(f"granularity must be a whole number from 1, {got(granularity)}")
 
 
 def _poll_seconds(interval: object) -> float:
     if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0.01 <= interval <= 86_400:
-        log.error("poll_interval must be a number of seconds from 0.01 to 86400, got %r; 2 is taken", interval)
+        log.error("poll_interval must be a number of seconds from 0.01 to 86400, %s; 2 is taken", got(interval))
         return DEFAULT_POLL_S
     return float(interval)
 

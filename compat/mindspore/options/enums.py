@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
-from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import did_you_mean
 
 
@@ -125,10 +124,10 @@ def member(kind: type[E], value: object, numbers: Mapping[int, E] | None = None)
         for each in kind:
             if value.lower() in (each.name.lower(), each.value.lower()):
                 return each
-        raise ValueError(f"{value!r} is no {kind.__name__}{did_you_mean(value, (each.name for each in kind))}")
+        raise ValueError(f"must be a member of {kind.__name__}{did_you_mean(value, (each.name for each in kind))}")
     if numbers is not None and isinstance(value, int) and not isinstance(value, bool):
         if value not in numbers:
             allowed = ", ".join(f"{number} ({each.name})" for number, each in numbers.items())
-            raise ValueError(f"{value} stands for no {kind.__name__}; there are {allowed}")
+            raise ValueError(f"must be a member of {kind.__name__}: {allowed}")
         return numbers[value]
-    raise TypeError(f"a {kind.__name__} is wanted, {got(value)}")
+    raise TypeError(f"must be a member of {kind.__name__}, or its name")

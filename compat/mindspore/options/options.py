@@ -24,6 +24,7 @@ from stepscope.compat.mindspore.options.enums import (
     member,
 )
 from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.settings.arguments import refusal
 from stepscope.runtime.settings.validation import did_you_mean
 
 log = logging.getLogger("stepscope")
@@ -174,7 +175,7 @@ def read_options(arguments: Mapping[str, Any], who: str, *, metrics: Mapping[int
         try:
             values[name] = _read(name, value, metrics or PROFILER_METRICS)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{who}: {name} is {value!r}: {error}") from error
+            raise type(error)(f"{who}: {refusal(name, value, str(error))}") from error
     _check_needs(values, who)
     return ProfilerOptions(**values)
 
@@ -206,7 +207,7 @@ def _read(name: str, value: Any, metrics: Mapping[int, AicoreMetrics]) -> Any:
 def boolean(value: Any) -> bool:
     """A value that must be a bool. Raises `TypeError` for anything else, numbers and texts included."""
     if not isinstance(value, bool):
-        raise TypeError(f"it must be a bool, got {type(value).__name__}")
+        raise TypeError("must be True or False")
     return value
 
 
@@ -216,9 +217,9 @@ def _path(value: Any) -> str:
     try:
         text = os.fsdecode(value)
     except (TypeError, UnicodeError):
-        raise TypeError(f"it must be a path, got {type(value).__name__}") from None
+        raise TypeError("must be a path") from None
     if isinstance(value, bytes) or not text or "\0" in text:
-        raise ProfilerPathErrorException("it is no path")
+        raise ProfilerPathErrorException("must be a path as text, not empty")
     return str(absolute(text))
 
 
@@ -230,9 +231,9 @@ def whole_number(value: Any, least: int) -> int:
         ValueError: if it is less.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"it must be a whole number, got {type(value).__name__}")
+        raise TypeError("must be a whole number")
     if value < least:
-        raise ValueError(f"it must be {least} or more")
+        raise ValueError(f"must be a whole number >= {least}")
     return value
 
 
@@ -244,16 +245,16 @@ def _budget(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"it must be a share of the time, such as 0.01, got {type(value).__name__}")
+        raise TypeError("must be a share of the time, such as 0.01")
     if not 0 < value < 1:
-        raise ValueError("it must be a share of the time, above 0 and below 1; 0.01 is 1 %")
+        raise ValueError("must be a share of the time above 0 and below 1; 0.01 is 1 %")
     return float(value)
 
 
 def _framework(value: Any) -> str | None:
     if value is not None and value not in ("all", "time"):
         hint = did_you_mean(value, ("all", "time")) if isinstance(value, str) else ""
-        raise ValueError(f"it must be 'all', 'time' or None{hint}")
+        raise ValueError(f"must be 'all', 'time' or None{hint}")
     return None if value is None else str(value)
 
 
@@ -263,7 +264,7 @@ def _several(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
             return ()
         items: Iterable[Any] = [value] if isinstance(value, kind | str) else value
         if not isinstance(items, list | tuple | set | frozenset):
-            raise TypeError(f"it must be a list of {kind.__name__}, got {type(value).__name__}")
+            raise TypeError(f"must be a list of {kind.__name__}")
         return tuple(dict.fromkeys(member(kind, item) for item in cast(Iterable[Any], items)))
 
     return read
@@ -279,11 +280,11 @@ def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
     if isinstance(value, int) and not isinstance(value, bool):
         if value not in ACTIVITIES:
             names = ", ".join(map(str, ACTIVITIES))
-            raise ValueError(f"it must be one of {names}, or a list of ProfilerActivity")
+            raise ValueError(f"must be one of {names}, or a list of ProfilerActivity")
         return ACTIVITIES[value]
     found = _several(ProfilerActivity)(value)
     if not found:
-        raise ValueError(f"it must name one at least{did_you_mean('', (each.name for each in ProfilerActivity))}")
+        raise ValueError(f"must name one at least{did_you_mean('', (each.name for each in ProfilerActivity))}")
     return found
 
 
@@ -294,7 +295,7 @@ def _texts(value: Any) -> tuple[str, ...]:
         items = tuple(cast(Iterable[Any], value))
         if all(isinstance(item, str) for item in items):
             return items
-    raise TypeError("it must be a list of str")
+    raise TypeError("must be a list of str")
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {

@@ -101,6 +101,13 @@ _OWN_ENTRIES = {
     "Python thread",
 }
 """Entries that torch's recording has of each function, besides the keyword arguments (torch/csrc/autograd/profiler_kineto.cpp)."""
+_TEXT_INPUT: dict[str, Any] = {
+    "Input Dims": [[]],
+    "Input Strides": [[]],
+    "Input type": [""],
+    "Concrete Inputs": [""],
+}
+"""Inputs that torch records for `record_function(name, args)`: one that is no tensor, and without its text."""
 _CONSTANTS: dict[str, Any] = {
     "": None,
     "None": None,
@@ -191,6 +198,8 @@ class FunctionEvents:
     def _of_span(self, number: int, columns: tuple[int, ...], on_device: bool, details: dict[str, Any]) -> Any:
         ts, dur, name, step, track, flags, at, length = columns
         args = self._spans.arguments(flags, at, length)
+        if details["is_user_annotation"] and "args" in args and self._window.torch_flags.record_shapes:
+            args = {**_TEXT_INPUT, **args}
         details["stack"] = _script_stack(args, details["stack"]) or details["stack"]
         shown, traced, overload = self._texts(name, step if flags & _NUMBERED else None)
         begin = (ts - self._window.window.start_ns) / 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def export_memory_timeline(
 ) -> None:
     """Writes what torch's `export_memory_timeline` makes of its `_ProfilerResult`, in the format that the file's ending
     names: `.html` (needs matplotlib), `.raw.json.gz`, `.json.gz`, or JSON. The default device is the accelerator that
-    was recorded, else the host. Raises `BackendError` if this version of torch makes none."""
+    was recorded, else the host. Raises `BackendError` if this version of torch makes none, or matplotlib is missing."""
     try:
         module: Any = import_module("torch.profiler._memory_profiler")
     except ModuleNotFoundError as error:
@@ -75,6 +76,10 @@ def export_memory_timeline(
     name = os.fspath(path)
     with whole_file(Path(name)) as place:
         if name.endswith(".html"):
+            if find_spec("matplotlib") is None:  # torch would print so, and write nothing
+                raise BackendError(
+                    "export_memory_timeline() needs matplotlib to write .html: install it, or name a .json"
+                )
             timeline.export_memory_timeline_html(str(place), chosen)
             return
         raw = name.endswith("raw.json.gz")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -87,13 +87,15 @@ def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions 
 
     Raises:
         ControlError: if the content is invalid; names the variable and the reason.
-        TypeError: if `fixed` is a str.
+        TypeError: if `fixed` is no list of str.
         ValueError: if `fixed` has an unknown field.
     """
     fields = EnvironmentOptions.__struct_fields__
-    if isinstance(fixed, str):
+    if isinstance(fixed, str | bytes) or not isinstance(fixed, Iterable):
         raise TypeError(f"fixed must be a list of names, {got(fixed)}; write fixed=[{fixed!r}]")
     for name in fixed:
+        if not isinstance(name, str):
+            raise TypeError(f"fixed must have a str each, {got(name)}")
         if name not in fields:
             raise ValueError(f"fixed names {name!r}, which is no field of {VARIABLE}{did_you_mean(name, fields)}")
     text = os.environ.get(VARIABLE, "").strip()

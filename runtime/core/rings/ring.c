@@ -238,15 +238,20 @@ void ring_return(Ring *ring, Ring *marks) {
     pthread_mutex_unlock(&lock);
 }
 
-void ring_wake(Ring *r) {
+void ring_wake_consumer(void) {
     uint64_t one = 1;
+    if (wake_fd < 0) return;
+    /* EAGAIN: the counter is full, so the consumer is awake already. */
+    if (write(wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
+}
+
+void ring_wake(Ring *r) {
     if (wake_fd < 0) return; /* of a session that was joined: its owner comes by often enough */
     if (atomic_load_explicit(&r->header->signalled, memory_order_relaxed) ||
         atomic_exchange_explicit(&r->header->signalled, 1, memory_order_relaxed))
         return;
     main_thread_yields(true);
-    /* EAGAIN: the counter is full, so the consumer is awake already. */
-    if (write(wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
+    ring_wake_consumer();
 }
 
 /* The descriptor is not readable any more, until a ring asks for a drain again. It never waits. */

@@ -99,6 +99,7 @@ void rings_each(void (*change)(Ring *)); /* of this process; for the consumer */
 bool ring_move_on(Thread *thread); /* whether it has an empty ring now; the full one waits for the consumer */
 Ring *ring_for_marks(Thread *thread); /* a ring for its step marks only; NULL without memory */
 void ring_wake(Ring *r); /* the consumer */
+void ring_wake_consumer(void); /* a signal handler may call it */
 void rings_trim(void); /* gives back memory that a burst has left */
 uint64_t drain_bytes(void); /* bytes of events and arguments drained so far */
 void drain_after_fork(void);

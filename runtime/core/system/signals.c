@@ -3,7 +3,7 @@
  * Python calls handlers on the main thread, when that runs Python. So the runtime's loop reads the note: where the main thread is in
  * native code, or no handler could be set because another thread started the profiler, the loop has the profilers closed. A timer
  * sends the signal again after the deadline for closing, which ends the process: native code may let no thread run Python. */
-#include "core.h"
+#include "rings/ring.h"
 #include <errno.h>
 #include <signal.h>
 #include <time.h>
@@ -46,7 +46,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     const struct sigaction *next = &before[index_of(number)];
     if (!atomic_load(&watching)) die_of(number); /* another native handler, as faulthandler's, still calls this one */
     if (atomic_compare_exchange_strong(&came, &none, number))
-        atomic_store(&came_at, clock_now()), set_timer(atomic_load(&deadline) + 1);
+        atomic_store(&came_at, clock_now()), set_timer(atomic_load(&deadline) + 1), ring_wake_consumer();
     else if (clock_now() - atomic_load(&came_at) > atomic_load(&deadline)) die_of(atomic_load(&came));
     if (next->sa_flags & SA_SIGINFO) next->sa_sigaction(number, info, context);
     else if (next->sa_handler != SIG_DFL && next->sa_handler != SIG_IGN) next->sa_handler(number);

@@ -56,25 +56,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     ):
         which.add_argument(f"--{name}", metavar="N", type=int, help=what)
     which.add_argument("--skip-first-wait", action="store_true", help="leave out the wait of the first cycle")
-    way = which.add_mutually_exclusive_group()
-    way.add_argument(
+    which.add_argument(
         "--keep-last",
         metavar="N",
         type=int,
         help="record all steps, and save the last N when a step is slow or hangs, a counter is not finite, memory runs "
         "short, or the program fails",
     )
-    way.add_argument(
+    which.add_argument(
         "--control",
         action="store_true",
         help="let `stepscope arm` ask for windows; without --active nothing else is recorded",
     )
-    way.add_argument(
+    which.add_argument(
         "--duration",
         metavar="SECONDS",
         type=seconds,
         help="end recording with the first step that ends after that time, or at that time if no step has ended before; the "
-        "program goes on",
+        "program goes on. With --control, windows can be asked for until then",
     )
     which.add_argument(
         "--step-on", choices=("optimizer", "none"), default="optimizer", help="what ends a step (default: optimizer)"
@@ -125,11 +124,14 @@ def schedule_of(arguments: argparse.Namespace) -> Schedule | None:
     parser: argparse.ArgumentParser = arguments.parser
     if arguments.keep_last is not None and arguments.keep_last < 1:
         parser.error(f"--keep-last must be 1 or more, got {arguments.keep_last}")
+    if arguments.keep_last is not None and arguments.control:
+        parser.error("--keep-last records all steps, so --control has no window to add: give one of them")
     numbers = {name: getattr(arguments, name) for name in _STEPS if getattr(arguments, name) is not None}
     if not numbers and not arguments.skip_first_wait:
         return None
     if arguments.keep_last is not None:
-        parser.error("--keep-last saves when something happens: it takes no schedule")
+        wrong = "--skip-first-wait" if not numbers else f"--{next(iter(numbers)).replace('_', '-')}"
+        parser.error(f"--keep-last records all steps, so {wrong} has no step to choose: give one of them")
     if "active" not in numbers:
         parser.error("--active is missing: how many steps are to be recorded in each cycle?")
     try:
@@ -148,7 +150,7 @@ def backends_of(arguments: argparse.Namespace) -> list[Backend]:
     """The backends, not opened; wrong arguments end the process, as argparse does it."""
     parser: argparse.ArgumentParser = arguments.parser
     if arguments.no_torch and TORCH in (arguments.backend or ()):
-        parser.error("--no-torch and --backend torch contradict each other: give one of them")
+        parser.error("--no-torch leaves out what --backend torch records: give one of them")
     names = [name for name in dict.fromkeys(arguments.backend or [TORCH]) if name != TORCH or not arguments.no_torch]
     flags = {name: getattr(arguments, name) for name in _OF_TORCH}
     if TORCH not in names:

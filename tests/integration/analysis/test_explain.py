@@ -343,21 +343,6 @@ def test_the_span_that_waits_is_named(signals: str, tmp_path: Path, monkeypatch:
     assert first.action.startswith("work: move")
 
 
-@pytest.mark.parametrize("operator", ["aten::mul_", "aten::_fused_adam_"])
-def test_an_optimizer_that_is_not_fused(operator: str, tmp_path: Path) -> None:
-    """It is no fault, and yet the verdict names the quicker one."""
-
-    def step(_: int) -> None:
-        with sc.span("aten::mm", category="cpu_op"):
-            time.sleep(0.003)
-        with sc.span("Optimizer.step#Adam.step"), sc.span(operator, category="cpu_op"):
-            time.sleep(0.002)
-
-    answer = explain(record(tmp_path / "run", step))
-    assert not answer.findings and answer.verdict.startswith("Nothing stands out")
-    assert ("Adam(..., fused=True)" in answer.verdict) is (operator == "aten::mul_")
-
-
 @pytest.mark.parametrize("mode", [True, False])
 def test_anomaly_detection_that_was_left_on(mode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch itself does it, in a training of many small operators."""

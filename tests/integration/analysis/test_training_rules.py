@@ -113,6 +113,20 @@ def test_an_iterator_that_is_made_anew_for_each_batch(workers: int, does: str, t
     assert does in found.evidence[0] and found.places[0].function == "main"
 
 
+@pytest.mark.parametrize(
+    ("workers", "persistent", "action"),
+    [(0, False, "make the batch once"), (2, False, "persistent_workers=True"), (2, True, "make the batch once")],
+)
+def test_a_data_set_of_one_batch(workers: int, persistent: bool, action: str, tmp_path: Path) -> None:
+    """Each pass is one batch, so one iterator for all of them cannot be had."""
+    facts = {"workers": workers, "persistent": persistent, "batches": 1}
+    begun = Span("DataLoader", 0, "loader", facts, Kind.INSTANT)
+    stack = f"{MAIN};DataLoader.__iter__ ({TORCH}/utils/data/dataloader.py:400)", "R"
+    (found,) = answer(tmp_path, lambda _: [begun, Span(LOADER, 3_000), MODEL], stack).findings
+    assert found.id == "input-bound-iterator" and action in found.action and "next(batches)" not in found.action
+    assert ("starts 2 workers each time" in found.evidence[0]) is (workers == 2 and not persistent)
+
+
 @pytest.mark.parametrize(("state", "waits"), [("S", True), ("R", False)])
 def test_items_that_wait_for_the_network(state: str, waits: bool, tmp_path: Path) -> None:
     """They need no processor, so more workers than processors are advised."""
@@ -158,9 +172,13 @@ def test_the_loop_over_elements_is_named(name: str, kind: str, tmp_path: Path) -
     assert found[0].id == kind and found[0].places[0].function == "clip"
 
 
-@pytest.mark.parametrize(("us", "is_found"), [(6_000, True), (1_000, False)])
-def test_an_optimizer_that_takes_most_of_the_step(us: int, is_found: bool, tmp_path: Path) -> None:
-    """The fused one is named, and that fewer updates may do."""
-    found = answer(tmp_path, lambda _: [MODEL, Span("Optimizer.step#AdamW.step", us)]).findings
-    assert [one.id for one in found] == ["slow-optimizer"] * is_found
-    assert not found or ("AdamW(..., fused=True)" in found[0].action and "accumulated" in found[0].action)
+@pytest.mark.parametrize(
+    ("us", "operator"), [(6_000, "aten::mul_"), (6_000, "aten::_fused_adamw_"), (1_000, "aten::mul_")]
+)
+def test_an_optimizer_that_takes_most_of_the_step(us: int, operator: str, tmp_path: Path) -> None:
+    """That fewer updates may do is said, and the fused one is named if it is not used already."""
+    step = [MODEL, Span("Optimizer.step#AdamW.step", us), Span(operator, 1, "cpu_op")]
+    found = answer(tmp_path, lambda _: step).findings
+    assert [one.id for one in found] == ["slow-optimizer"] * (us > 1_000)
+    assert not found or "accumulated" in found[0].action
+    assert not found or ("AdamW(..., fused=True)" in found[0].action) is (operator == "aten::mul_")

@@ -189,8 +189,8 @@ def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("limit=0", "limit is '0': Expected `int` >= 1"),
-        ("limit=many", "limit is 'many': Expected `int`, got `str`"),
+        ("limit=0", "limit must be a whole number >= 1, got str: '0'"),
+        ("limit=many", "limit must be a whole number, got str: 'many'"),
         ("limt=1", "unknown field 'limt'; did you mean 'limit'?"),
         ("limit=1&limit=2", "limit is there twice"),
     ],

@@ -177,8 +177,8 @@ def test_the_command_alone_and_help_show_the_help(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("option", "value", "wanted"),
     [
-        ("--port", "99999", "--port is 99999: Expected `int` <= 65535"),
-        ("--port", "-1", "--port is -1: Expected `int` >= 0"),
+        ("--port", "99999", "--port must be a whole number <= 65535, got int: 99999"),
+        ("--port", "-1", "--port must be a whole number >= 0, got int: -1"),
         ("--max-streams", "0", "--max-streams is 0"),
         ("--max-message", "1", "--max-message is 1"),
         ("--keep-newest", "-1", "--keep-newest is -1"),

@@ -577,7 +577,7 @@ def test_options_of_torch_go_with_torch(tmp_path: Path) -> None:
     for options, *words in (
         (("--backend", "host", "--record-shapes"), "--record-shapes", "add --backend torch"),
         (("--no-torch", "--mode", "kineto"), "--mode", "leave out --no-torch"),
-        (("--no-torch", "--backend", "torch"), "--no-torch and --backend torch"),
+        (("--no-torch", "--backend", "torch"), "--no-torch leaves out what --backend torch"),
     ):
         done = stepscope("run", *options, "p.py", cwd=tmp_path)
         assert done.returncode == 2
@@ -646,13 +646,53 @@ def test_windows_are_asked_for(tmp_path: Path) -> None:
     assert len(rank.windows) == 1 and rank.windows[0].steps[0].number > 0
 
 
-@pytest.mark.parametrize("options", [("--keep-last", "3", "--control"), ("--control", "--duration", "3")])
+ASKS = """
+import os
+from stepscope.runtime.control.entry_points.client import ask_process
+from stepscope.runtime.errors import ControlError
+from stepscope.runtime.requests.command import Command
+from stepscope.runtime.requests.window_request import WindowRequest
+arm = Command(command="arm", request=WindowRequest(steps=1_000_000))
+(answer,) = ask_process(os.getpid(), arm, 60)
+step()
+"""
+
+
+def test_windows_are_asked_for_until_the_duration_is_over(tmp_path: Path) -> None:
+    """With several backends, too. A window that was asked for ends with a step; then nothing can be asked for."""
+    package = tmp_path / "torch" / "optim"
+    package.mkdir(parents=True)
+    for path in (package.parent, package):
+        (path / "__init__.py").touch()
+    (package / "optimizer.py").write_text(OPTIMIZER)
+    begin, loop = WHILE_IT_RECORDS.split("while recording", 1)
+    (tmp_path / "train.py").write_text(
+        f"from torch.optim import optimizer\n{begin}{ASKS}while recording{loop}"
+        "try:\n    ask_process(os.getpid(), arm, 60)\nexcept ControlError:\n    print('takes no commands')\n"
+    )
+    backends = ("--backend", "host", "--backend", "memory")
+    where = ("--control", "--duration", "5", "-o", "run")
+    done = stepscope("run", *backends, *where, "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "goes on\ntakes no commands\n"), done.stderr
+    (rank,) = load(tmp_path / "run").ranks
+    (window,) = rank.windows.values()
+    assert len(window.steps) > 1 and not complete(tmp_path / "run" / "trace.json", "after")
+
+
+def test_the_last_steps_for_a_time(tmp_path: Path) -> None:
+    """With `--keep-last` recording ends after `--duration`, too, and nothing is saved."""
+    done = traced(tmp_path, WHILE_IT_RECORDS, "--no-torch", "--keep-last", "3", "--duration", "0.5")
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+    said(done.stderr.splitlines()[0], "0.5 s", "run")
+
+
+@pytest.mark.parametrize("options", [("--control",), ("--active", "3"), ("--skip-first-wait",)])
 def test_options_that_exclude_each_other(options: tuple[str, ...], tmp_path: Path) -> None:
-    """Windows that are asked for have a length of their own."""
+    """Where all steps are recorded, none can be chosen."""
     (tmp_path / "p.py").touch()
-    done = stepscope("run", *options, "p.py", cwd=tmp_path)
+    done = stepscope("run", "--keep-last", "3", *options, "p.py", cwd=tmp_path)
     assert done.returncode == 2
-    said(done.stderr.splitlines()[-1], "--control")
+    said(done.stderr.splitlines()[-1], "--keep-last records all steps", options[0], "give one of them")
 
 
 async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def test_the_output_path_is_absolute(tmp_path: Path) -> None:
     ("variable", "text"),
     [
         ('{"start": true', "it is no JSON: Expecting ',' delimiter at line 1, column 15"),
-        ("[1]", "it must be a JSON object, got list"),
-        ('{"start": "yes"}', """"start" must be true or false, got str: 'yes'"""),
+        ("[1]", "it must be a mapping, got list: [1]"),
+        ('{"start": "yes"}', "start must be True or False, got str: 'yes'"),
         ('{"start": true, "op_time": false, "profile_memory": true}', "profile_memory=True needs op_time=True"),
         ('{"start": true, "profiler_level": "Levl1"}', "did you mean 'Level1'"),
     ],

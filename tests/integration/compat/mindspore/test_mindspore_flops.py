@@ -78,7 +78,9 @@ def test_declared_flops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "error"), [(0, ValueError), (-1, ValueError), ("1e12", TypeError), (True, TypeError)]
+    ("value", "error"),
+    [(0, ValueError), (-1, ValueError), (10**400, ValueError), ("1e12", TypeError), (True, TypeError)],
+    ids=["zero", "negative", "huge", "text", "bool"],
 )
 def test_a_peak_that_is_none(tmp_path: Path, value: Any, error: type[Exception]) -> None:
     """Is refused, with its name."""

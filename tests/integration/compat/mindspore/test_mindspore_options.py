@@ -55,7 +55,7 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("value", [1, 0, "true", None, [True]])
 def test_a_bool_must_be_one(name: str, value: Any) -> None:
     """A wrong type raises, and says which option, which value and which type."""
-    with refused(TypeError, name, "bool", type(value).__name__):
+    with refused(TypeError, name, "True or False", type(value).__name__):
         read(**{name: value})
 
 

@@ -6,6 +6,8 @@ import csv
 import json
 import mmap
 import os
+import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ from stepscope import mxnet
 from tests.support import nvml, nvtx_receiver
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import require
+from tests.support.launch import run_to_end
 from tests.support.messages import refused, said
 from tests.support.mxnets import begin, load, run, slices, statistics
 
@@ -138,17 +141,17 @@ def test_it_starts_by_the_environment(here: Path) -> None:
     ("variables", "said", "recorded"),
     [
         ({"AUTOSTART": "0"}, "", False),
-        ({"AUTOSTART": "yes"}, "AUTOSTART is 'yes': Expected `bool`, got `str`; 0 is taken", False),
-        ({"AUTOSTART": "2"}, "AUTOSTART is '2': Expected `bool`, got `str`; 0 is taken", False),
+        ({"AUTOSTART": "yes"}, "AUTOSTART must be True or False, got str: 'yes'; 0 is taken", False),
+        ({"AUTOSTART": "2"}, "AUTOSTART must be True or False, got str: '2'; 0 is taken", False),
         ({"AUTOSTART": "true"}, "", True),
         ({"AUTOSTART": "1", "MODE": ""}, "", True),
         (
             {"AUTOSTART": "1", "MODE": "abc"},
-            "MODE is 'abc': Expected `int`, got `str`; 13 is taken",
+            "MODE must be a whole number, got str: 'abc'; 13 is taken",
             True,
         ),
-        ({"AUTOSTART": "1", "MODE": "16"}, "MODE is '16': Expected `int` <= 15; 13 is taken", True),
-        ({"AUTOSTART": "1", "MODE": "-1"}, "MODE is '-1': Expected `int` >= 0; 13 is taken", True),
+        ({"AUTOSTART": "1", "MODE": "16"}, "MODE must be a whole number <= 15, got str: '16'; 13 is taken", True),
+        ({"AUTOSTART": "1", "MODE": "-1"}, "MODE must be a whole number >= 0, got str: '-1'; 13 is taken", True),
     ],
 )
 def test_a_variable_that_cannot_be_followed(
@@ -367,3 +370,64 @@ def test_an_operator_has_steps_recorded(here: Path) -> None:
     mxnet.set_config(filename="profile.json", control=SOCKET)
     train(7, order_at=3)
     assert tasks(here / "profile.json") == ["task 4", "task 5"]
+
+
+QUIET = """
+import os, sys, threading, time
+from pathlib import Path
+from stepscope import mxnet
+
+def switches():
+    counts = {}
+    for status in Path("/proc/self/task").glob("[0-9]*/status"):
+        if status.parent.name != str(threading.get_native_id()):
+            fields = dict(line.split(":\\t", 1) for line in status.read_text().splitlines() if ":\\t" in line)
+            counts[status.parent.name] = int(fields["voluntary_ctxt_switches"])
+    return counts
+
+def wait_until_quiet():
+    before = switches()
+    while True:
+        time.sleep(1.5)  # longer than the period of the timer that checks signals
+        if (after := switches()) == before:
+            return
+        before = after
+
+def task(name):
+    with mxnet.Task(mxnet.Domain("d"), name):
+        pass
+
+mxnet.set_config(filename="profile.json", profile_memory=False)
+mxnet.set_state("run")
+task("first")
+if sys.argv[1] == "paused":
+    mxnet.pause()
+else:
+    mxnet.set_state("stop")
+wait_until_quiet()
+"""
+
+
+@pytest.mark.parametrize("state", ["paused", "stopped"])
+def test_nothing_wakes_while_nothing_records(state: str, here: Path) -> None:
+    """In a pause and when stopped, no thread wakes. What was recorded is in the file when the process is killed then."""
+    program = QUIET + "\nos.kill(os.getpid(), 9)\n"
+    assert run_to_end([sys.executable, "-c", program, state], cwd=here).returncode == -9
+    assert len(slices(load("profile.json"), "first")) == 1
+
+
+def test_recording_goes_on_after_a_quiet_pause(here: Path) -> None:
+    """The loop that slept in a pause drains again after `resume()`, and a signal of that time ends the process in order."""
+    program = QUIET + textwrap.dedent("""
+        mxnet.resume()
+        task("second")
+        while "second" not in Path("profile.json").read_text():
+            time.sleep(0.01)
+        mxnet.pause()
+        wait_until_quiet()
+        os.kill(os.getpid(), 15)
+        time.sleep(100)
+    """)
+    assert run_to_end([sys.executable, "-c", program, "paused"], cwd=here).returncode == -15
+    events = load("profile.json")
+    assert len(slices(events, "first")) == len(slices(events, "second")) == 1

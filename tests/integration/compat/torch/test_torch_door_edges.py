@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import stepscope as sc
 import stepscope.torch as ours
-from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.errors import BackendError, ProfilerStateError
 from tests.support.messages import refused, said
 from tests.support.operators import cpu, network, torch
 
@@ -311,6 +312,10 @@ def test_memory_timelines(tmp_path: Path) -> None:
     assert json.loads(gzip.decompress((tmp_path / "points.raw.json.gz").read_bytes()))
     with ours.profile(activities=cpu(), profile_memory=True) as less:
         torch.ones(2)
+    if find_spec("matplotlib") is None:
+        with refused(BackendError, "matplotlib", ".json"):
+            prof.export_memory_timeline(tmp_path / "points.html")
+        assert not (tmp_path / "points.html").exists()
     with refused(ProfilerStateError, "export_memory_timeline()", "record_shapes=True", "with_stack=True"):
         less.export_memory_timeline(tmp_path / "none.json")
 

@@ -394,6 +394,8 @@ def test_record_function_as_decorator_and_nested() -> None:
     assert parents == {"decorated"}
     with refused(TypeError, "name", "3"):
         ours.record_function(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with refused(TypeError, "args", "5"):
+        ours.record_function("x", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @MODES

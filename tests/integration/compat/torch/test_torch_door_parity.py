@@ -151,3 +151,23 @@ async def test_kernels_belong_to_the_operators_that_launched_them(tmp_path: Path
     assert averages["aten::mm"].self_cpu_time_total == 90 and averages["cudaLaunchKernel"].count == 1
     table = events.key_averages().table(sort_by="self_cuda_time_total")
     assert "Self CUDA %" in table and "Self CUDA time total: 40.000us" in table
+
+
+@pytest.mark.parametrize("asked", [{}, {"record_shapes": True}, {"record_shapes": True, "with_stack": True}])
+@pytest.mark.parametrize("mode", ["auto", "kineto"])
+def test_a_text_of_a_region_is_an_input(mode: Any, asked: dict[str, Any]) -> None:
+    """Where shapes are recorded, `record_function(name, args)` has one input that is no tensor, in events and in tables."""
+
+    def inputs(p: Any, **more: Any) -> list[Any]:
+        with p.profile(activities=cpu(), **asked, **more) as prof:
+            for args in ("some text", "", None):
+                with p.record_function(f"with {args!r}", args):
+                    torch.ones(2)
+        fields = ("name", "input_shapes", "concrete_inputs", "kwinputs", "structured_input_strides", "input_dtypes")
+        events = [
+            [getattr(event, field, None) for field in fields] for event in prof.events() if event.name[:4] == "with"
+        ]
+        averages = prof.key_averages(group_by_input_shape=True)
+        return [*events, sorted((row.key, str(row.input_shapes)) for row in averages if row.key[:4] == "with")]
+
+    assert inputs(ours, mode=mode) == inputs(torch.profiler)

@@ -717,6 +717,7 @@ def check_training(tmp_path: Path, workers: int, method: str) -> None:
         "workers": workers,
         "prefetch": 2 if workers else None,
         "batch": 4,
+        "batches": 5,
         "pin_memory": False,
         "persistent": False,
         "dataset": "__main__.Images",

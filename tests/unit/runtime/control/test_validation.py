@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
+import stepscope.torch as door
+from stepscope import mxnet
 from stepscope.collector.settings import CollectorSettings
 from stepscope.compat.frameworks.loop_settings import LoopSettings
 from stepscope.compat.mxnet.settings import MXNetSettings
@@ -89,7 +91,30 @@ def test_a_value_of_a_strange_type() -> None:
     for kind, name in CHECKED:
         with pytest.raises((TypeError, ValueError)) as caught:
             kind(**keywords(kind, **{name: STRANGE}))
-        assert f"{name} is <object object at" in str(caught.value), kind
+        assert f"{name} must be " in str(caught.value) and "got object: <object object at" in str(caught.value), kind
+
+
+@pytest.mark.parametrize(
+    ("call", "begin"),
+    [
+        (lambda: sc.trace(fixed=5), "fixed must be a list of names, got int: 5; write fixed="),
+        (lambda: sc.trace(fixed=[5]), "fixed must have a str each, got int: 5"),
+        (lambda: sc.trace(start=math.nan), "start must be True or False, got float: nan"),
+        (lambda: sc.trace(backends=b"x"), "backends must be a list, got bytes: b'x'; write backends="),
+        (lambda: door.profile(activities=5), "activities must be a list, got int: 5; write activities="),
+        (lambda: mxnet.set_config(backends=5), "set_config(): backends must be a list, got int: 5; write backends="),
+        (lambda: mxnet.set_config(filename=None), "set_config(): filename must be a str, got NoneType: None"),
+        (
+            lambda: sc.Options(memory_bytes=10**400),
+            "Options.memory_bytes must be a number of at most 64 bits, got int: 1",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_type(call: Any, begin: str) -> None:
+    """Every door refuses them in the same form: the name, what it must be, the value, and what to write."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    assert str(caught.value).startswith(begin)
 
 
 def test_what_must_be_given() -> None:
@@ -99,32 +124,32 @@ def test_what_must_be_given() -> None:
 
 
 PROGRAMS: list[tuple[type[Checked], dict[str, Any], str]] = [
-    (sc.Options, {"ring_slots": 7}, "Options.ring_slots is 7: Expected `int` >= 64"),
-    (sc.Options, {"ring_slots": 1 << 30}, "Options.ring_slots is 1073741824: Expected `int` <= 16777216"),
-    (sc.Options, {"linger": "3.5"}, "Options.linger is '3.5': Expected `float`, got `str`"),
-    (sc.Options, {"linger": []}, "Options.linger is []: Expected `float`, got `array`"),
-    (sc.Options, {"drain_interval": 0}, "Options.drain_interval is 0: Expected `float` > 0.0"),
-    (sc.Options, {"overflow": "drop_old"}, "Options.overflow is 'drop_old': Invalid enum value 'drop_old'; did you mean 'drop_oldest'?"),
-    (sc.Options, {"overflow": "x"}, "Options.overflow is 'x': Invalid enum value 'x'; known: block, drop_newest, drop_oldest"),
-    (sc.Options, {"overflow": 3}, "Options.overflow is 3: Expected `str`, got `int`"),
-    (sc.Options, {"journal": "yes"}, "Options.journal is 'yes': Expected `bool`, got `str`"),
-    (sc.Options, {"session_dir": 3}, "Options.session_dir is 3: Expected `str | null`, got `int`"),
-    (sc.Control, {"poll": True}, "Control.poll is True: Expected `float`, got `bool`"),
-    (sc.Control, {"job": "a/b c"}, "Control.job is 'a/b c': Expected `str` matching regex '^[A-Za-z0-9._@:+-]*$'"),
-    (sc.control.WindowRequest, {"steps": 2.6}, "WindowRequest.steps is 2.6: Expected `int | null`, got `float`"),
-    (sc.control.WindowRequest, {"start_step": "nxt"}, "WindowRequest.start_step is 'nxt': Invalid enum value 'nxt'; did you mean 'next'?"),
-    (sc.control.WindowRequest, {"steps": 3, "ranks": 2}, "WindowRequest.ranks is 2: Expected `array | null`, got `int`"),
-    (sc.FlightRecorder, {"steps": 0}, "FlightRecorder.steps is 0: Expected `int` >= 1"),
-    (sc.triggers.SlowStep, {"factor": 0.5}, "SlowStep.factor is 0.5: Expected `float` >= 1.0"),
-    (sc.triggers.SlowStep, {"quantile": 1}, "SlowStep.quantile is 1: Expected `float` < 1.0"),
-    (sc.control.OverheadBudget, {"fraction": 2}, "OverheadBudget.fraction is 2: Expected `float` <= 1.0"),
-    (sc.exporters.OtlpOptions, {"compression": "zstd"}, "OtlpOptions.compression is 'zstd': Invalid enum value 'zstd'; known: gzip, none"),
-    (sc.exporters.OtlpOptions, {"resource": {"a": 1, "b": [2]}}, "OtlpOptions.resource[...] is {'a': 1, 'b': [2]}: Expected `bool | int | float | str`, got `array`"),
-    (sc.exporters.LinkSettings, {"sync_interval": math.inf}, "LinkSettings.sync_interval is inf: Expected `float` <= 15.0"),
-    (CollectorSettings, {"directory": "data"}, "CollectorSettings.directory is 'data': Expected `Path`, got `str`"),
-    (CollectorSettings, {"directory": Path(), "port": 70_000}, "CollectorSettings.port is 70000: Expected `int` <= 65535"),
-    (MXNetSettings, {"profile_process": "sever"}, "MXNetSettings.profile_process is 'sever': Invalid enum value 'sever'; did you mean 'server'?"),
-    (LoopSettings, {"unit": "epochs"}, "LoopSettings.unit is 'epochs': Invalid enum value 'epochs'; did you mean 'epoch'?"),
+    (sc.Options, {"ring_slots": 7}, "Options.ring_slots must be a whole number >= 64, got int: 7"),
+    (sc.Options, {"ring_slots": 1 << 30}, "Options.ring_slots must be a whole number <= 16777216, got int: 1073741824"),
+    (sc.Options, {"linger": "3.5"}, "Options.linger must be a number, got str: '3.5'"),
+    (sc.Options, {"linger": []}, "Options.linger must be a number, got list: []"),
+    (sc.Options, {"drain_interval": 0}, "Options.drain_interval must be a number > 0.0, got int: 0"),
+    (sc.Options, {"overflow": "drop_old"}, "Options.overflow must be 'block', 'drop_newest' or 'drop_oldest', got str: 'drop_old'; did you mean 'drop_oldest'?"),
+    (sc.Options, {"overflow": "x"}, "Options.overflow must be 'block', 'drop_newest' or 'drop_oldest', got str: 'x'"),
+    (sc.Options, {"overflow": 3}, "Options.overflow must be 'block', 'drop_newest' or 'drop_oldest', got int: 3"),
+    (sc.Options, {"journal": "yes"}, "Options.journal must be True or False, got str: 'yes'"),
+    (sc.Options, {"session_dir": 3}, "Options.session_dir must be a str or None, got int: 3"),
+    (sc.Control, {"poll": True}, "Control.poll must be a number, got bool: True"),
+    (sc.Control, {"job": "a/b c"}, "Control.job must be a str matching regex '^[A-Za-z0-9._@:+-]*$', got str: 'a/b c'"),
+    (sc.control.WindowRequest, {"steps": 2.6}, "WindowRequest.steps must be a whole number or None, got float: 2.6"),
+    (sc.control.WindowRequest, {"start_step": "nxt"}, "WindowRequest.start_step must be 'next' or a whole number, got str: 'nxt'; did you mean 'next'?"),
+    (sc.control.WindowRequest, {"steps": 3, "ranks": 2}, "WindowRequest.ranks must be a list or None, got int: 2"),
+    (sc.FlightRecorder, {"steps": 0}, "FlightRecorder.steps must be a whole number >= 1, got int: 0"),
+    (sc.triggers.SlowStep, {"factor": 0.5}, "SlowStep.factor must be a number >= 1.0, got float: 0.5"),
+    (sc.triggers.SlowStep, {"quantile": 1}, "SlowStep.quantile must be a number < 1.0, got int: 1"),
+    (sc.control.OverheadBudget, {"fraction": 2}, "OverheadBudget.fraction must be a number <= 1.0, got int: 2"),
+    (sc.exporters.OtlpOptions, {"compression": "zstd"}, "OtlpOptions.compression must be 'gzip', 'none' or None, got str: 'zstd'"),
+    (sc.exporters.OtlpOptions, {"resource": {"a": 1, "b": [2]}}, "OtlpOptions.resource[...] must be True, False, a whole number, a number or a str, got dict: {'a': 1, 'b': [2]}"),
+    (sc.exporters.LinkSettings, {"sync_interval": math.inf}, "LinkSettings.sync_interval must be a number <= 15.0, got float: inf"),
+    (CollectorSettings, {"directory": "data"}, "CollectorSettings.directory must be a Path, got str: 'data'"),
+    (CollectorSettings, {"directory": Path(), "port": 70_000}, "CollectorSettings.port must be a whole number <= 65535, got int: 70000"),
+    (MXNetSettings, {"profile_process": "sever"}, "MXNetSettings.profile_process must be 'server' or 'worker', got str: 'sever'; did you mean 'server'?"),
+    (LoopSettings, {"unit": "epochs"}, "LoopSettings.unit must be 'epoch' or 'step', got str: 'epochs'; did you mean 'epoch'?"),
 ]  # fmt: skip
 
 
@@ -137,24 +162,24 @@ def test_wrong_values_in_programs(kind: type[Checked], wrong: dict[str, Any], me
 
 
 FILES: list[tuple[str, str]] = [
-    ("[]", "Expected `object`, got `array`"),
-    ('{"keep_last": 0}', "keep_last is 0: Expected `int` >= 1"),
+    ("[]", "must be a mapping, got list: []"),
+    ('{"keep_last": 0}', "keep_last must be a whole number >= 1, got int: 0"),
     ('{"control": {"pol": 1}}', "control: unknown field 'pol'; did you mean 'poll'?"),
-    ('{"window": {"steps": 0}}', "window.steps is 0: Expected `int` >= 1"),
-    ('{"window": {"steps": 2, "ranks": [1, -1]}}', "window.ranks[1] is -1: Expected `int` >= 0"),
-    ('{"window": {"steps": 2, "past": "late"}}', "window.past is 'late': Invalid enum value 'late'; known: clip, refuse"),
+    ('{"window": {"steps": 0}}', "window.steps must be a whole number >= 1, got int: 0"),
+    ('{"window": {"steps": 2, "ranks": [1, -1]}}', "window.ranks[1] must be a whole number >= 0, got int: -1"),
+    ('{"window": {"steps": 2, "past": "late"}}', "window.past must be 'clip' or 'refuse', got str: 'late'"),
     ('{"window": {"start_step": 3}}', "window is {'start_step': 3}: WindowRequest takes one of steps, stop_step and seconds, got none of them"),
-    ('{"window": []}', "window is []: Expected `object | null`, got `array`"),
-    ('{"control": {"path": ""}}', "control.path is '': Expected `str` of length >= 1"),
+    ('{"window": []}', "window must be a mapping or None, got list: []"),
+    ('{"control": {"path": ""}}', "control.path must be a str of length >= 1, got str: ''"),
     ('{"schedule": {"activ": 2}}', "schedule: unknown field 'activ'; did you mean 'active'?"),
-    ('{"schedule": {}}', "schedule: Object missing required field `active`"),
-    ('{"schedule": {"active": "2"}}', "schedule.active is '2': Expected `int`, got `str`"),
+    ('{"schedule": {}}', "schedule lacks 'active'"),
+    ('{"schedule": {"active": "2"}}', "schedule.active must be a whole number, got str: '2'"),
     ('{"options": {"lingr": 1}}', "options: unknown field 'lingr'; did you mean 'linger'?"),
-    ('{"options": {"linger": -1}}', "options.linger is -1: Expected `float` >= 0.0"),
-    ('{"options": {"overflow": "blok"}}', "options.overflow is 'blok': Invalid enum value 'blok'; did you mean 'block'?"),
-    ('{"enabled": "off"}', "enabled is 'off': Expected `bool`, got `str`"),
-    ('{"overhead_budget": 1}', "overhead_budget is 1: Expected `float` < 1.0"),
-    ('{"a` - at `$.control.b": 1}', "control.b: Object contains unknown field `a`"),
+    ('{"options": {"linger": -1}}', "options.linger must be a number >= 0.0, got int: -1"),
+    ('{"options": {"overflow": "blok"}}', "options.overflow must be 'block', 'drop_newest' or 'drop_oldest', got str: 'blok'; did you mean 'block'?"),
+    ('{"enabled": "off"}', "enabled must be True or False, got str: 'off'"),
+    ('{"overhead_budget": 1}', "overhead_budget must be a number < 1.0, got int: 1"),
+    ('{"a` - at `$.control.b": 1}', "control.b: unknown field 'a'"),
 ]  # fmt: skip
 
 

@@ -108,24 +108,24 @@ def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
         ("aicore_metrics", "MemryL0", "did you mean 'MemoryL0'?", "AiCoreNone"),
         ("profiler_level", 9, "2 (Level2)", "Level0"),
         ("profiler_level", -2, "0 (Level0)", "Level0"),
-        ("activities", 5, "it must be one of 0, 1, 2", "CPU, NPU"),
+        ("activities", 5, "must be one of 0, 1, 2", "CPU, NPU"),
         ("activities", ["CUP"], "did you mean 'CPU'?", "CPU, NPU"),
         ("activities", [], "known: CPU, GPU, NPU", "CPU, NPU"),
         ("analyse_mode", 2, "1 (in the background)", "-1"),
-        ("start_step", "5", "it must be a whole number, got str", "-1"),
-        ("stop_step", 6.0, "it must be a whole number, got float", "-1"),
-        ("with_stack", "true", "it must be a bool, got str", "False"),
+        ("start_step", "5", "must be a whole number, got str", "-1"),
+        ("stop_step", 6.0, "must be a whole number, got float", "-1"),
+        ("with_stack", "true", "must be True or False, got str", "False"),
         ("profile_framework", 7, "1 ('time')", "None"),
         ("command", "extnd", "did you mean 'extend'?", "''"),
-        ("run_id", [1], "it must be a text or a whole number", "''"),
-        ("prof_path", 3, "it must be a path as text", "'./'"),
-        ("analyse", 1, "it must be a bool, got int", "None"),
+        ("run_id", [1], "must be a str or a whole number", "''"),
+        ("prof_path", 3, "must be a path as text", "'./'"),
+        ("analyse", 1, "must be True or False, got int", "None"),
     ],
 )
 def test_wrong_values(field: str, value: Any, reason: str, used: str) -> None:
     """Whatever is replaced is said: the field, the value, what it must be, and what is used instead."""
     (text,) = DynamicProfilerArgs(**{field: value}).diagnostics
-    assert text.startswith(f"{field} is {value!r}: ")
+    assert text.startswith(f"{field} must ") and f"got {type(value).__name__}: {value!r}" in text
     assert reason in text
     assert text.endswith(f"; {used} is taken")
 
@@ -201,7 +201,7 @@ def test_wrong_types(field: str, value: Any) -> None:
     args = DynamicProfilerArgs(**fields)
     assert args.vars == {**DEFAULTS, "start_step": 5, field: DEFAULTS[field]}
     (text,) = args.diagnostics
-    assert text.startswith(f"{field} is {value!r}: ")
+    assert text.startswith(f"{field} must ")
     named = {"aicore_metrics": "AiCoreNone", "profiler_level": "Level0", "activities": "CPU, NPU"}
     assert text.endswith(f"; {named.get(field, repr(DEFAULTS[field]))} is taken")
 
@@ -244,7 +244,7 @@ def test_further_fields() -> None:
     assert later.diagnostics == ()
     wrong = DynamicProfilerArgs(profile_memory="yes")
     assert "profile_memory" not in wrong.args
-    assert "profile_memory is 'yes': it must be a bool, got str; the default is taken" in wrong.diagnostics[0]
+    assert "profile_memory must be True or False, got str: 'yes'; the default is taken" in wrong.diagnostics[0]
 
 
 @pytest.mark.checklist("A13")

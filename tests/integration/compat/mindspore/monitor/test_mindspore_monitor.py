@@ -80,6 +80,9 @@ def test_arguments(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     for arguments in ({"late": "maybe"}, {"granularity": 0}, {"granularity": True}, {"step_position": "middle"}):
         with refused(ValueError):
             make(job.path / "cfg", **arguments)
+    for switch in ("strict", "agree"):
+        with refused(TypeError, switch, "True or False", "'no'"):
+            make(job.path / "cfg", **{switch: "no"})
     named = DynamicProfilerMonitor(job.path / "mine.json")
     job.monitors.append(named)
     assert named.config_path == (job.path / "mine.json").resolve()
