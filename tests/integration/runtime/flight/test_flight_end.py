@@ -49,13 +49,18 @@ def saved(run: Path) -> dict[str, list[int]]:
 
 
 def test_sigterm(tmp_path: Path) -> None:
-    """The last steps of every profiler that keeps some are saved, and the process dies of the signal."""
+    """The last steps of every profiler that keeps some are saved, unless it is told not to, or has saved all the windows that it
+    may; and the process dies of the signal."""
     run(
         """
 one = sc.trace(keep_last=3, output_dir="one", options=options)
 two = sc.trace(keep_last=sc.FlightRecorder(steps=2, cooldown=3600), output_dir="two", options=options)
-with one, two, sc.trace(output_dir="three"):
-    steps(one, two)
+told = sc.trace(keep_last=sc.FlightRecorder(steps=2, triggers=(sc.triggers.Raised(),)), output_dir="told", options=options)
+full = sc.trace(keep_last=sc.FlightRecorder(steps=2, max_windows=1), output_dir="full", options=options)
+with one, two, told, full, sc.trace(output_dir="three"):
+    steps(one, two, told, full)
+    full.save("first")
+    full.flush()
     with sc.span("under way"):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
@@ -65,32 +70,11 @@ with one, two, sc.trace(output_dir="three"):
     )
     assert saved(tmp_path / "one") == {"000000-step7-terminated_by_sigterm.journal": [5, 6, 7]}
     assert saved(tmp_path / "two") == {"000000-step7-terminated_by_sigterm.journal": [6, 7]}
+    assert saved(tmp_path / "told") == {}
+    assert list(saved(tmp_path / "full")) == ["000000-step7-first.journal"]
     (window,) = read_windows(next((tmp_path / "one" / "windows").iterdir()))
     facts: Any = window.metadata["flight"]
     assert (facts["reason"], facts["value"]) == ("terminated by SIGTERM", "SIGTERM")
-
-
-@pytest.mark.parametrize(
-    "settings", ["steps=3, triggers=(sc.triggers.Raised(),)", "steps=3, max_windows=1", "steps=3, triggers=()"]
-)
-def test_sigterm_where_it_is_not_to_save(settings: str, tmp_path: Path) -> None:
-    """Without the trigger, and beyond the number of windows that may be saved."""
-    run(
-        f"""
-profiler = sc.trace(keep_last=sc.FlightRecorder({settings}), output_dir="run", options=options)
-with profiler:
-    steps(profiler)
-    if "max_windows" in {settings!r}:
-        profiler.save("first")
-        profiler.flush()
-        steps(profiler)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
-""",
-        tmp_path,
-        -signal.SIGTERM,
-    )
-    assert list(saved(tmp_path / "run")) == (["000000-step7-first.journal"] if "max_windows" in settings else [])
 
 
 def test_sigterm_with_exporters_that_hang(tmp_path: Path) -> None:

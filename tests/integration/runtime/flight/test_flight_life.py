@@ -19,7 +19,7 @@ from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
 from tests.support.flights import QUIET, Profile, When
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
-from tests.support.raised import LostForWords, length
+from tests.support.raised import LostForWords
 from tests.support.recording import run_program
 
 
@@ -57,21 +57,6 @@ def test_a_wild_trigger_disturbs_nobody(output_dir: Path) -> None:
     assert [30] in [window[-1:] for window in [[s.number for s in w.steps] for w in profile.memory.windows]]
     assert profile.flight.triggers.errors == 3
     profile.check_accounts()
-
-
-def test_a_trigger_that_raises_the_same_again(output_dir: Path) -> None:
-    """Each time is counted; the exception holds what it held at first."""
-    error = ValueError("broken once")
-    profile = Profile(output_dir, triggers=(When(error=error),))
-    with profile.profiler as profiler:
-        for _ in range(12):
-            profile.steps(1)
-            assert profiler.flush()
-    failed = profile.flight.triggers.errors
-    assert failed > 6 and length(error) < 6
-    with pytest.raises(ExceptionGroup) as caught:
-        profiler.raise_errors()
-    assert [told.__cause__ for told in caught.value.exceptions] == [error]
 
 
 def test_what_a_trigger_raises_is_put_into_words_beside_the_loop(output_dir: Path) -> None:

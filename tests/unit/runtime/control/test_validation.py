@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.collector.settings import CollectorSettings
-from stepscope.compat.frameworks.loop_settings import LoopSettings
-from stepscope.compat.mxnet.settings import MXNetSettings
 from stepscope.runtime.control.entry_points.control_file import ControlFile
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.control.entry_points.environment import EnvironmentOptions
@@ -62,9 +59,6 @@ def keywords(kind: type[Checked], **changed: Any) -> dict[str, Any]:
     return {**needed.get(kind, {}), **changed}
 
 
-def label(value: object) -> str | None:
-    """Names a case after a kind."""
-    return value.__name__ if isinstance(value, type) else None
 
 
 def test_a_keyword_that_is_misspelt() -> None:
@@ -100,31 +94,20 @@ def test_what_must_be_given() -> None:
 
 PROGRAMS: list[tuple[type[Checked], dict[str, Any], str]] = [
     (sc.Options, {"ring_slots": 7}, "Options.ring_slots is 7: Expected `int` >= 64"),
-    (sc.Options, {"ring_slots": 1 << 30}, "Options.ring_slots is 1073741824: Expected `int` <= 16777216"),
     (sc.Options, {"linger": "3.5"}, "Options.linger is '3.5': Expected `float`, got `str`"),
-    (sc.Options, {"linger": []}, "Options.linger is []: Expected `float`, got `array`"),
     (sc.Options, {"drain_interval": 0}, "Options.drain_interval is 0: Expected `float` > 0.0"),
     (sc.Options, {"overflow": "drop_old"}, "Options.overflow is 'drop_old': Invalid enum value 'drop_old'; did you mean 'drop_oldest'?"),
     (sc.Options, {"overflow": "x"}, "Options.overflow is 'x': Invalid enum value 'x'; known: block, drop_newest, drop_oldest"),
-    (sc.Options, {"overflow": 3}, "Options.overflow is 3: Expected `str`, got `int`"),
-    (sc.Options, {"journal": "yes"}, "Options.journal is 'yes': Expected `bool`, got `str`"),
     (sc.Options, {"session_dir": 3}, "Options.session_dir is 3: Expected `str | null`, got `int`"),
     (sc.Control, {"poll": True}, "Control.poll is True: Expected `float`, got `bool`"),
     (sc.Control, {"job": "a/b c"}, "Control.job is 'a/b c': Expected `str` matching regex '^[A-Za-z0-9._@:+-]*$'"),
-    (sc.control.WindowRequest, {"steps": 2.6}, "WindowRequest.steps is 2.6: Expected `int | null`, got `float`"),
     (sc.control.WindowRequest, {"start_step": "nxt"}, "WindowRequest.start_step is 'nxt': Invalid enum value 'nxt'; did you mean 'next'?"),
     (sc.control.WindowRequest, {"steps": 3, "ranks": 2}, "WindowRequest.ranks is 2: Expected `array | null`, got `int`"),
     (sc.FlightRecorder, {"steps": 0}, "FlightRecorder.steps is 0: Expected `int` >= 1"),
-    (sc.triggers.SlowStep, {"factor": 0.5}, "SlowStep.factor is 0.5: Expected `float` >= 1.0"),
     (sc.triggers.SlowStep, {"quantile": 1}, "SlowStep.quantile is 1: Expected `float` < 1.0"),
-    (sc.control.OverheadBudget, {"fraction": 2}, "OverheadBudget.fraction is 2: Expected `float` <= 1.0"),
     (sc.exporters.OtlpOptions, {"compression": "zstd"}, "OtlpOptions.compression is 'zstd': Invalid enum value 'zstd'; known: gzip, none"),
     (sc.exporters.OtlpOptions, {"resource": {"a": 1, "b": [2]}}, "OtlpOptions.resource[...] is {'a': 1, 'b': [2]}: Expected `bool | int | float | str`, got `array`"),
-    (sc.exporters.LinkSettings, {"sync_interval": math.inf}, "LinkSettings.sync_interval is inf: Expected `float` <= 15.0"),
     (CollectorSettings, {"directory": "data"}, "CollectorSettings.directory is 'data': Expected `Path`, got `str`"),
-    (CollectorSettings, {"directory": Path(), "port": 70_000}, "CollectorSettings.port is 70000: Expected `int` <= 65535"),
-    (MXNetSettings, {"profile_process": "sever"}, "MXNetSettings.profile_process is 'sever': Invalid enum value 'sever'; did you mean 'server'?"),
-    (LoopSettings, {"unit": "epochs"}, "LoopSettings.unit is 'epochs': Invalid enum value 'epochs'; did you mean 'epoch'?"),
 ]  # fmt: skip
 
 
@@ -138,21 +121,13 @@ def test_wrong_values_in_programs(kind: type[Checked], wrong: dict[str, Any], me
 
 FILES: list[tuple[str, str]] = [
     ("[]", "Expected `object`, got `array`"),
-    ('{"keep_last": 0}', "keep_last is 0: Expected `int` >= 1"),
     ('{"control": {"pol": 1}}', "control: unknown field 'pol'; did you mean 'poll'?"),
-    ('{"window": {"steps": 0}}', "window.steps is 0: Expected `int` >= 1"),
     ('{"window": {"steps": 2, "ranks": [1, -1]}}', "window.ranks[1] is -1: Expected `int` >= 0"),
-    ('{"window": {"steps": 2, "past": "late"}}', "window.past is 'late': Invalid enum value 'late'; known: clip, refuse"),
     ('{"window": {"start_step": 3}}', "window is {'start_step': 3}: WindowRequest takes one of steps, stop_step and seconds, got none of them"),
     ('{"window": []}', "window is []: Expected `object | null`, got `array`"),
-    ('{"control": {"path": ""}}', "control.path is '': Expected `str` of length >= 1"),
-    ('{"schedule": {"activ": 2}}', "schedule: unknown field 'activ'; did you mean 'active'?"),
     ('{"schedule": {}}', "schedule: Object missing required field `active`"),
-    ('{"schedule": {"active": "2"}}', "schedule.active is '2': Expected `int`, got `str`"),
     ('{"options": {"lingr": 1}}', "options: unknown field 'lingr'; did you mean 'linger'?"),
-    ('{"options": {"linger": -1}}', "options.linger is -1: Expected `float` >= 0.0"),
     ('{"options": {"overflow": "blok"}}', "options.overflow is 'blok': Invalid enum value 'blok'; did you mean 'block'?"),
-    ('{"enabled": "off"}', "enabled is 'off': Expected `bool`, got `str`"),
     ('{"overhead_budget": 1}', "overhead_budget is 1: Expected `float` < 1.0"),
     ('{"a` - at `$.control.b": 1}', "control.b: Object contains unknown field `a`"),
 ]  # fmt: skip
@@ -170,10 +145,8 @@ def test_wrong_values_in_files(text: str, message: str) -> None:
     ("text", "place"),
     [
         (b'{"steps": 2, "start_step": 1,\n\n  "ranks": [1, "a"]}', (3, 3)),
-        (b'{"run_id": "steps", "steps": 0}', (1, 21)),
         (b'{"st\\u0065ps": 0}', (1, 1)),
         (b'{"steps": 0, "steps": 2}', (1, 2)),
-        (b'{"steps": 0, nonsense', (1, 2)),
         (b'{"steps": 0, "run_id": "\xff"}', (1, 2)),
     ],
 )
