@@ -260,19 +260,6 @@ def test_a_model_and_its_layers() -> None:
         assert made.names == ("Sequential.1.1.forward",)
 
 
-def test_the_class_of_a_model() -> None:
-    """Its own methods, for every model of the class."""
-    torch = require("torch")
-
-    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
-        def forward(self, x: Any) -> Any:
-            return x + 1
-
-    with sc.instrument(Net) as made, recording() as log:
-        assert float(Net()(torch.zeros(1))) == 1
-    assert [row.name for row in log.spans] == list(made.names) and made.names[0].endswith("Net.forward")
-
-
 def test_an_exception_while_instrumenting_takes_all_back() -> None:
     """A class that raises something else than what is expected leaves nothing half done."""
 

@@ -89,16 +89,6 @@ def test_a_region_over_several_windows(output_dir: Path) -> None:
     assert second.start_ns < ended["ts"] < ended["ts"] + ended["dur"] < second.end_ns
 
 
-def test_a_loop_in_one_region_is_not_empty(output_dir: Path) -> None:
-    """With nothing else recorded there is something all the same."""
-    with traced(output_dir) as (profiler, memory):
-        with sc.span("epoch"):
-            for _ in range(4):
-                profiler.step()
-    (window,) = memory.windows
-    assert "epoch" in memory.names(0) and not any("empty" in note for note in window.diagnostics)
-
-
 def test_what_has_ended_before_is_in_no_window(output_dir: Path) -> None:
     """Nor is it recorded at all; entered before and ended between windows it is in none either."""
     with traced(output_dir) as (profiler, memory):
@@ -158,16 +148,6 @@ def test_tasks_and_threads(output_dir: Path) -> None:
     assert open_rows() == []
 
 
-def test_a_window_on_request(output_dir: Path) -> None:
-    """A service whose requests take longer than the window."""
-    with traced(output_dir, None, control=sc.Control()) as (profiler, memory):
-        with sc.span("request"):
-            profiler.step()
-            profiler.arm(sc.control.WindowRequest(steps=2))
-            work(profiler, 4)
-    assert len(memory.windows) == 1 and row(memory, 0, "request")
-
-
 def test_a_pause_in_the_window(output_dir: Path) -> None:
     """The region has two parts, as any other."""
     with traced(output_dir) as (profiler, memory):
@@ -202,7 +182,7 @@ def test_a_region_that_begins_in_a_pause(output_dir: Path) -> None:
 
 
 def test_two_profilers(tmp_path: Path) -> None:
-    """Each window has the region, whether the other one records or not."""
+    """Each window has the region, whether the other one records or not; with nothing else recorded it is not empty."""
     with (
         traced(tmp_path / "one") as (one, first),
         traced(tmp_path / "two", sc.schedule(wait=3, warmup=0, active=1)) as (two, second),
@@ -213,6 +193,7 @@ def test_two_profilers(tmp_path: Path) -> None:
                 two.step()
     assert row(first, 0, "epoch")["dur"] > 0
     assert row(second, 0, "epoch")["dur"] > 0
+    assert not any("empty" in note for memory in (first, second) for note in memory.windows[0].diagnostics)
 
 
 def test_one_object_and_generators(output_dir: Path) -> None:
@@ -259,8 +240,8 @@ die()
 
 @pytest.mark.parametrize(
     ("steps", "found"),
-    [(1, []), (3, [[2, 3]]), (5, [[2, 3]])],
-    ids=["in the wait", "in the window", "after the window"],
+    [(1, []), (3, [[2, 3]])],
+    ids=["in the wait", "in the window"],
 )
 def test_a_killed_process(steps: int, found: list[list[int]], tmp_path: Path) -> None:
     """What was open is recovered where a window was, and no window is made of it where none was."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import stepscope as sc
 from stepscope.runtime._core import instant, span
 from stepscope.runtime.annotations import asyncio_tasks
 from stepscope.runtime.events.record import Flag, Kind
@@ -42,26 +40,6 @@ async def test_each_suspension_is_a_span() -> None:
     assert [len(suspensions(log, row)) for row in (outer, inner)] == [2, 2]
     found = log.events(Kind.SPAN, "suspended")
     assert {(row.track, row.category, row.flags) for row in found} == {(outer.track, "task", Flag(0))}
-    check_self_times(log.of(Kind.SPAN))
-
-
-async def test_work_of_others_lies_in_the_suspended_time() -> None:
-    """Two tasks that hold spans take turns: while one runs, the other does not."""
-
-    async def work(name: str) -> None:
-        with span(name):
-            for _ in range(5):
-                with span(f"{name} runs"):
-                    time.sleep(0.0005)  # noqa: ASYNC251 - it stands for work
-                await asyncio.sleep(0)
-
-    with recording() as log:
-        await asyncio.gather(work("a"), work("b"))
-    for one, other in (("a", "b"), ("b", "a")):
-        waits = suspensions(log, log.span(one))
-        for row in log.events(Kind.SPAN, f"{other} runs"):
-            if log.span(one).ts <= row.ts and row.end <= log.span(one).end:
-                assert any(wait.ts <= row.ts and row.end <= wait.end for wait in waits)
     check_self_times(log.of(Kind.SPAN))
 
 
@@ -209,28 +187,6 @@ def test_a_loop_that_goes_on_in_another_thread() -> None:
     (wait,) = suspensions(log, log.span("work"))
     assert wait.flags == Flag(0)
     check_self_times(log.of(Kind.SPAN))
-
-
-def test_the_end_of_a_window_shows_it(output_dir: Path) -> None:
-    """A span that is suspended then is written with the time that it has waited so far."""
-    memory = sc.exporters.MemoryExporter()
-
-    async def main() -> None:
-        async def work() -> None:
-            with span("work"):
-                await asyncio.Event().wait()
-
-        async with sc.trace(output_dir=output_dir, exporters=[memory]) as profiler:
-            task = asyncio.create_task(work())
-            await asyncio.sleep(0.001)
-            await asyncio.to_thread(profiler.stop)
-            assert isinstance(task, asyncio.Task)
-            task.cancel()
-
-    asyncio.run(main())
-    flags = memory.events()["flags"]
-    still_open = {name for name, flag in zip(memory.names(), flags, strict=True) if flag & int(Flag.OPEN)}
-    assert {"work", "suspended"} <= still_open
 
 
 def test_a_killed_process_leaves_it(tmp_path: Path) -> None:

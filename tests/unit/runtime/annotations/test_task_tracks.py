@@ -77,16 +77,6 @@ def test_tasks_that_live_in_one_context() -> None:
     check_self_times(log.of(Kind.SPAN))
 
 
-def test_main_tasks_of_one_runner() -> None:
-    """A runner gives all of them one context."""
-    with recording() as log, asyncio.Runner() as runner:
-        for _ in range(3):
-            runner.run(work())
-    found = log.events(Kind.SPAN, "work")
-    assert len(found) == 3 and not any(row.flags or row.parent for row in found)
-    check_self_times(log.of(Kind.SPAN))
-
-
 def test_a_task_does_not_follow_its_parent_on_one_row() -> None:
     """A child that records when its parent has ended: a parent on the same row would seem to enclose it."""
 
