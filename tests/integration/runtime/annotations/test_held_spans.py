@@ -144,33 +144,6 @@ async def test_iterated_by_turns_in_two_tasks() -> None:
     check_nothing_is_left(log)
 
 
-async def test_a_response_that_is_streamed_and_cut_off() -> None:
-    """A handler makes the generator, a task of the server iterates it, and is cancelled as the client goes away."""
-
-    async def handler() -> AsyncGenerator[int]:
-        with span("handler"):
-            return stream(100)
-
-    async def serve() -> None:
-        with span("serve"):
-            async for _ in await handler():
-                await asyncio.sleep(0)
-
-    with recording() as log:
-        server = asyncio.create_task(serve())
-        for _ in range(7):
-            await asyncio.sleep(0)
-        server.cancel()
-        await asyncio.gather(server, return_exceptions=True)
-        del server
-        gc.collect()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        await run_after(log)
-    assert log.span("stream").parent == log.span("serve").id
-    check_nothing_is_left(log)
-
-
 def test_generators_that_are_open_when_the_interpreter_ends(tmp_path: Path) -> None:
     """The program ends as it would have; what a thread holds open is written so, what an ended task held is counted."""
     run(

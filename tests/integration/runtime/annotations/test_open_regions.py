@@ -148,21 +148,6 @@ def test_tasks_and_threads(output_dir: Path) -> None:
     assert open_rows() == []
 
 
-def test_a_pause_in_the_window(output_dir: Path) -> None:
-    """The region has two parts, as any other."""
-    with traced(output_dir) as (profiler, memory):
-        with sc.span("epoch"):
-            work(profiler, 2)
-            profiler.pause()
-            time.sleep(0.001)
-            profiler.resume()
-            work(profiler, 3)
-    parts = [event for event in memory.events(0, Kind.SPAN) if strings.name_of(event) == "epoch"]
-    assert len(parts) == 2 and sum(int(part["dur"]) for part in parts) < (
-        memory.windows[0].end_ns - memory.windows[0].start_ns
-    )
-
-
 def test_a_region_that_begins_in_a_pause(output_dir: Path) -> None:
     """It is there from the end of the pause on, and has no part before; one that also ends in the pause is not there."""
     with traced(output_dir) as (profiler, memory):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -84,13 +83,6 @@ def test_tasks_made_before_the_profiler_started() -> None:
     assert all(row.self_dur == row.dur for row in log.events(Kind.SPAN, "work"))
 
 
-def run_on_a_loop_of_its_own(main: Coroutine[Any, Any, None]) -> None:
-    """As programs did before `asyncio.run`."""
-    loop = asyncio.SelectorEventLoop()
-    loop.run_until_complete(main)
-    loop.close()
-
-
 def run_for_ever(main: Coroutine[Any, Any, None]) -> None:
     """As services do that make their tasks in callbacks."""
     loop = asyncio.SelectorEventLoop()
@@ -103,7 +95,7 @@ def run_for_ever(main: Coroutine[Any, Any, None]) -> None:
     loop.close()
 
 
-@pytest.mark.parametrize("run", [asyncio.run, run_on_a_loop_of_its_own, run_for_ever])
+@pytest.mark.parametrize("run", [asyncio.run, run_for_ever])
 def test_a_loop_that_begins_after_the_profiler(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     """All of its tasks are watched, the first one included."""
 
@@ -158,35 +150,6 @@ async def test_recording_that_changes_while_suspended() -> None:
     assert len(suspensions(log, log.span("work"))) == 2
     check_self_times(log.of(Kind.SPAN))
     assert open_rows() == []
-
-
-def test_a_loop_that_goes_on_in_another_thread() -> None:
-    """The suspension that began in one thread ends in the other, in order."""
-    loop = asyncio.SelectorEventLoop()
-
-    async def work() -> None:
-        with span("work"):
-            await gate.wait()
-
-    async def finish() -> None:
-        gate.set()
-        await task
-
-    async def begin() -> asyncio.Task[None]:
-        begun = asyncio.create_task(work())
-        await asyncio.sleep(0)
-        return begun
-
-    gate = asyncio.Event()
-    with recording() as log:
-        task = loop.run_until_complete(begin())
-        thread = threading.Thread(target=lambda: loop.run_until_complete(finish()))
-        thread.start()
-        thread.join()
-    loop.close()
-    (wait,) = suspensions(log, log.span("work"))
-    assert wait.flags == Flag(0)
-    check_self_times(log.of(Kind.SPAN))
 
 
 def test_a_killed_process_leaves_it(tmp_path: Path) -> None:

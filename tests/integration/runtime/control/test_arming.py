@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import schedule
 from stepscope.control import Armed, WindowRequest
-from stepscope.runtime.requests.placement import place
-from stepscope.runtime.schedule.schedule import NEVER, always, never
+from stepscope.runtime.schedule.schedule import always, never
+from stepscope.runtime.steps.window_follower import WindowFollower
 from stepscope.runtime.windows.window import ARMED
 from tests.support.armed_loop import QUICK, facts, numbers, running, work
 from tests.support.messages import refused, said
@@ -235,23 +235,6 @@ def test_ranks(output_dir: Path) -> None:
     assert facts(windows[0])["name"] == "rank3_start1_stop1"
 
 
-def test_warmup_before_an_armed_window(output_dir: Path) -> None:
-    """Backends are told to warm up for the steps before; what they give then is thrown away."""
-    backend = stepscope.backends.ScriptedBackend([])
-    with running(output_dir, backends=[backend]) as (profiler, windows):
-        profiler.arm(WindowRequest(start_step=5, steps=2, warmup=2))
-        work(profiler, 10)
-    assert numbers(windows) == [[5, 6]]
-    calls = [call for call in backend.calls if call.what == "transition"]
-    told = [(call.before.name, call.after.name) for call in calls if call.before is not None and call.after is not None]
-    assert told == [
-        ("NONE", "WARMUP"),
-        ("WARMUP", "RECORD"),
-        ("RECORD", "RECORD_AND_SAVE"),
-        ("RECORD_AND_SAVE", "NONE"),
-    ]
-
-
 def test_armed_windows_beside_those_of_a_schedule(output_dir: Path) -> None:
     """They go where the schedule records nothing; what it records is not touched."""
     own = schedule(wait=4, warmup=0, active=2, repeat=2)
@@ -403,26 +386,6 @@ def test_what_is_promised_is_recorded(
     assert {run_id for run_id, status in states.items() if status.state in ("recorded", "aborted")} == told.keys()
 
 
-@given(
-    st.integers(0, 1000),
-    st.integers(1, 50),
-    st.integers(1, 9),
-    st.integers(0, 1000),
-    st.sampled_from(["refuse", "clip"]),
-)
-def test_placing_alone(start: int, length: int, group: int, ahead: int, past: Any) -> None:
-    """What is placed is ahead, made of whole groups, and holds what was asked for unless that is past."""
-    request = WindowRequest(start_step=start, steps=length, granularity=group, past=past)
-    placed = place(request, ahead, [], never)
-    if placed.first is None:
-        assert start // group * group < ahead
-        return
-    assert ahead <= placed.first <= placed.last < NEVER
-    assert placed.first % group == 0 and (placed.last + 1) % group == 0
-    assert placed.last >= start + length - 1
-    assert placed.first <= start or past == "clip"
-
-
 def test_requests_while_the_thread_that_steps_hangs(output_dir: Path) -> None:
     """In the schedule: who asks from another thread is answered at once."""
     reached, over = threading.Event(), threading.Event()
@@ -445,3 +408,44 @@ def test_requests_while_the_thread_that_steps_hangs(output_dir: Path) -> None:
         over.set()
         thread.join(30)
     assert numbers(windows) == [[2, 3, 4, 5], [6], [7]]
+
+
+# loops that something else records
+
+
+def test_a_loop_follows_its_windows() -> None:
+    """It learns with which step each begins and ends, and has the settings of the time at which it was asked for."""
+    settings = ["then"]
+    follower = WindowFollower("loop", rank=0, settings=lambda: settings[0])
+    assert follower.arming.arm(WindowRequest(start_step=3, steps=2))
+    settings[0] = "now"
+    found: list[tuple[str, int, int, object]] = []
+    for step in range(1, 7):
+        begun = follower.begin(step)
+        if begun is not None:
+            assert follower.running is begun
+            found.append(("begin", step, begun.last, begun.settings))
+        ended = follower.end(step)
+        if ended is not None:
+            found.append(("end", step, ended.last, ended.settings))
+    assert found == [("begin", 3, 4, "then"), ("end", 4, 4, "then")]
+    assert follower.running is None
+    assert [each.state for each in follower.arming.armed()] == ["recorded"]
+
+
+def test_the_step_that_goes_on_cannot_be_the_first() -> None:
+    """The loop may be in it already."""
+    follower = WindowFollower("loop", rank=0, step=1)
+    assert not follower.arming.arm(WindowRequest(start_step=1, steps=1))
+    assert follower.arming.arm(WindowRequest(start_step=2, steps=1))
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"), [(5, 8, (5, 8)), (6, 9, (5, 12)), (1, 1, (1, 4)), (0, 2, (0, 4))]
+)
+def test_groups_that_begin_with_another_step(start: int, stop: int, expected: tuple[int, int]) -> None:
+    """Where steps count from 1, the groups of four are 1 to 4, 5 to 8 and so on."""
+    request = WindowRequest(start_step=start, stop_step=stop, granularity=4, group_start=1)
+    assert request.rounded(0) == expected
+    assert WindowRequest(steps=3, granularity=4, group_start=1).rounded(6) == (9, 12)
+    assert [request.group_from(step) for step in (1, 2, 5, 6)] == [1, 5, 5, 9]

@@ -20,6 +20,7 @@ from stepscope import Control
 from stepscope.backends.base import Adjustable
 from stepscope.backends.counters.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.cli.main import main
 from stepscope.control import WindowDetail, WindowRequest
 from stepscope.exporters import Kind
@@ -30,7 +31,6 @@ from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, MARKS_ONLY, NO_OPERATORS
 from stepscope.runtime.schedule.schedule import never
-from stepscope.runtime.sources.sink import BackendReport, Sink
 from tests.support.basics import require
 from tests.support.messages import refused
 
@@ -104,35 +104,24 @@ def test_events_in_some_steps_of_one_window(output_dir: Path) -> None:
 def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> None:
     """On its own thread, before the window and when it has ended; also when the window is cut or withdrawn."""
 
-    class Told:
+    class Told(ScriptedBackend):
         """Notes what it is told, and where."""
 
-        name = "told"
-
         def __init__(self, thread_bound: bool) -> None:
-            self.thread_bound = thread_bound
-            self.name = f"told {thread_bound}"
-            self.calls: list[Any] = []
+            super().__init__(name=f"told {thread_bound}", thread_bound=thread_bound)
+            self.told: list[Any] = []
             self.threads: set[int] = set()
 
-        def open(self, sink: Sink) -> None:
-            sink.watermark((1 << 63) - 1)
-
         def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-            self.calls.append(after.name)
+            super().transition(before, after, at)
+            self.told.append(after.name)
 
         def can_choose(self, what: str, on: bool) -> str | None:
             return {"stacks": "", "memory": "" if on else "it is always recorded"}.get(what)
 
         def choose(self, chosen: Mapping[str, bool]) -> None:
             self.threads.add(threading.get_ident())
-            self.calls.append(dict(chosen))
-
-        async def aclose(self) -> None:
-            return
-
-        def report(self) -> BackendReport:
-            return BackendReport()
+            self.told.append(dict(chosen))
 
     told = Told(True), Told(False)
     assert isinstance(told[0], Adjustable)
@@ -149,7 +138,7 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
     before = [{"stacks": False}, "WARMUP", "RECORD"] if warmup else [{"stacks": False}, "RECORD"]
     one = [{"stacks": False}, "RECORD", "RECORD_AND_SAVE", {}, "NONE"]
     for backend in told:
-        assert backend.calls == [*before, *one[2:], *one, "RECORD", "RECORD_AND_SAVE", "NONE"], backend.name
+        assert backend.told == [*before, *one[2:], *one, "RECORD", "RECORD_AND_SAVE", "NONE"], backend.name
     assert told[0].threads == {threading.get_ident()} != told[1].threads
 
 

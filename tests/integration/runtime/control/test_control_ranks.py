@@ -16,7 +16,6 @@ from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.window_request import WindowRequest
 from tests.support.basics import missing
 from tests.support.control_jobs import job, rank_settings, wait
-from tests.support.control_rank import RankSettings
 
 RANKS = 8
 MACHINE = (
@@ -59,15 +58,6 @@ def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -
 def test_eight_ranks_at_different_speeds_end_with_the_same_step(tmp_path: Path) -> None:
     """A window that is extended, and one that is aborted: by the file, or one rank's socket, whoever has begun it."""
     with job(tmp_path, rank_settings(tmp_path)) as running:
-        running.ask("short", steps=400)
-        running.until_window("running")
-        running.write(command="extend", steps=5)
-        running.until("extended", lambda status: status.get("request") == "extend by 5 steps")
-        (steps,) = running.steps_of("short")
-        answer = running.status()["answer"]
-        assert len(steps) == (405 if "extended" in answer else 400), answer
-        assert all(running.said(rank)["short"]["complete"] for rank in range(RANKS))
-
         running.ask("long", steps=1_000_000, granularity=4)
         running.until_window("running")
         running.write(command="extend", steps=5)
@@ -81,8 +71,6 @@ def test_eight_ranks_at_different_speeds_end_with_the_same_step(tmp_path: Path) 
         assert noted == {f"extended to step {begun + 1_000_007}; aborted after step {end}: the control file says so"}
         assert not any(running.said(rank)["long"]["complete"] for rank in range(RANKS))
         running.until_window("withdrawn")
-        running.write(command="extend", steps=6)
-        running.until_answer("no armed window runs")
 
         running.ask("other", steps=1_000_000)
         running.until_window("running")
@@ -135,31 +123,6 @@ def test_ranks_that_begin_late_end_early_or_never_answer(tmp_path: Path) -> None
         assert len(running.steps_of("planned", [1, 4])) == 1
         assert silent in asked_of_rank_1("after").reason
     assert all("after" not in running.windows(rank) for rank in range(5))
-
-
-@pytest.mark.checklist("A21", "F9")
-def test_jobs_with_one_directory_do_not_meet(tmp_path: Path) -> None:
-    """Two jobs are told apart by their names, also where their clocks, users and files are the same."""
-    jobs = [
-        [
-            RankSettings(
-                directory=str(tmp_path / name), rank=rank, world=2, job=name, control=str(tmp_path / "stepscope.json")
-            )
-            for rank in range(2)
-        ]
-        for name in ("one", "two")
-    ]
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    with job(tmp_path / "one", jobs[0]) as one, job(tmp_path / "two", jobs[1]) as two:
-        (tmp_path / "stepscope.json").write_text('{"start_step": "next", "steps": 2, "run_id": "both"}')
-        for running in (one, two):
-            assert len(running.steps_of("both")) == 1
-        directories = list(tmp_path.glob(".stepscope-*"))
-        assert len(directories) == 2
-        for directory in directories:
-            (run,) = directory.glob("run-*")
-            assert sorted(path.name for path in run.iterdir()) == ["plan-1.json", "rank-1"]
 
 
 @pytest.mark.checklist("A15", "A20", "A34", "F5", "F10")

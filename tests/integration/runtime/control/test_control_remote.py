@@ -40,14 +40,10 @@ def test_commands_over_the_socket(output_dir: Path) -> None:
         assert [step.number for step in windows[0].steps] == list(range(answer.armed.first or 0, answer.armed.last + 1))  # type: ignore[operator]
         (answer,) = ask_process(me, Command(command="arm", request=WindowRequest(start_step=1, steps=3)), 30)
         assert answer.armed is not None and "is in the past" in answer.armed.reason
-        (answer,) = ask_process(me, Command(command="extend", steps=3), 30)
-        assert answer.armed is not None and answer.armed.reason == "no armed window runs"
         ask_process(me, Command(command="arm", request=WindowRequest(steps=1_000_000, run_id="b")), 30)
         wait(lambda: profiler.current_action.records)
         (answer,) = ask_process(me, Command(command="extend", steps=3), 30)
         assert answer.armed is not None and answer.armed.accepted
-        (answer,) = ask_process(me, Command(command="abort", run_id="none"), 30)
-        assert answer.windows == ()
         (answer,) = ask_process(me, Command(command="abort", run_id="b"), 30)
         assert [status.run_id for status in answer.windows] == ["b"]
         wait(lambda: len(windows) == 2)

@@ -201,35 +201,6 @@ def test_a_file_that_is_not_what_it_should_be(tmp_path: Path) -> None:
     assert len(seen) == 2
 
 
-@pytest.mark.checklist("F1")
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
-    """It is told of, and followed once it may be read; by a user whom permissions bind, as root is not."""
-    program = """
-import asyncio, os, tempfile
-from pathlib import Path
-from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-from tests.integration.runtime.control.test_watched_file import status, wait, watching
-if os.geteuid() == 0:
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-with tempfile.TemporaryDirectory() as directory:
-    path = Path(directory) / "x"
-    path.write_bytes(b"1")
-    file = WatchedFile(path, bytes)
-    with watching(file):
-        path.chmod(0)
-        wait(lambda: status(file).get("reason") == "it cannot be read: Permission denied")
-        print(status(file)["state"], file.current.decode())
-        path.chmod(0o600)
-        wait(lambda: status(file)["state"] == "ok")
-        path.write_bytes(b"2")
-        wait(lambda: file.current == b"2")
-"""
-    ended = run_to_end([sys.executable, "-c", program], cwd=ROOT)
-    assert (ended.returncode, ended.stdout.split()) == (0, ["bad", "1"]), ended.stderr
-
-
 @pytest.mark.checklist("A24", "F6")
 def test_the_content_decides(tmp_path: Path) -> None:
     """The same content again is nothing new, whatever its time; another one of the same size and time is."""

@@ -20,7 +20,7 @@ from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Trigger
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.crashes import windows as read_windows
-from tests.support.flights import QUIET, Profile, When
+from tests.support.flights import Profile, When
 
 
 def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
@@ -85,8 +85,16 @@ def test_call(output_dir: Path) -> None:
 
 
 def test_an_int_is_enough(output_dir: Path) -> None:
-    """`keep_last=2`: an exception that leaves the block is saved."""
-    with pytest.raises(RuntimeError), sc.trace(keep_last=2, output_dir=output_dir) as profiler:
+    """`keep_last=2`: an exception that leaves the block is saved; `on_trace_ready` gets the window as any other, and can export it."""
+    exported: list[Path] = []
+
+    def export(window: Window) -> None:
+        exported.append(window.export(output_dir / f"{window.index}.json"))
+
+    with (
+        pytest.raises(RuntimeError),
+        sc.trace(keep_last=2, output_dir=output_dir, on_trace_ready=export) as profiler,
+    ):
         for _ in range(6):
             with sc.span("forward"):
                 pass
@@ -101,6 +109,8 @@ def test_an_int_is_enough(output_dir: Path) -> None:
     with JournalReader(path) as reader:
         spans = [batch.events[batch.events["kind"] == Kind.SPAN] for batch in reader if isinstance(batch, EventBatch)]
     assert any((block["flags"] & int(Flag.ERROR)).any() for block in spans)
+    (chrome,) = exported
+    assert {event["name"] for event in json.loads(chrome.read_text())} >= {"backward", "ProfilerStep#5"}
 
 
 async def test_exception_in_a_coroutine(output_dir: Path) -> None:
@@ -217,29 +227,6 @@ def test_a_files_name_that_is_taken(output_dir: Path) -> None:
             profiler.save("same")
     names = sorted(path.name for path in (output_dir / "windows").iterdir())
     assert names == ["000000-step2-same-2.journal", "000000-step2-same.journal"]
-
-
-def test_callbacks_export(output_dir: Path) -> None:
-    """`on_trace_ready` gets saved windows as any other, and can export them."""
-    ready: list[Path] = []
-
-    def export(window: Window) -> None:
-        ready.append(window.export(output_dir / f"{window.index}.json"))
-
-    with sc.trace(
-        keep_last=2,
-        output_dir=output_dir,
-        options=QUIET,
-        on_trace_ready=export,
-    ) as profiler:
-        for _ in range(5):
-            with sc.span("work"):
-                pass
-            profiler.step()
-        profiler.save()
-        assert profiler.flush()
-    (path,) = ready
-    assert {event["name"] for event in json.loads(path.read_text())} >= {"work", "ProfilerStep#4"}
 
 
 def test_triggers_in_consecutive_steps(output_dir: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.support.crashes import batches, names, open_names, windows
@@ -56,10 +57,11 @@ class Flight:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_last_steps_come_back(tmp_path: Path, how: int) -> None:
-    """Five steps and the one under way, its open spans marked; nothing older, though the rings may have it."""
+    """Five steps and the one under way, its open spans marked, and those that were cut at the begin; nothing older, though the rings
+    may have it."""
     flight = Flight(tmp_path).of(
         f"""
-        step(200)
+        early = sc.span("early"); early.__enter__(); step(198); early.__exit__(None, None, None); step(2)
         with sc.span("outer"):
             with sc.span("inner"): pass
             hanging = sc.span("hanging"); hanging.__enter__()
@@ -75,6 +77,10 @@ def test_the_last_steps_come_back(tmp_path: Path, how: int) -> None:
     assert names(recovered.journal)["work"] == 5 and names(recovered.journal)["inner"] == 1
     assert open_names(recovered.journal) == ["outer", "hanging", "ProfilerStep#200"]
     assert names(recovered.journal, Kind.COUNTER) == {"loss": 1}
+    cut = [
+        event for batch in batches(recovered.journal) for event in batch.events if event["flags"] & int(Flag.CLIPPED)
+    ]
+    assert [(strings.name_of(event), event["ts"]) for event in cut if event["dur"]] == [("early", window.start_ns)]
 
 
 FLOOD = """
@@ -241,21 +247,6 @@ def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
     )
     assert not flight.kept()
     assert list(flight.session.glob("*/strings"))
-
-
-def test_flags_of_what_was_kept(tmp_path: Path) -> None:
-    """An event that was cut at the window's begin is flagged."""
-    flight = Flight(tmp_path).of(
-        'outer = sc.span("outer"); outer.__enter__(); step(20); outer.__exit__(None, None, None); step(2); die()'
-    )
-    recovered = recover(flight.run)
-    (outer,) = [
-        event
-        for batch in batches(recovered.journal)
-        for event in batch.events
-        if event["kind"] == Kind.SPAN and event["dur"] and not event["parent"] and event["flags"] & int(Flag.CLIPPED)
-    ]
-    assert outer["ts"] == windows(recovered.journal)[0].start_ns
 
 
 BLOCKED = """

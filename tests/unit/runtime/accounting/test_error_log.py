@@ -113,14 +113,6 @@ def test_what_it_says_is_asked_once() -> None:
     assert error.__notes__ == ["raised by exporter 'bad' in export()"]
 
 
-def test_a_text_that_is_known_is_not_asked_for() -> None:
-    """It was made on the thread of the part."""
-    keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
-    error = Told()
-    keeper.record("look", error, text="Told: by another")
-    assert error.asked == 0 and keeper.first == "look(): Told: by another"
-
-
 def test_the_cause_of_one_may_be_raised_by_itself() -> None:
     """Then it is kept as well, and asked for."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
