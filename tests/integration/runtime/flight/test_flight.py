@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,15 +196,27 @@ def test_a_trigger_that_raises_costs_nothing_else(trigger: Trigger, what: str, o
     assert raised.group_contains(TriggerError, match=what)
 
 
-def test_a_trigger_while_steps_follow(output_dir: Path) -> None:
-    """One during `after` is another reason of the window that is open."""
-    profile = Profile(output_dir, triggers=(When(5, 6),), after=3)
+@pytest.mark.parametrize(
+    ("steps", "after", "saved", "joined"),
+    [((5, 6), 3, [[3, 4, 5, 6, 7, 8]], 1), (range(5, 10), 0, [[3, 4, 5], [6], [7], [8], [9]], 0)],
+    ids=["while steps follow", "in consecutive steps"],
+)
+def test_triggers_close_to_each_other(
+    steps: Sequence[int], after: int, saved: list[list[int]], joined: int, output_dir: Path
+) -> None:
+    """One is another reason of the window that is open, or begins the next; every step is saved once."""
+    profile = Profile(output_dir, triggers=(When(*steps),), after=after)
     with profile.profiler:
         profile.steps(15)
-        assert profile.windows == [[3, 4, 5, 6, 7, 8]]
-    assert [cause["value"] for cause in profile.facts()["also"]] == [6]
-    assert sum(note.startswith("saved: ") for note in profile.memory.windows[0].diagnostics) == 2
-    assert profile.flight.triggers.joined == {"when": 1}
+        assert profile.windows == saved
+    assert sum(profile.flight.triggers.joined.values()) == joined
+    if joined:
+        assert [cause["value"] for cause in profile.facts()["also"]] == [6]
+        assert sum(note.startswith("saved: ") for note in profile.memory.windows[0].diagnostics) == 2
+    else:
+        assert any("in window 0" in note for note in profile.memory.windows[1].diagnostics)
+    assert profile.memory.names(kind=Kind.SPAN).count("work") == len(sum(saved, []))
+    profile.check_accounts()
 
 
 def test_closing_with_a_trigger_pending(output_dir: Path) -> None:
@@ -227,14 +240,3 @@ def test_a_files_name_that_is_taken(output_dir: Path) -> None:
             profiler.save("same")
     names = sorted(path.name for path in (output_dir / "windows").iterdir())
     assert names == ["000000-step2-same-2.journal", "000000-step2-same.journal"]
-
-
-def test_triggers_in_consecutive_steps(output_dir: Path) -> None:
-    """Every step is saved once: the windows follow one another."""
-    profile = Profile(output_dir, triggers=(When(*range(5, 10)),))
-    with profile.profiler:
-        profile.steps(15)
-        assert profile.windows == [[3, 4, 5], [6], [7], [8], [9]]
-    assert any("in window 0" in note for note in profile.memory.windows[1].diagnostics)
-    assert profile.memory.names(kind=Kind.SPAN).count("work") == 7
-    profile.check_accounts()

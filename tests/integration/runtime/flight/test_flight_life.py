@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.flight.trigger_watch import MAX_WAITING, Fired, TriggerWatch
-from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
 from tests.support.basics import ROOT, heed_interrupts
 from tests.support.crashes import windows as read_windows
 from tests.support.flights import QUIET, Profile, When
@@ -26,26 +27,8 @@ from tests.support.raised import LostForWords
 from tests.support.recording import run_program
 
 
-def test_what_a_trigger_raises_is_put_into_words_beside_the_loop(output_dir: Path) -> None:
-    """An exception that waits before it says anything holds up its trigger, and nobody else."""
-    error = LostForWords()
-    profile = Profile(output_dir, triggers=(When(error=error),), steps=1000)
-    with profile.profiler as profiler:
-        profile.steps(4)
-        assert error.reached.wait(60)
-        assert profiler.save("mine")
-        assert profiler.flush(60)
-        assert [window.metadata["flight"]["reason"] for window in profile.memory.windows] == ["mine"]
-        error.over.set()
-        while not profile.flight.triggers.errors:
-            profile.steps(1)
-            assert profiler.flush(60)
-    assert set(error.threads) == {"stepscope trigger when"}
-    profile.check_accounts()
-
-
 class Waits:
-    """A user's trigger that waits, as for an answer over the network, where it looks or is made."""
+    """A user's trigger that waits, as for an answer over the network, where it looks or is made, or asks a device."""
 
     name = "waits"
 
@@ -63,18 +46,34 @@ class Waits:
             self.wait()
         return [Finding(at=int(news.steps.ends[-1]) - 1)] if 3 in news.steps.numbers else []
 
+    def device(self) -> float:
+        self.wait()
+        return 0.99
+
     def wait(self) -> None:
         self.reached.set()
         assert self.over.wait(60)
 
 
-@pytest.mark.parametrize("where", ["look", "evaluator"])
+def waiting(where: str) -> tuple[Trigger, Waits | LostForWords]:
+    """A trigger that waits somewhere, and what says so."""
+    if where == "words":
+        error = LostForWords()
+        return When(error=error), error
+    waits = Waits(where)
+    device = sc.triggers.MemoryHigh(share=0.98, device=waits.device, interval=0)
+    return device if where == "device" else waits, waits
+
+
+@pytest.mark.parametrize("where", ["look", "evaluator", "device", "words"])
 def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_path: Path) -> None:
-    """Another profiler's exporters get everything meanwhile, other triggers of its own fire, and it fires when it goes on."""
-    waits, other = Waits(where), sc.exporters.MemoryExporter()
-    profile = Profile(output_dir, triggers=(waits, When(2)), steps=1000)
+    """Another profiler's exporters get everything meanwhile, other triggers of its own fire, and it fires when it goes on, or its
+    exception has found words."""
+    other = sc.exporters.MemoryExporter()
+    trigger, waits = waiting(where)
+    profile = Profile(output_dir, triggers=(trigger, sc.triggers.NotFinite()), steps=1000)
     with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as beside:
-        profile.steps(4)
+        profile.steps(4, lambda number: sc.counter("norm", math.inf if number == 2 else 1.0))
         assert waits.reached.wait(60)
         sc.instant("meanwhile")
         assert beside.flush(60)
@@ -82,33 +81,16 @@ def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_
         assert profiler.flush(60)
         assert profiler.save("mine")
         assert profiler.flush(60)
-        assert [window.metadata["flight"]["reason"] for window in profile.memory.windows] == ["when", "mine"]
+        assert [window.metadata["flight"]["reason"] for window in profile.memory.windows] == ["not_finite", "mine"]
         waits.over.set()
-        while "waits" not in profile.flight.triggers.fired:
+        while not (
+            profile.flight.triggers.errors if where == "words" else trigger.name in profile.flight.triggers.fired
+        ):
             profile.steps(1)
             assert profiler.flush(60)
-    assert not [thread for thread in threading.enumerate() if thread.name == "stepscope trigger waits"]
-    profile.check_accounts()
-
-
-def test_a_device_that_does_not_answer_holds_up_nobody(output_dir: Path) -> None:
-    """`MemoryHigh.device` is the program's, though the trigger is not; it fires when the device has answered."""
-    reached, over = threading.Event(), threading.Event()
-
-    def device() -> float:
-        reached.set()
-        assert over.wait(60)
-        return 0.99
-
-    profile = Profile(output_dir, triggers=(sc.triggers.MemoryHigh(share=0.98, device=device, interval=0),), steps=1000)
-    with profile.profiler as profiler:
-        profile.steps(4)
-        assert reached.wait(60)
-        assert profiler.save("mine") and profiler.flush(60)
-        over.set()
-        while "memory_high" not in profile.flight.triggers.fired:
-            profile.steps(1)
-            assert profiler.flush(60)
+    own = f"stepscope trigger {trigger.name}"
+    assert not isinstance(waits, LostForWords) or set(waits.threads) == {own}
+    assert not [thread for thread in threading.enumerate() if thread.name == own]
     profile.check_accounts()
 
 
@@ -261,7 +243,6 @@ def test_fork(output_dir: Path) -> None:
         ({"keep_last": 3, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, ["keep_last", "schedule"]),
         ({"keep_last": 0}, ["keep_last", "0"]),
         ({"keep_last": True}, ["keep_last", "True"]),
-        ({"keep_last": 2.5}, ["keep_last", "2.5"]),
         ({"keep_last": 3, "backends": [sc.TorchBackend("kineto")]}, ["mode='stream'"]),
         ({"keep_last": 3, "backends": [sc.TorchBackend(profile_memory=True)]}, ["mode='stream'"]),
     ],
