@@ -117,11 +117,6 @@ async def test_a_proxy_can_be_driven_by_hand() -> None:
             assert stop.value.value == (-1, 5)
             with pytest.raises(RuntimeError, match="already awaited"):
                 proxy.send(None)
-            left = _core.Coroutine(echo())
-            left.send(None)
-            left.close()
-            left.close()
-            assert await _core.Coroutine(wait(2)) == 2
 
     with recording() as log:
         await asyncio.create_task(driver())
@@ -129,6 +124,13 @@ async def test_a_proxy_can_be_driven_by_hand() -> None:
     assert log.span("echo").track != log.span("driver").track
     assert [row.flags for row in log.of(Kind.SPAN)] == [Flag(0)] * 5
     check_self_times(log.of(Kind.SPAN))
+    with recording() as log:
+        left = _core.Coroutine(echo())
+        left.send(None)
+        left.close()
+        left.close()
+        assert await _core.Coroutine(wait(2)) == 2
+    assert log.span("echo").flags == Flag.ERROR
 
 
 async def test_entering_a_coroutine_twice_is_refused() -> None:
