@@ -56,9 +56,12 @@ def test_a_module() -> None:
         assert sample.Base.Inner().deep() == "deep"
         assert sample.Point(1, 2).norm() == 3
         assert sample.IMPORTED(4) == 2 and sample.partial(1) == 2 and sample.cached(3) == 3
+        with pytest.raises(ValueError, match="^fails$"):
+            sample.fail()
     assert set(names(log)) == {
-        "add", "count", "Base.method", "Base.of_class", "Base.static", "Base.Inner.deep", "Point.norm",
+        "add", "count", "Base.method", "Base.of_class", "Base.static", "Base.Inner.deep", "Point.norm", "fail",
     }  # fmt: skip
+    assert log.span(f"{HOME}.fail").flags & Flag.ERROR
     assert names(log).count("count") == 3 and names(log).count("add") == 1
     assert {row.category for row in log.spans} == {"function"}
     assert made.names[0] == f"{HOME}.add" and f"{HOME}.Derived.method" in made.names
@@ -77,13 +80,6 @@ async def test_coroutines_and_async_generators() -> None:
         assert list(await asyncio.gather(sample.wait(1), sample.Base().later())) == [1, 2]
         assert [number async for number in sample.stream(2)] == [0, 1]
     assert sorted(set(names(log))) == ["Base.later", "stream", "wait"]
-
-
-def test_an_exception_passes_and_marks_the_span() -> None:
-    """The same exception object."""
-    with sc.instrument(sample), recording() as log, pytest.raises(ValueError, match="^fails$"):
-        sample.fail()
-    assert log.span(f"{HOME}.fail").flags & Flag.ERROR
 
 
 def test_signatures_and_facts_stay() -> None:

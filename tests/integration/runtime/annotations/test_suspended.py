@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from stepscope.runtime._core import instant, span
 from stepscope.runtime.annotations import asyncio_tasks
 from stepscope.runtime.events.record import Flag, Kind
-from tests.support.crashes import Crash, open_names
 from tests.support.recording import Log, Row, check_self_times, recording
 from tests.unit.runtime.core.test_stack import open_rows
 
@@ -150,23 +148,3 @@ async def test_recording_that_changes_while_suspended() -> None:
     assert len(suspensions(log, log.span("work"))) == 2
     check_self_times(log.of(Kind.SPAN))
     assert open_rows() == []
-
-
-def test_a_killed_process_leaves_it(tmp_path: Path) -> None:
-    """Recovery says what every task was doing: that it waited."""
-    crash = Crash(tmp_path).of("""
-        async def work(name):
-            with sc.span(name):
-                await asyncio.Event().wait()
-        async def main():
-            tasks = [asyncio.create_task(work(name)) for name in "ab"]
-            await asyncio.sleep(0.01)
-            with sc.span("main"):
-                die()
-        with profiler:
-            asyncio.run(main())
-    """)
-    journal = crash.recover().journal
-    assert journal is not None
-    names = [name for name in open_names(journal) if not name.startswith("ProfilerStep")]
-    assert sorted(names) == ["a", "b", "main", "suspended", "suspended"]

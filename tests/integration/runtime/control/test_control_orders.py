@@ -15,14 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import stepscope
 from stepscope import Control
 from stepscope.cli.main import main
 from stepscope.control import WindowRequest
-from stepscope.exporters.stream import protocol
 from stepscope.runtime.control.request_router import PLAN
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.end_change import EndChange
@@ -32,8 +30,6 @@ from tests.support.basics import ROOT, poll
 from tests.support.collectors import Running, collecting
 from tests.support.launch import launched
 from tests.support.looping import QUICK
-from tests.support.messages import refused
-from tests.support.streams import hello
 
 # over the collector
 
@@ -317,25 +313,6 @@ async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
             _, said = await order(running.url, steps=2, overlap="queue")
             assert said["outcome"] == "refused", said
             assert said["ranks"][0]["text"].endswith("ask again when it is over"), said
-
-
-def test_old_and_new_peers_understand_each_other() -> None:
-    """What is new stands at the end of a message, where those who do not know it pass over it."""
-
-    class OldHello(msgspec.Struct, frozen=True, tag=1, array_like=True):
-        stream: str
-        sync: bytes
-        oldest: int
-        run: Any
-
-    message = hello()
-    new = protocol.decode(message)[0]
-    assert isinstance(new, protocol.Hello) and new.control == 0
-    packed = msgspec.msgpack.encode(msgspec.structs.replace(new, control=1))
-    old = msgspec.msgpack.decode(packed, type=OldHello)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=protocol.Hello) == new
-    with refused(Exception, "32768"):
-        protocol.decode(protocol.encode(protocol.Order(1, b"x" * (protocol.MAX_ORDER + 1))))
 
 
 def of_a_collector(output_dir: Path, windows: list[Any]) -> stepscope.Profiler:

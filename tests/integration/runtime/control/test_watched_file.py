@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime.control.control_thread import ControlThread
@@ -347,7 +347,6 @@ _values: st.SearchStrategy[Any] = st.one_of(
 _fields = st.dictionaries(st.sampled_from([*ControlFile.__struct_fields__, "strat_step"]), _values, max_size=4)
 
 
-@settings(max_examples=300)
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode), st.builds(_encoded, _fields)))
 def test_any_content_is_understood_or_refused(content: bytes) -> None:
     """Nothing else is raised than the error that has the place and the reason."""

@@ -147,17 +147,6 @@ def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
     assert names(recovered.journal)["work"] == 5
 
 
-def test_finished_windows_are_left_alone(tmp_path: Path) -> None:
-    """What was saved before is complete, and is not touched."""
-    flight = Flight(tmp_path).of('step(20); profiler.save("mine"); assert profiler.flush(50); step(3); die()')
-    (path,) = (flight.run / "windows").iterdir()
-    before = path.read_bytes()
-    recovered = recover(flight.run)
-    assert path.read_bytes() == before
-    assert [step.number for step in windows(path)[0].steps] == [16, 17, 18, 19, 20]
-    assert [step.number for step in windows(recovered.journal)[0].steps] == [18, 19, 20, 21, 22, 23]
-
-
 def test_damaged_files_of_what_was_kept(tmp_path: Path) -> None:
     """Nothing in them is believed: what is damaged is passed over and said, the rest comes back."""
     flight = Flight(tmp_path).of(

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
@@ -57,8 +57,6 @@ def keywords(kind: type[Checked], **changed: Any) -> dict[str, Any]:
         CollectorSettings: {"directory": Path("streams")},
     }
     return {**needed.get(kind, {}), **changed}
-
-
 
 
 def test_a_keyword_that_is_misspelt() -> None:
@@ -195,7 +193,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(JSON)
 def test_any_json_is_followed_or_refused(value: Any) -> None:
     """With a place, and never with another error; the same values given by a program likewise."""

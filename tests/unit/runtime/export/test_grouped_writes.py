@@ -24,6 +24,7 @@ from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
+from tests.support.blocks import scattered
 from tests.support.exporter_workers import batch, closed, ledger_of, run_facts, running
 from tests.support.journals import batch_with_arguments, described
 
@@ -261,7 +262,7 @@ def test_events_of_a_refused_group_count_once(tmp_path: Path) -> None:
     with files_full(writer.path.stat().st_size), pytest.raises(OutputError):
         writer.end_group()
     while not writer.deleted_oldest:
-        writer.write_batch(batch(events=1000))
+        writer.write_batch(scattered(batch(events=1000)))
     writer.close()
     with JournalReader(writer.path) as reader:
         found = sum(len(item) for item in reader if isinstance(item, EventBatch))
