@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import aclosing, closing
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime import _core
 from stepscope.runtime._core import span
-from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind
 from stepscope.runtime.recording.joined_processes import Worker
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session.directory import parts, read_identity
 from tests.support.basics import ROOT
-from tests.support.nesting import chrome_problems, journal_problems, journal_spans
 from tests.support.recording import Log, Row, recording
 from tests.unit.runtime.annotations.test_task_tracks import check_rows
 from tests.unit.runtime.core.test_span import KEPT_FRAMES, check_stack_is_empty, in_thread
@@ -60,14 +55,6 @@ def loader(name: str) -> Generator[str]:
             yield name
 
 
-async def async_loader(name: str) -> AsyncGenerator[str]:
-    """The same in a loop."""
-    while True:
-        with span(name):
-            await asyncio.sleep(0)
-            yield name
-
-
 def work(number: int) -> None:
     """An ordinary span with another in it."""
     with span("forward", number=number), span("layer"):
@@ -77,37 +64,6 @@ def work(number: int) -> None:
 def deep_spans() -> int:
     """How many spans had no frame of their own so far."""
     return _core.counts()["deep_spans"]
-
-
-def check_profile(output_dir: Path) -> list[Any]:
-    """Fails unless all that was written nests; the spans."""
-    spans = journal_spans(output_dir / "journal")
-    assert journal_problems(spans) == [] == chrome_problems(output_dir / "trace.json")
-    return list(spans)
-
-
-def check_work(spans: list[Any], rounds: int) -> None:
-    """Fails unless the ordinary spans are drawn as such, with their parents and self times."""
-    found = {name: [row for row in spans if strings.name_of(row) == name] for name in ("forward", "layer")}
-    assert {len(rows) for rows in found.values()} == {rounds}
-    for outer, inner in zip(*found.values(), strict=True):
-        assert inner["parent"] == outer["id"] and not (outer["flags"] | inner["flags"]) & int(Flag.ASYNC)
-        assert outer["self_dur"] == outer["dur"] - inner["dur"] and inner["self_dur"] == inner["dur"]
-
-
-async def test_two_async_generators_in_one_task(output_dir: Path) -> None:
-    """Nor does a task's stack fill, whose waiting is on it as well."""
-    deep = deep_spans()
-    async with (
-        sc.trace(output_dir=output_dir, exporters=[ChromeTraceExporter(output_dir / "trace.json")]),
-        aclosing(async_loader("left")) as left,
-        aclosing(async_loader("right")) as right,
-    ):
-        for number in range(300):
-            assert [await anext(left), await anext(right)] == ["left", "right"]
-            work(number)
-    assert deep_spans() == deep
-    check_work(check_profile(output_dir), 300)
 
 
 def check_against_model(log: Log, turns: list[tuple[str, bool]]) -> None:

@@ -15,7 +15,6 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag, Kind
-from tests.support.crashes import Crash, names, open_names, windows
 from tests.unit.runtime.core.test_stack import open_rows
 
 WAIT = sc.schedule(wait=1, warmup=1, active=2)
@@ -207,30 +206,3 @@ def test_nothing_is_noted_without_a_profiler(output_dir: Path) -> None:
         with sc.span("after"):
             assert open_rows() == []
     assert "before" not in memory.names()
-
-
-PROGRAM = """
-profiler.schedule = sc.schedule(wait=1, warmup=1, active=2)
-profiler.start()
-outer = sc.span("outer")
-outer.__enter__()
-for number in range({steps}):
-    with sc.span("batch"):
-        pass
-    profiler.step()
-profiler.flush()
-die()
-"""
-
-
-@pytest.mark.parametrize(
-    ("steps", "found"),
-    [(1, []), (3, [[2, 3]])],
-    ids=["in the wait", "in the window"],
-)
-def test_a_killed_process(steps: int, found: list[list[int]], tmp_path: Path) -> None:
-    """What was open is recovered where a window was, and no window is made of it where none was."""
-    recovery = Crash(tmp_path).of(PROGRAM.format(steps=steps)).recover()
-    assert [[step.number for step in window.steps] for window in windows(recovery.journal)] == found
-    assert names(recovery.journal)["outer"] == len(found)
-    assert ("outer" in open_names(recovery.journal)) == bool(found)
