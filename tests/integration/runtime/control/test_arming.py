@@ -25,14 +25,18 @@ from tests.support.messages import refused, said
 
 @pytest.mark.checklist("A1", "A2", "A28", "A31", "A32")
 def test_the_steps_that_were_asked_for_are_recorded_and_named(output_dir: Path) -> None:
-    """From the first to the last, both included; the name says what was recorded."""
-    with running(output_dir) as (profiler, windows):
-        assert str(profiler.arm(WindowRequest(start_step=3, stop_step=5, run_id="a"))) == "recording steps 3-5"
+    """From the first to the last, both included, unless they are asked of other ranks; the name says what was recorded."""
+    with running(output_dir, rank=3) as (profiler, windows):
+        assert profiler.arm(WindowRequest(steps=1, ranks=(0, 1))).reason == "rank 3 is not among the ranks that record"
+        assert (
+            str(profiler.arm(WindowRequest(start_step=3, stop_step=5, run_id="a", ranks=(1, 3))))
+            == "recording steps 3-5"
+        )
         work(profiler, 10)
     assert numbers(windows) == [[3, 4, 5]]
     assert windows[0].complete and windows[0].diagnostics == ()
     said = facts(windows[0])
-    assert said["name"] == "rank0_start3_stop5_a"
+    assert said["name"] == "rank3_start3_stop5_a"
     assert (said["first_step"], said["last_step"], said["trigger"], said["state"]) == (3, 5, "call", "recorded")
 
 
@@ -175,18 +179,27 @@ def test_before_the_start(output_dir: Path) -> None:
 
 @pytest.mark.checklist("A26", "F7")
 def test_the_run_ends_inside_of_a_window(output_dir: Path) -> None:
-    """What there is is delivered, marked as incomplete, and named after it; a window that never came is told of."""
+    """Or is stopped there: what there is is delivered, marked as incomplete, and named after it. A window that waits is recorded after
+    the next start; one that never came is told of."""
     with running(output_dir) as (profiler, windows):
-        profiler.arm(WindowRequest(start_step=2, steps=100, run_id="x"))
+        profiler.arm(WindowRequest(start_step=2, steps=4, run_id="x"))
+        profiler.arm(WindowRequest(start_step=6, steps=1, run_id="waits"))
+        profiler.arm(WindowRequest(start_step=8, steps=100, run_id="y"))
         profiler.arm(WindowRequest(start_step=500, steps=1, run_id="never"))
         work(profiler, 4)
+        with stepscope.span("more"):
+            pass
+        profiler.stop()
+        profiler.start()
+        work(profiler, 6)
         with stepscope.span("the last step is not ended"):
             pass
-    assert numbers(windows) == [[2, 3]]
-    assert not windows[0].complete
-    assert facts(windows[0])["name"] == "rank0_start2_stop3_x"
-    assert facts(windows[0])["state"] == "cut"
-    assert [(status.run_id, status.state) for status in profiler.armed()] == [("x", "cut"), ("never", "queued")]
+    assert numbers(windows) == [[2, 3], [6], [8, 9]]
+    assert [window.complete for window in windows] == [False, True, False]
+    assert [facts(windows[at])["name"] for at in (0, 2)] == ["rank0_start2_stop3_x", "rank0_start8_stop9_y"]
+    assert facts(windows[2])["state"] == "cut"
+    states = {status.run_id: status.state for status in profiler.armed()}
+    assert states == {"x": "cut", "waits": "recorded", "y": "cut", "never": "queued"}
 
 
 def test_windows_of_seconds(output_dir: Path) -> None:
@@ -224,15 +237,6 @@ def test_windows_of_whole_groups_of_steps(output_dir: Path) -> None:
         assert profiler.extend(1).last == 23
         work(profiler, 10)
     assert numbers(windows) == [list(range(4, 12)), list(range(16, 24))]
-
-
-def test_ranks(output_dir: Path) -> None:
-    """A request for other ranks is not followed, and the answer says so."""
-    with running(output_dir, rank=3) as (profiler, windows):
-        assert profiler.arm(WindowRequest(steps=1, ranks=(0, 1))).reason == "rank 3 is not among the ranks that record"
-        assert profiler.arm(WindowRequest(steps=1, ranks=(1, 3)))
-        work(profiler, 3)
-    assert facts(windows[0])["name"] == "rank3_start1_stop1"
 
 
 def test_armed_windows_beside_those_of_a_schedule(output_dir: Path) -> None:
@@ -317,21 +321,6 @@ def test_arming_from_other_threads_while_the_loop_races(output_dir: Path) -> Non
         assert answer.first is not None and answer.last is not None
         assert recorded[run_id] == list(range(answer.first, answer.last + 1))
     assert len(recorded) == len(promised)
-
-
-def test_stopping_and_starting_again(output_dir: Path) -> None:
-    """A window that waits is recorded after the next start; one that is open ends with the stop."""
-    with running(output_dir) as (profiler, windows):
-        profiler.arm(WindowRequest(start_step=2, steps=5))
-        profiler.arm(WindowRequest(start_step=8, steps=1))
-        work(profiler, 4)
-        with stepscope.span("more"):
-            pass
-        profiler.stop()
-        profiler.start()
-        work(profiler, 6)
-    assert numbers(windows) == [[2, 3], [8]]
-    assert [window.complete for window in windows] == [False, True]
 
 
 @st.composite

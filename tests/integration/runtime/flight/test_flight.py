@@ -18,7 +18,7 @@ import stepscope as sc
 from stepscope.exporters.base import EventBatch, Window
 from stepscope.runtime.errors import TriggerError
 from stepscope.runtime.events.record import Flag, Kind
-from stepscope.runtime.flight.triggers.trigger import Evaluator, Trigger
+from stepscope.runtime.flight.triggers.trigger import Evaluator
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.crashes import windows as read_windows
 from tests.support.flights import Profile, When
@@ -179,12 +179,9 @@ class Unmade:
         raise ZeroDivisionError("no evaluator")
 
 
-@pytest.mark.parametrize(
-    ("trigger", "what"), [(When(error=ZeroDivisionError("bad trigger")), "bad trigger"), (Unmade(), "no evaluator")]
-)
-def test_a_trigger_that_raises_costs_nothing_else(trigger: Trigger, what: str, output_dir: Path) -> None:
+def test_a_trigger_that_cannot_be_made_costs_nothing_else(output_dir: Path) -> None:
     """It is counted, named, and raised when asked for; the others go on."""
-    profile = Profile(output_dir, triggers=(trigger, sc.triggers.NotFinite()))
+    profile = Profile(output_dir, triggers=(Unmade(), sc.triggers.NotFinite()))
     with profile.profiler as profiler:
         profile.steps(5)
         sc.counter("loss", math.inf)
@@ -193,7 +190,7 @@ def test_a_trigger_that_raises_costs_nothing_else(trigger: Trigger, what: str, o
         assert any(note.startswith("triggers failed") for note in profiler.diagnostics())
         with pytest.raises(ExceptionGroup) as raised:
             profiler.raise_errors()
-    assert raised.group_contains(TriggerError, match=what)
+    assert raised.group_contains(TriggerError, match="no evaluator")
 
 
 @pytest.mark.parametrize(

@@ -107,15 +107,11 @@ def test_additions_are_reported_once_and_in_order() -> None:
     assert strings.since(later) == (later, []) == strings.since(later + 1000)
 
 
-def test_unknown_ids_are_empty() -> None:
-    """An id from a damaged file gives no text rather than a crash."""
+def test_ids_and_texts_that_are_none() -> None:
+    """An id from a damaged file gives no text rather than a crash; other types than texts are refused by name."""
     assert [strings.text(number) for number in (0, strings.FIRST_NAME - 1, 1 << 21, (1 << 32) - 1)] == [""] * 4
     with pytest.raises(OverflowError):
         strings.text(-1)
-
-
-def test_only_texts_have_ids() -> None:
-    """Other types are refused by name."""
     for function in (strings.intern, strings.category):
         with refused(TypeError, "name", "b'bytes'"):
             function(b"bytes")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

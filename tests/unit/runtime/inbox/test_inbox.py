@@ -149,27 +149,20 @@ def worker(path: Path, *, drop_oldest: bool) -> ExporterWorker:
     return ExporterWorker(MemoryExporter(), run_facts(path), 64 * 100, drop_oldest=drop_oldest)
 
 
-async def test_a_full_queue_drops_what_comes(tmp_path: Path) -> None:
-    """Of a batch the first events that fit are queued."""
-    queue = worker(tmp_path, drop_oldest=False)
-    for window in range(4):
-        queue.offer(EventBatch("recorder", window, *block(40)))
-    assert [ledger_of(queue, window).in_flight for window in range(4)] == [40, 40, 20, 0]
-    statistics = queue.statistics()
-    assert statistics.ledger.dropped == {"queue": 60} and statistics.waiting_bytes == 64 * 100
-
-
-async def test_a_full_queue_drops_the_oldest_batches_if_asked(tmp_path: Path) -> None:
-    """Whole batches, counted for their windows; ends of windows stay in their places."""
-    queue = worker(tmp_path, drop_oldest=True)
+@pytest.mark.parametrize(("drop_oldest", "queued"), [(False, [40, 40, 20, 0]), (True, [0, 0, 40, 40])])
+async def test_a_full_queue(drop_oldest: bool, queued: list[int], tmp_path: Path) -> None:
+    """Of a batch that comes the first events that fit are queued, or the oldest batches are dropped whole; each is counted for its
+    window, and ends of windows stay in their places."""
+    queue = worker(tmp_path, drop_oldest=drop_oldest)
     for window in range(4):
         queue.offer(EventBatch("recorder", window, *block(40)))
         queue.close_window(closed(window))
-    assert [ledger_of(queue, window).in_flight for window in range(4)] == [0, 0, 40, 40]
-    assert [ledger_of(queue, window).dropped for window in range(4)] == [{"queue": 40}] * 2 + [{}] * 2
-    assert queue.windows_waiting == 4 and queue.handled == 2
+    assert [ledger_of(queue, window).in_flight for window in range(4)] == queued
+    lost = [{"queue": 40 - number} if number < 40 else {} for number in queued]
+    assert [ledger_of(queue, window).dropped for window in range(4)] == lost
     statistics = queue.statistics()
-    assert statistics.waiting_events == 80 and statistics.waiting_bytes == 64 * 80
+    assert (statistics.waiting_events, statistics.waiting_bytes) == (sum(queued), 64 * sum(queued))
+    assert queue.windows_waiting == 4 and queue.handled == (2 if drop_oldest else 0)
 
 
 @pytest.mark.parametrize("drop_oldest", [False, True])
