@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -90,17 +90,22 @@ def job(ranks: int, **more: Any) -> Generator[list[Rank]]:
                 rank.close()
 
 
-def finish(ranks: list[Rank], requests: int, steps: int = 3) -> None:
-    """Everybody goes on, one as fast as the other, until all requests are answered on all ranks and nothing waits."""
+def go_on(ranks: list[Rank], condition: Callable[[], object], steps: int = 0) -> None:
+    """Has all ranks take turns, each with so many steps, until something holds."""
     deadline = time.monotonic() + 90
-    open_states = ("queued", "running")
-    while any(
-        len(rank.outcomes) < requests or any(status.state in open_states for status in rank.profiler.armed())
-        for rank in ranks
-    ):
+    while not condition():
         assert time.monotonic() < deadline, [rank.outcomes for rank in ranks]
         for rank in ranks:
             rank.agreement.turn()
             rank.work(steps)
+
+
+def finish(ranks: list[Rank], requests: int, steps: int = 3) -> None:
+    """Everybody goes on, one as fast as the other, until all requests are answered on all ranks and nothing waits."""
+
+    def done(rank: Rank) -> bool:
+        return len(rank.outcomes) >= requests and not any(status.open for status in rank.profiler.armed())
+
+    go_on(ranks, lambda: all(map(done, ranks)), steps)
     for rank in ranks:
         assert rank.profiler.flush(30)

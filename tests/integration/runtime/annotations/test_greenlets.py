@@ -122,36 +122,30 @@ async def test_a_greenlet_that_waits_for_a_task_is_part_of_it() -> None:
     check_self_times(log.of(Kind.SPAN))
 
 
-@pytest.mark.parametrize("order", ["before", "imported", "started"])
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
-def test_patched_without_threads(library: str, order: str, tmp_path: Path) -> None:
-    """All is recorded and written, each request on a row of its own; the report says how many greenlets there were."""
-    told, result = serve(tmp_path, library, order, thread=False)
+LIBRARIES = pytest.mark.parametrize("library", ["gevent", "eventlet"])
+SERVED: list[tuple[str, tuple[str, ...], dict[str, object]]] = [
+    ("before", (), {"thread": False}),
+    ("imported", (), {}),
+    ("started", (), {}),
+    ("window", ("asyncio", "restart"), {}),  # loops that are made then are of sockets and selectors
+    ("started", (), {"only": "thread"}),
+]
+"""When a program is patched, what it does besides, and what is patched."""
+
+
+@LIBRARIES
+@pytest.mark.parametrize(("order", "parts", "patching"), SERVED)
+def test_a_patched_service(
+    library: str, order: str, parts: tuple[str, ...], patching: dict[str, object], tmp_path: Path
+) -> None:
+    """The runtime's threads stay what they were, unless they were patched before it was imported: all is recorded and written."""
+    if "only" in patching and library != "gevent":
+        pytest.skip("gevent alone has a function for it")
+    told, result = serve(tmp_path, library, order, *parts, **patching)
     check_served(told, result.stderr)
 
 
-@pytest.mark.parametrize("order", ["imported", "started", "window"])
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
-def test_threads_that_are_patched_after_the_import(library: str, order: str, tmp_path: Path) -> None:
-    """The runtime's threads stay what they were."""
-    told, result = serve(tmp_path, library, order)
-    check_served(told, result.stderr)
-
-
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
-def test_a_profiler_that_starts_again_where_threads_are_patched(library: str, tmp_path: Path) -> None:
-    """Its loops are asyncio's, which are made of sockets and selectors."""
-    told, result = serve(tmp_path, library, "window", "asyncio", "restart")
-    check_served(told, result.stderr)
-
-
-def test_only_threads_are_patched(tmp_path: Path) -> None:
-    """As by `gevent.monkey.patch_thread()`."""
-    told, result = serve(tmp_path, "gevent", "started", only="thread")
-    check_served(told, result.stderr)
-
-
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+@LIBRARIES
 def test_a_patched_program_that_exits_with_a_profiler_open(library: str, tmp_path: Path) -> None:
     """It is closed at the exit, and the status is the program's."""
     _, result = serve(tmp_path, library, "started", "open")
@@ -169,7 +163,7 @@ def test_an_exporter_whose_threads_are_greenlets(tmp_path: Path) -> None:
     assert "dropped   nothing" not in report and "accounts  balanced\n" not in report
 
 
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+@LIBRARIES
 def test_threads_that_were_patched_before_the_import_are_refused(library: str, tmp_path: Path) -> None:
     """At once, with the library's name and what to do."""
     told, result = serve(tmp_path, library, "before")
@@ -181,19 +175,8 @@ def test_threads_that_were_patched_before_the_import_are_refused(library: str, t
 
 def run_command(directory: Path, *program: str) -> list[str]:
     """`stepscope run` of a program, with the files in a directory."""
-    return [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "stepscope",
-        "run",
-        "--report",
-        "--no-torch",
-        "--out",
-        str(directory),
-        *program,
-    ]
+    stepscope = [sys.executable, "-W", "ignore", "-m", "stepscope"]
+    return [*stepscope, "run", "--report", "--no-torch", "--out", str(directory), *program]
 
 
 def check_traced(directory: Path, errors: str) -> None:
@@ -216,8 +199,7 @@ def test_a_script_that_patches_itself_under_stepscope_run(
     assert "dropped   nothing\n" in text and "accounts  balanced\n" in text and "has replaced the threads" not in text
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+@pytest.mark.parametrize(("library", "sent"), [("gevent", signal.SIGINT), ("eventlet", signal.SIGTERM)])
 def test_a_signal_ends_a_script_that_patches_itself(library: str, sent: signal.Signals, tmp_path: Path) -> None:
     """In whatever greenlet its handler is called."""
     installed(library)

@@ -4,11 +4,9 @@ the current span in a context variable raise, or go on under a span that is over
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import gc
 import threading
 from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from tests.integration.runtime.lifecycle.test_exit import run
 from tests.support.crashes import open_names
 from tests.support.nesting import journal_problems, journal_spans
-from tests.support.recording import Log, check_self_times, recording
+from tests.support.recording import Log, recording
 from tests.unit.runtime.annotations.test_task_tracks import check_rows
 from tests.unit.runtime.core.test_stack import open_rows
 
@@ -65,19 +63,6 @@ async def run_after(log: Log) -> None:
     assert log.span("after").parent == 0 and log.span("after").flags == Flag(0)
 
 
-async def test_closed_by_who_iterates() -> None:
-    """With `aclosing`, as it should be done: an ordinary nested span."""
-    with recording() as log:
-        with span("consumer"):
-            async with aclosing(stream()) as items:
-                async for _ in items:
-                    break
-        await run_after(log)
-    assert log.span("stream").parent == log.span("consumer").id and log.span("stream").flags == Flag.ERROR
-    check_self_times(log.of(Kind.SPAN))
-    check_nothing_is_left(log)
-
-
 async def test_closed_in_another_task_while_the_first_goes_on() -> None:
     """The task that holds it is suspended in a span of its own meanwhile."""
     items = stream()
@@ -104,23 +89,6 @@ async def test_closed_in_another_task_while_the_first_goes_on() -> None:
     check_nothing_is_left(log)
 
 
-async def test_finalised_by_the_garbage_collector() -> None:
-    """The loop closes it in a task that it makes for that."""
-
-    async def consumer() -> None:
-        async for _ in stream():
-            break
-
-    with recording() as log:
-        with span("consumer"):
-            await consumer()
-            gc.collect()
-            for _ in range(5):
-                await asyncio.sleep(0)
-        await run_after(log)
-    check_nothing_is_left(log)
-
-
 def test_finalised_when_the_loop_ends() -> None:
     """By `shutdown_asyncgens`, when its task is long gone: of two spans that do not nest, the first that ends is apart."""
     kept: list[AsyncGenerator[int]] = []
@@ -137,9 +105,9 @@ def test_finalised_when_the_loop_ends() -> None:
     check_nothing_is_left(log)
 
 
-@pytest.mark.parametrize("how", ["context", "thread", "collected"])
+@pytest.mark.parametrize("how", ["thread", "collected"])
 async def test_a_plain_generator_that_ends_elsewhere(how: str) -> None:
-    """In another context, in another thread, or collected in the middle of another task."""
+    """In another thread, or collected in the middle of another task."""
     items = plain_stream()
 
     async def begin() -> None:
@@ -147,9 +115,7 @@ async def test_a_plain_generator_that_ends_elsewhere(how: str) -> None:
 
     with recording() as log:
         await asyncio.create_task(begin())
-        if how == "context":
-            contextvars.copy_context().run(items.close)
-        elif how == "thread":
+        if how == "thread":
             thread = threading.Thread(target=items.close)
             thread.start()
             thread.join()
@@ -175,49 +141,6 @@ async def test_iterated_by_turns_in_two_tasks() -> None:
         await run_after(log)
     turns = log.events(Kind.SPAN, "turn")
     assert [row.flags for row in turns] == [Flag.ASYNC, *[Flag(0)] * 5]  # the generator's span outlives the first
-    check_nothing_is_left(log)
-
-
-async def test_an_exception_thrown_in() -> None:
-    """By another task than the one that began it."""
-    items = stream()
-    with recording() as log:
-        await asyncio.create_task(first_of(items))
-
-        async def throw() -> None:
-            with pytest.raises(KeyError):
-                await items.athrow(KeyError())
-
-        await asyncio.create_task(throw())
-        await run_after(log)
-    assert log.span("stream").flags & Flag.ERROR
-    check_nothing_is_left(log)
-
-
-async def test_a_response_that_is_streamed_and_cut_off() -> None:
-    """A handler makes the generator, a task of the server iterates it, and is cancelled as the client goes away."""
-
-    async def handler() -> AsyncGenerator[int]:
-        with span("handler"):
-            return stream(100)
-
-    async def serve() -> None:
-        with span("serve"):
-            async for _ in await handler():
-                await asyncio.sleep(0)
-
-    with recording() as log:
-        server = asyncio.create_task(serve())
-        for _ in range(7):
-            await asyncio.sleep(0)
-        server.cancel()
-        await asyncio.gather(server, return_exceptions=True)
-        del server
-        gc.collect()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        await run_after(log)
-    assert log.span("stream").parent == log.span("serve").id
     check_nothing_is_left(log)
 
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import aclosing, closing
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime import _core
 from stepscope.runtime._core import span
-from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind
 from stepscope.runtime.recording.joined_processes import Worker
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session.directory import parts, read_identity
 from tests.support.basics import ROOT
-from tests.support.crashes import Crash, batches
-from tests.support.nesting import chrome_problems, journal_problems, journal_spans
 from tests.support.recording import Log, Row, recording
 from tests.unit.runtime.annotations.test_task_tracks import check_rows
 from tests.unit.runtime.core.test_span import KEPT_FRAMES, check_stack_is_empty, in_thread
@@ -61,14 +55,6 @@ def loader(name: str) -> Generator[str]:
             yield name
 
 
-async def async_loader(name: str) -> AsyncGenerator[str]:
-    """The same in a loop."""
-    while True:
-        with span(name):
-            await asyncio.sleep(0)
-            yield name
-
-
 def work(number: int) -> None:
     """An ordinary span with another in it."""
     with span("forward", number=number), span("layer"):
@@ -78,56 +64,6 @@ def work(number: int) -> None:
 def deep_spans() -> int:
     """How many spans had no frame of their own so far."""
     return _core.counts()["deep_spans"]
-
-
-def check_profile(output_dir: Path) -> list[Any]:
-    """Fails unless all that was written nests; the spans."""
-    spans = journal_spans(output_dir / "journal")
-    assert journal_problems(spans) == [] == chrome_problems(output_dir / "trace.json")
-    return list(spans)
-
-
-def check_work(spans: list[Any], rounds: int) -> None:
-    """Fails unless the ordinary spans are drawn as such, with their parents and self times."""
-    found = {name: [row for row in spans if strings.name_of(row) == name] for name in ("forward", "layer")}
-    assert {len(rows) for rows in found.values()} == {rounds}
-    for outer, inner in zip(*found.values(), strict=True):
-        assert inner["parent"] == outer["id"] and not (outer["flags"] | inner["flags"]) & int(Flag.ASYNC)
-        assert outer["self_dur"] == outer["dur"] - inner["dur"] and inner["self_dur"] == inner["dur"]
-
-
-def test_two_generators_in_zip(output_dir: Path) -> None:
-    """A thousand rounds are as good as ten: everything nests, and no span counts as a deep one."""
-    deep = deep_spans()
-    with (
-        sc.trace(output_dir=output_dir, exporters=[ChromeTraceExporter(output_dir / "trace.json")]),
-        closing(loader("left")) as left,
-        closing(loader("right")) as right,
-    ):
-        for number, _ in zip(range(1000), zip(left, right, strict=False), strict=False):
-            work(number)
-            assert len(open_rows()) == 2
-    assert deep_spans() == deep
-    spans = check_profile(output_dir)
-    check_work(spans, 1000)
-    for name in ("left", "right"):
-        rows = [row for row in spans if strings.name_of(row) == name]
-        assert len(rows) in (1000, 1001) and all(row["flags"] & int(Flag.ASYNC) for row in rows[:-1])
-
-
-async def test_two_async_generators_in_one_task(output_dir: Path) -> None:
-    """Nor does a task's stack fill, whose waiting is on it as well."""
-    deep = deep_spans()
-    async with (
-        sc.trace(output_dir=output_dir, exporters=[ChromeTraceExporter(output_dir / "trace.json")]),
-        aclosing(async_loader("left")) as left,
-        aclosing(async_loader("right")) as right,
-    ):
-        for number in range(300):
-            assert [await anext(left), await anext(right)] == ["left", "right"]
-            work(number)
-    assert deep_spans() == deep
-    check_work(check_profile(output_dir), 300)
 
 
 def check_against_model(log: Log, turns: list[tuple[str, bool]]) -> None:
@@ -260,30 +196,6 @@ def test_left_by_another_thread_after_it_was_moved() -> None:
     assert shown == {"left", "right", kept[0].name, kept[2].name, kept[3].name}
     check_rows(log)
     check_stack_is_empty()
-
-
-@pytest.mark.parametrize("after", [0.05, 0.1])
-def test_killed_while_frames_are_moved(tmp_path: Path, after: float) -> None:
-    """By another process, so at any instruction: each open span comes back, once."""
-    recovery = (
-        Crash(tmp_path)
-        .of(f"""
-        import subprocess
-        profiler.start()
-        {FIFO.replace(chr(10), chr(10) + " " * 8)}
-        subprocess.Popen(["sh", "-c", f"sleep {after}; kill -9 {{os.getpid()}}"], env={{"PATH": os.environ["PATH"]}})
-        while True:
-            turn()
-        """)
-        .recover()
-    )
-    rows = [event for batch in batches(recovery.journal) for event in batch.events if event["flags"] & int(Flag.OPEN)]
-    found = [
-        (int(row["id"]), strings.name_of(row)) for row in rows if not strings.name_of(row).startswith("ProfilerStep")
-    ]
-    assert len(set(found)) == len(found) == recovery.open_spans
-    assert found[0][1] == "outer" and HELD - 1 <= len(found) - 1 <= HELD
-    assert all(0 <= row["self_dur"] <= row["dur"] for row in rows)
 
 
 @pytest.fixture

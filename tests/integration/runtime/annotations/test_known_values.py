@@ -126,15 +126,11 @@ def test_text_of_well_known_types(value: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("make", OPAQUE, ids=range(len(OPAQUE)))
 def test_other_types_are_named(make: Any) -> None:
-    """Subclasses too: their text may be slow, or raise."""
+    """Subclasses too: their text may be slow, or raise; and an object is not asked for attributes."""
     value = make()
     name = type(value).__name__
     assert as_argument(value).strip("<>").rpartition(".")[2] == name
     assert json_values.plain(value) == f"<{name}>"
-
-
-def test_attributes_are_not_asked_for() -> None:
-    """An object that answers for every attribute is named, too."""
     assert str(as_argument(Hiding())).endswith("Hiding>")
 
 

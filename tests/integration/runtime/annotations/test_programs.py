@@ -1,8 +1,9 @@
-"""Random programs of tasks, threads and generators: every output is well formed, and nothing is lost."""
+"""Random programs of tasks, threads and generators, and random loops: every output is well formed, and nothing is lost."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,12 @@ from random import Random
 
 import pytest
 import uvloop
-from hypothesis import given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.runtime.events import strings
-from tests.support.nesting import chrome_problems, journal_problems, journal_spans, overlaps
+from tests.support.nesting import chrome_problems, journal_problems, journal_spans
 from tests.support.random_programs import Program, Runner, random_program
 
 
@@ -49,8 +50,47 @@ def test_random_programs(loop_factory: Callable[[], asyncio.AbstractEventLoop]) 
     programs()
 
 
-def test_overlaps_are_found() -> None:
-    """The check itself: spans that touch or nest are fine."""
-    assert overlaps([(0, 10), (0, 4), (4, 10), (5, 5), (10, 12)]) == []
-    assert overlaps([(0, 10), (8, 12)]) == [(8, 12)]
-    assert overlaps([(0, 10), (2, 6), (4, 10)]) == [(4, 10)]
+ACTIONS = st.sampled_from(["enter", "leave", "leave the first", "step", "step", "pause"])
+
+
+def run_loop(actions: list[str], profiler: sc.Profiler) -> None:
+    """Carries out the actions; a second pause ends the first."""
+    open_regions: list[sc.span] = []
+    paused = False
+    with profiler:
+        for action in actions:
+            if action == "enter":
+                open_regions.append(sc.span("region"))
+                open_regions[-1].__enter__()
+            elif action.startswith("leave") and open_regions:
+                open_regions.pop(-1 if action == "leave" else 0).__exit__(None, None, None)
+            elif action == "step":
+                profiler.step()
+            elif action == "pause":
+                (profiler.resume if paused else profiler.pause)()
+                paused = not paused
+    while open_regions:
+        open_regions.pop().__exit__(None, None, None)
+
+
+@settings(max_examples=25)
+@example(
+    ["step", "enter", "step", "step", "leave", "enter", "step", "step", "leave"], 4
+)  # the last step is in two epochs
+@example(["enter", "step", "pause", "pause", "step", "leave"], 4)
+@given(st.lists(ACTIONS, min_size=4, max_size=40), st.integers(1, 4))
+def test_random_loops(actions: list[str], active: int) -> None:
+    """No step overlaps a region on its row, and none is there twice."""
+    note(f"windows of {active}: {actions}")
+    with tempfile.TemporaryDirectory() as directory:
+        chrome = Path(directory) / "trace.json"
+        profiler = sc.trace(
+            schedule=sc.schedule(wait=0, warmup=0, active=active),
+            output_dir=directory,
+            exporters=[sc.ChromeTraceExporter(chrome)],
+        )
+        run_loop(["enter", "leave", *actions, "step"], profiler)
+        profiler.raise_errors()
+        assert chrome_problems(chrome) == []
+        steps = [event["name"] for event in json.loads(chrome.read_text()) if event["name"].startswith("ProfilerStep")]
+    assert "ProfilerStep#0" in steps and len(steps) == len(set(steps))

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import stepscope as sc
 from stepscope.runtime._core import instant, span
 from stepscope.runtime.annotations import asyncio_tasks
 from stepscope.runtime.events.record import Flag, Kind
-from tests.support.crashes import Crash, open_names
 from tests.support.recording import Log, Row, check_self_times, recording
 from tests.unit.runtime.core.test_stack import open_rows
 
@@ -42,26 +37,6 @@ async def test_each_suspension_is_a_span() -> None:
     assert [len(suspensions(log, row)) for row in (outer, inner)] == [2, 2]
     found = log.events(Kind.SPAN, "suspended")
     assert {(row.track, row.category, row.flags) for row in found} == {(outer.track, "task", Flag(0))}
-    check_self_times(log.of(Kind.SPAN))
-
-
-async def test_work_of_others_lies_in_the_suspended_time() -> None:
-    """Two tasks that hold spans take turns: while one runs, the other does not."""
-
-    async def work(name: str) -> None:
-        with span(name):
-            for _ in range(5):
-                with span(f"{name} runs"):
-                    time.sleep(0.0005)  # noqa: ASYNC251 - it stands for work
-                await asyncio.sleep(0)
-
-    with recording() as log:
-        await asyncio.gather(work("a"), work("b"))
-    for one, other in (("a", "b"), ("b", "a")):
-        waits = suspensions(log, log.span(one))
-        for row in log.events(Kind.SPAN, f"{other} runs"):
-            if log.span(one).ts <= row.ts and row.end <= log.span(one).end:
-                assert any(wait.ts <= row.ts and row.end <= wait.end for wait in waits)
     check_self_times(log.of(Kind.SPAN))
 
 
@@ -106,13 +81,6 @@ def test_tasks_made_before_the_profiler_started() -> None:
     assert all(row.self_dur == row.dur for row in log.events(Kind.SPAN, "work"))
 
 
-def run_on_a_loop_of_its_own(main: Coroutine[Any, Any, None]) -> None:
-    """As programs did before `asyncio.run`."""
-    loop = asyncio.SelectorEventLoop()
-    loop.run_until_complete(main)
-    loop.close()
-
-
 def run_for_ever(main: Coroutine[Any, Any, None]) -> None:
     """As services do that make their tasks in callbacks."""
     loop = asyncio.SelectorEventLoop()
@@ -125,7 +93,7 @@ def run_for_ever(main: Coroutine[Any, Any, None]) -> None:
     loop.close()
 
 
-@pytest.mark.parametrize("run", [asyncio.run, run_on_a_loop_of_its_own, run_for_ever])
+@pytest.mark.parametrize("run", [asyncio.run, run_for_ever])
 def test_a_loop_that_begins_after_the_profiler(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     """All of its tasks are watched, the first one included."""
 
@@ -180,74 +148,3 @@ async def test_recording_that_changes_while_suspended() -> None:
     assert len(suspensions(log, log.span("work"))) == 2
     check_self_times(log.of(Kind.SPAN))
     assert open_rows() == []
-
-
-def test_a_loop_that_goes_on_in_another_thread() -> None:
-    """The suspension that began in one thread ends in the other, in order."""
-    loop = asyncio.SelectorEventLoop()
-
-    async def work() -> None:
-        with span("work"):
-            await gate.wait()
-
-    async def finish() -> None:
-        gate.set()
-        await task
-
-    async def begin() -> asyncio.Task[None]:
-        begun = asyncio.create_task(work())
-        await asyncio.sleep(0)
-        return begun
-
-    gate = asyncio.Event()
-    with recording() as log:
-        task = loop.run_until_complete(begin())
-        thread = threading.Thread(target=lambda: loop.run_until_complete(finish()))
-        thread.start()
-        thread.join()
-    loop.close()
-    (wait,) = suspensions(log, log.span("work"))
-    assert wait.flags == Flag(0)
-    check_self_times(log.of(Kind.SPAN))
-
-
-def test_the_end_of_a_window_shows_it(output_dir: Path) -> None:
-    """A span that is suspended then is written with the time that it has waited so far."""
-    memory = sc.exporters.MemoryExporter()
-
-    async def main() -> None:
-        async def work() -> None:
-            with span("work"):
-                await asyncio.Event().wait()
-
-        async with sc.trace(output_dir=output_dir, exporters=[memory]) as profiler:
-            task = asyncio.create_task(work())
-            await asyncio.sleep(0.001)
-            await asyncio.to_thread(profiler.stop)
-            assert isinstance(task, asyncio.Task)
-            task.cancel()
-
-    asyncio.run(main())
-    flags = memory.events()["flags"]
-    still_open = {name for name, flag in zip(memory.names(), flags, strict=True) if flag & int(Flag.OPEN)}
-    assert {"work", "suspended"} <= still_open
-
-
-def test_a_killed_process_leaves_it(tmp_path: Path) -> None:
-    """Recovery says what every task was doing: that it waited."""
-    crash = Crash(tmp_path).of("""
-        async def work(name):
-            with sc.span(name):
-                await asyncio.Event().wait()
-        async def main():
-            tasks = [asyncio.create_task(work(name)) for name in "ab"]
-            await asyncio.sleep(0.01)
-            with sc.span("main"):
-                die()
-        with profiler:
-            asyncio.run(main())
-    """)
-    journal = crash.recover().journal
-    assert journal is not None
-    names = [name for name in open_names(journal) if not name.startswith("ProfilerStep")]
-    assert sorted(names) == ["a", "b", "main", "suspended", "suspended"]

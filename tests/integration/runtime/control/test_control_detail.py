@@ -9,8 +9,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from stepscope import Control
 from stepscope.backends.base import Adjustable
 from stepscope.backends.counters.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
+from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.cli.main import main
 from stepscope.control import WindowDetail, WindowRequest
 from stepscope.exporters import Kind
@@ -30,7 +31,6 @@ from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, MARKS_ONLY, NO_OPERATORS
 from stepscope.runtime.schedule.schedule import never
-from stepscope.runtime.sources.sink import BackendReport, Sink
 from tests.support.basics import require
 from tests.support.messages import refused
 
@@ -66,11 +66,6 @@ def work_until(profiler: sc.Profiler, condition: Callable[[], object]) -> None:
         assert time.monotonic() < deadline
 
 
-def ended(memory: sc.exporters.MemoryExporter, windows: int) -> bool:
-    """Whether so many windows have."""
-    return len(memory.windows) == windows
-
-
 def spans(memory: sc.exporters.MemoryExporter, window: int) -> list[int]:
     """The steps that have their span."""
     events = memory.events(window, Kind.SPAN)
@@ -80,6 +75,15 @@ def spans(memory: sc.exporters.MemoryExporter, window: int) -> list[int]:
 def categories(memory: sc.exporters.MemoryExporter, window: int) -> set[str]:
     """What kinds of events a window has."""
     return {strings.text(int(category)) for category in memory.events(window)["category"]}
+
+
+def live_torch(needed: bool = True) -> ModuleType:
+    """torch; skips if its operators are needed live and cannot arrive so in this process."""
+    require("torch")
+    operators = importlib.import_module("tests.support.operators")
+    if needed and not operators.ARMED:
+        pytest.skip("operators cannot arrive live in this process")
+    return require("torch")
 
 
 @pytest.mark.checklist("A4", "A8")
@@ -100,35 +104,24 @@ def test_events_in_some_steps_of_one_window(output_dir: Path) -> None:
 def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> None:
     """On its own thread, before the window and when it has ended; also when the window is cut or withdrawn."""
 
-    class Told:
+    class Told(ScriptedBackend):
         """Notes what it is told, and where."""
 
-        name = "told"
-
         def __init__(self, thread_bound: bool) -> None:
-            self.thread_bound = thread_bound
-            self.name = f"told {thread_bound}"
-            self.calls: list[Any] = []
+            super().__init__(name=f"told {thread_bound}", thread_bound=thread_bound)
+            self.told: list[Any] = []
             self.threads: set[int] = set()
 
-        def open(self, sink: Sink) -> None:
-            sink.watermark((1 << 63) - 1)
-
         def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-            self.calls.append(after.name)
+            super().transition(before, after, at)
+            self.told.append(after.name)
 
         def can_choose(self, what: str, on: bool) -> str | None:
             return {"stacks": "", "memory": "" if on else "it is always recorded"}.get(what)
 
         def choose(self, chosen: Mapping[str, bool]) -> None:
             self.threads.add(threading.get_ident())
-            self.calls.append(dict(chosen))
-
-        async def aclose(self) -> None:
-            return
-
-        def report(self) -> BackendReport:
-            return BackendReport()
+            self.told.append(dict(chosen))
 
     told = Told(True), Told(False)
     assert isinstance(told[0], Adjustable)
@@ -145,7 +138,7 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
     before = [{"stacks": False}, "WARMUP", "RECORD"] if warmup else [{"stacks": False}, "RECORD"]
     one = [{"stacks": False}, "RECORD", "RECORD_AND_SAVE", {}, "NONE"]
     for backend in told:
-        assert backend.calls == [*before, *one[2:], *one, "RECORD", "RECORD_AND_SAVE", "NONE"], backend.name
+        assert backend.told == [*before, *one[2:], *one, "RECORD", "RECORD_AND_SAVE", "NONE"], backend.name
     assert told[0].threads == {threading.get_ident()} != told[1].threads
 
 
@@ -163,9 +156,7 @@ def test_stacks_and_memory_in_windows_that_ask_for_them(output_dir: Path) -> Non
 
 def test_what_torch_keeps_of_operators_in_one_window(output_dir: Path) -> None:
     """Shapes, memory, stacks and estimates are had for the window that asks for them; or left out of it."""
-    require("torch")
-    operators = importlib.import_module("tests.support.operators")
-    torch = operators.torch
+    torch = live_torch(needed=False)
 
     def multiply() -> None:
         torch.mm(torch.ones(3, 5), torch.ones(5, 7))
@@ -201,11 +192,7 @@ def test_what_torch_keeps_of_operators_in_one_window(output_dir: Path) -> None:
 
 def test_live_operators_of_one_window(output_dir: Path) -> None:
     """They can be left out; what they do not have is refused, with what would have it."""
-    require("torch")
-    operators = importlib.import_module("tests.support.operators")
-    if not operators.ARMED:
-        pytest.skip("operators cannot arrive live in this process")
-    torch = operators.torch
+    torch = live_torch()
     with running(output_dir, sc.TorchBackend(mode="stream")) as (profiler, memory):
         for number, detail in enumerate([None, "operators=off,shapes=off", "shortest_us=1e9", None]):
             assert profiler.arm(WindowRequest(start_step=2 + 2 * number, steps=2, detail=detail_from(detail)))
@@ -233,10 +220,7 @@ def test_what_nobody_records_is_refused(output_dir: Path) -> None:
 
 def test_a_request_from_before_the_start_is_looked_at_then(output_dir: Path) -> None:
     """How a backend records is known when it is open: a window that it cannot give is withdrawn, and told of."""
-    require("torch")
-    operators = importlib.import_module("tests.support.operators")
-    if not operators.ARMED:
-        pytest.skip("operators cannot arrive live in this process")
+    live_torch()
     backend = sc.TorchBackend()
     profiler = sc.trace(schedule=never, backends=[backend], output_dir=output_dir, options=QUICK)
     assert profiler.arm(WindowRequest(start_step=2, steps=2, detail=WindowDetail(shapes=True)))
@@ -255,19 +239,13 @@ def test_a_request_from_before_the_start_is_looked_at_then(output_dir: Path) -> 
     [
         ("stack", "unknown field 'stack'; did you mean 'stacks'?"),
         ("record_shapes", "did you mean 'shapes'?"),
-        ("stacks,", "unknown field ''; known: every, flops, memory, modules, operators, shapes"),
-        ("shortest=3", "did you mean 'shortest_us'?"),
         ("shortest_us=-1", "shortest_us must be a number >= 0.0, got float: -1.0"),
         ("stacks=of", "stacks is 'of'; did you mean 'off'?"),
         ("stacks,stacks=off", "it says stacks twice"),
-        ("every=-3", "every must be a whole number >= 0, got int: -3"),
         ("every=9999999", "every must be a whole number <= 1048576, got int: 9999999"),
-        ("every", "every is ''; write a number, such as every=10"),
         ("every=4.0", "every is '4.0'; write a number, such as every=10"),
         (",", "unknown field ''; known: every"),
-        ("shortest_us=nan", "shortest_us must be a number >= 0.0, got float: nan"),
         ("mode=kineto", "mode cannot be changed at run time: a backend chooses how it records when it is opened"),
-        ("overhead_budget=0.1", "overhead_budget cannot be changed at run time: there is one for the run"),
     ],
 )
 def test_texts_that_are_wrong(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,12 +300,10 @@ def test_by_the_file_the_socket_and_the_environment(output_dir: Path) -> None:
         asked: list[Any] = ["every=0", {"every": 0, "stacks": False}, None]
         for number, detail in enumerate(asked):
             write(run_id=f"r{number}", detail=detail)
-            work_until(profiler, partial(ended, memory, number + 1))
+            work_until(profiler, lambda: len(memory.windows) > number)  # noqa: B023
         wrong: list[tuple[Any, str]] = [
             ({"stack": True}, "detail: unknown field 'stack'; did you mean 'stacks'?"),
-            ({"every": -2}, "detail.every must be a whole number >= 0, got int: -2"),
             ({"stacks": "yes"}, "detail.stacks must be True, False or None, got str: 'yes'"),
-            ({"mode": "kineto"}, "detail: mode cannot be changed at run time: a backend chooses how it records"),
             ("stack", "unknown field 'stack'; did you mean 'stacks'?"),
         ]
         for detail, message in wrong:
@@ -339,5 +315,5 @@ def test_by_the_file_the_socket_and_the_environment(output_dir: Path) -> None:
         request = WindowRequest(start_step=profiler.step_num + 500, steps=2, detail=WindowDetail(every=0))
         (answer,) = ask_process(os.getpid(), Command(command="arm", request=request), 30)
         assert answer.armed is not None and answer.armed.accepted
-        work_until(profiler, partial(ended, memory, 4))
+        work_until(profiler, lambda: len(memory.windows) == 4)
     assert [bool(spans(memory, number)) for number in range(4)] == [False, False, True, False]

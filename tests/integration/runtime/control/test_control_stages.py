@@ -1,14 +1,28 @@
-"""Profilers of one process that follow each other, as the stages of a training do: the ranks agree anew in each."""
+"""Profilers of one process that follow each other, as the stages of a training do: the ranks agree anew in each, and orders of a
+collector are for one of them."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
-from tests.support.basics import require
+import stepscope as sc
+from stepscope.cli.main import main
+from stepscope.runtime.requests.window_request import WindowRequest
+from tests.integration.runtime.control.test_control_orders import order
+from tests.support.basics import ROOT, poll, require
+from tests.support.collectors import Running, collecting
 from tests.support.control_jobs import Job, job, rank_settings
+from tests.support.launch import launched
+from tests.support.looping import QUICK
 
 RANKS = 3
 
@@ -20,88 +34,48 @@ def check(running: Job, run: str, stage: str, ranks: tuple[int, ...] = (0, 1, 2)
     return steps[-1]
 
 
-@pytest.mark.checklist("A33", "F6", "F10")
-@pytest.mark.parametrize("first", [0, 2])
-def test_each_stage_agrees_for_itself(tmp_path: Path, first: int) -> None:
-    """One rank begins the next stage while the others are in the one before: nothing is recorded again or by it alone."""
-    stages = ("fit", "validate", "fit2")
-    others = [rank for rank in range(RANKS) if rank != first]
-    expected = {"fit"}
-    with job(tmp_path, rank_settings(tmp_path, RANKS, stages=[stages] * RANKS)) as running:
-        running.ask("fit", steps=2)
-        last = check(running, "fit", "fit")
-        for before, stage in zip(stages, stages[1:], strict=False):
-            running.tell(f"end-{before}", [first])
-            running.tell(f"go-{stage}", [first])
-            running.tell(f"end-{before}", others)
-            running.tell(f"go-{stage}", others)
-            asked = [stage]
-            running.ask(stage, steps=2)
-            while (at := check(running, asked[-1], stage)) <= last:  # past the steps that were recorded before
-                asked.append(f"{stage}-{at}")
-                running.ask(asked[-1], steps=2)
-            last = max(at, last)
-            expected.update(asked)
-    for rank in range(RANKS):
-        assert set(running.windows(rank)) == expected
+def go_on(running: Job, before: str, stage: str, first: tuple[int, ...] = (1,)) -> None:
+    """Has all ranks begin the next stage, some of them before the others have ended the last one."""
+    for ranks in (first, [rank for rank in range(len(running.ranks)) if rank not in first]):
+        running.tell(f"end-{before}", ranks)
+        running.tell(f"go-{stage}", ranks)
 
 
-@pytest.mark.checklist("F6", "F10")
-def test_what_is_asked_for_between_stages(tmp_path: Path) -> None:
-    """The next stage records it, on all ranks, however late one of them comes; a signal is for nobody, and harms nobody."""
-    settings = rank_settings(tmp_path, RANKS, stages=[("fit", "validate")] * RANKS, signal=[True] * RANKS)
+@pytest.mark.checklist("A33", "A34", "F6", "F10")
+def test_what_is_asked_for_in_another_stage(tmp_path: Path) -> None:
+    """What names a stage waits for it, with the reason; what is asked for between two, or was not come to, is recorded in the next
+    one, once on each rank, and can be aborted. A signal between two is for nobody, and harms nobody."""
+    stages = ("fit", "validate", "test", "fit2")
+    settings = rank_settings(tmp_path, RANKS, stages=[stages] * RANKS, signal=[True] * RANKS)
     with job(tmp_path, settings) as running:
         running.ask("never", start_step=1_000_000, steps=2)
         running.until_window("queued")
-        running.tell("end-fit")
-        running.ask("between", steps=2)
-        for process in running.processes.values():
-            process.send_signal(signal.SIGUSR2)
-        running.tell("go-validate", [1, 2])
-        running.tell("go-validate", [0])
-        check(running, "between", "validate")
-        running.ask("after", steps=2)
-        check(running, "after", "validate")
-    for rank in range(RANKS):
-        assert running.signalled(rank) == [] and set(running.windows(rank)) == {"between", "after"}
-
-
-@pytest.mark.checklist("F6", "F10")
-def test_what_is_asked_of_one_stage_waits_for_it(tmp_path: Path) -> None:
-    """The file names it: those before refuse, with the reason, and all ranks record it when it has begun."""
-    settings = rank_settings(tmp_path, RANKS, stages=[("fit", "validate")] * RANKS)
-    with job(tmp_path, settings) as running:
-        running.ask("later", steps=2, stage="validate")
-        running.until_answer("it is for the stage 'validate', and this is 'fit'")
         running.ask("now", steps=2, stage="fit")
         check(running, "now", "fit")
         running.ask("later", steps=2, stage="validate")
         running.until_answer("it is for the stage 'validate', and this is 'fit'")
-        running.tell("end-fit", [1])
-        running.tell("go-validate", [1])
-        running.tell("end-fit", [0, 2])
-        running.tell("go-validate", [0, 2])
+        go_on(running, "fit", "validate", (0,))
         check(running, "later", "validate")
-    for rank in range(RANKS):
-        assert set(running.windows(rank)) == {"now", "later"}
 
+        running.tell("end-validate")
+        running.ask("between", steps=2)
+        for process in running.processes.values():
+            process.send_signal(signal.SIGUSR2)
+        running.tell("go-test", [1, 2])
+        running.tell("go-test", [0])
+        check(running, "between", "test")
 
-@pytest.mark.checklist("A34", "F6", "F10")
-def test_what_a_stage_did_not_come_to_is_asked_for_in_the_next(tmp_path: Path) -> None:
-    """It waits there for the same step, once on each rank, and can be aborted."""
-    settings = rank_settings(tmp_path, RANKS, stages=[("fit", "validate")] * RANKS)
-    with job(tmp_path, settings) as running:
         running.ask("far", start_step=3000, steps=2)
         running.until_window("queued")
-        running.tell("end-fit", [1])
-        running.tell("go-validate", [1])
-        running.tell("end-fit", [0, 2])
-        running.tell("go-validate", [0, 2])
-        assert check(running, "far", "validate") == 3001
+        go_on(running, "test", "fit2")
+        assert check(running, "far", "fit2") == 3001
         running.ask("long", steps=1_000_000)
         running.until_window("running")
         running.write(command="abort")
-        check(running, "long", "validate")
+        check(running, "long", "fit2")
+    for rank in range(RANKS):
+        assert running.signalled(rank) == []
+        assert set(running.windows(rank)) == {"now", "later", "between", "far", "long"}
 
 
 @pytest.mark.checklist("F10")
@@ -135,11 +109,137 @@ def test_the_stages_of_a_callback(tmp_path: Path) -> None:
     with job(tmp_path, settings, module="tests.support.lightning_rank") as running:
         for number, stage in enumerate(stages):
             if number:
-                running.tell(f"end-{stages[number - 1]}", [number % 2])
-                running.tell(f"go-{stage}", [number % 2])
-                running.tell(f"end-{stages[number - 1]}", [1 - number % 2])
-                running.tell(f"go-{stage}", [1 - number % 2])
+                go_on(running, stages[number - 1], stage, (number % 2,))
             running.ask(f"of-{stage}", steps=2, stage=stage.rstrip("2"))
             check(running, f"of-{stage}", stage, (0, 1))
             expected.add(f"of-{stage}")
     assert [set(running.windows(rank)) for rank in range(2)] == [expected] * 2
+
+
+RANK = """
+import os, sys, time
+import stepscope
+from stepscope import CollectorExporter, Control
+directory, url, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def said(name):
+    return any(os.path.exists(f"{directory}/{each}") for each in (name, f"{name}-{rank}", "stop"))
+for stage in sys.argv[4:]:
+    def ready(window, stage=stage):
+        armed, steps = window.metadata["armed"], [step.number for step in window.steps]
+        line = f"{armed['run_id']} {stage} {steps[0]} {steps[-1]}\\n"
+        open(f"{directory}/windows-{rank}", "a").write(line)
+    with stepscope.trace(control=Control(collector=True), exporters=[CollectorExporter(url)], rank=rank, name="job",
+                         output_dir=f"{directory}/run", on_trace_ready=ready, metadata={"stage": stage},
+                         options=stepscope.Options(drain_interval=0.05)) as profiler:
+        while not said(f"end-{stage}"):
+            with stepscope.span("work"):
+                time.sleep(0.002)
+            profiler.step()
+"""
+
+
+@contextlib.contextmanager
+def ranks_of(url: str, directory: Path, stages: Sequence[str]) -> Generator[None]:
+    """Two ranks that go through these stages."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
+    with contextlib.ExitStack() as stack:
+        for rank in range(2):
+            command = [sys.executable, "-c", RANK, str(directory), url, str(rank), *stages]
+            stack.enter_context(launched(command, cwd=ROOT, env=environment))
+        yield
+        (directory / "stop").touch()
+
+
+def recorded(directory: Path, run: str) -> list[list[str]]:
+    """Stage, first and last step of a window, of each rank that has it."""
+    paths = [directory / f"windows-{rank}" for rank in range(2)]
+    lines = [line.split() for path in paths if path.exists() for line in path.read_text().splitlines()]
+    return [line[1:] for line in lines if line[0] == run]
+
+
+async def stages_are(running: Running, *stages: str) -> None:
+    """Waits until the ranks are in these stages."""
+    told: dict[str, Any] = {}
+    while [each["stage"] for each in told.get("ranks", ())] != list(stages):
+        status, told = await order(running.url, command="status")
+        told = told if status == 200 and told["outcome"] == "done" else {}
+
+
+async def runs(running: Running, run: str) -> None:
+    """Waits until the window of this run id is recorded on both ranks."""
+    states: list[str] = []
+    while states != ["running"] * 2:
+        _, told = await order(running.url, command="status")
+        windows = [window for rank in told["ranks"] for window in rank["windows"]]
+        states = [window["state"] for window in windows if window["run_id"] == run]
+
+
+@pytest.mark.checklist("F10")
+async def test_an_order_for_a_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All record it in the stage that it names, and none in another; where ranks are in different ones none does."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_of(running.url, tmp_path, ["fit", "validate"]):
+            await stages_are(running, "fit", "fit")
+            _, said = await order(running.url, steps=2, run_id="early", stage="validate")
+            assert said["outcome"] == "refused", said
+            assert [rank["text"] for rank in said["ranks"]] == [
+                "refused: it is for the stage 'validate', and this is 'fit'"
+            ] * 2
+            _, said = await order(running.url, steps=2, run_id="fit", stage="fit")
+            assert said["outcome"] == "done", said
+            await poll(lambda: len(recorded(tmp_path, "fit")) == 2)
+            assert recorded(tmp_path, "fit") == [["fit", str(said["first"]), str(said["last"])]] * 2
+
+            _, said = await order(running.url, steps=1_000_000, run_id="long")
+            assert said["outcome"] == "done", said
+            await runs(running, "long")
+            (tmp_path / "end-fit-1").touch()
+            await stages_are(running, "fit", "validate")
+            apart = "the ranks are in different stages, 'fit' (ranks 0), 'validate' (ranks 1)"
+            for wanted in ({}, {"stage": "fit"}):
+                _, said = await order(running.url, steps=2, run_id="apart", **wanted)
+                assert said["outcome"] == "refused"
+                assert said["reason"] == f"{apart}: order again when all are in the same"
+            _, said = await order(running.url, command="extend", steps=2)
+            assert (said["outcome"], said["reason"]) == ("refused", f"{apart}: extend when all are in the same")
+            _, said = await order(running.url, command="abort", run_id="long")
+            assert (said["outcome"], said["reason"]) == ("done", f"{apart}: each ended its own")
+            await poll(lambda: len(recorded(tmp_path, "long")) == 2)
+            _, said = await order(running.url, steps=1, run_id="one", ranks="1", stage="validate")
+            assert said["outcome"] == "done", said
+
+            (tmp_path / "end-fit-0").touch()
+            await stages_are(running, "validate", "validate")
+            url = running.url.replace("ws:", "http:")
+            command = ["arm", "--url", url, "--steps", "2", "--run-id", "cli", "--stage", "validate"]
+            assert await anyio.to_thread.run_sync(main, command) == 0, capsys.readouterr()
+            assert capsys.readouterr().out.count(", validate, step ") == 2
+            await poll(lambda: len(recorded(tmp_path, "cli")) == 2)
+            assert {line[0] for line in recorded(tmp_path, "cli")} == {"validate"}
+    assert recorded(tmp_path, "early") == recorded(tmp_path, "apart") == []
+
+
+@pytest.mark.checklist("F10")
+@pytest.mark.parametrize("stage", ["", "fit"])
+def test_a_request_is_for_a_stage(stage: str, output_dir: Path) -> None:
+    """It is refused in others, also where nobody says which stage it is; what is recorded says so in its metadata."""
+    windows: list[Any] = []
+    metadata = {"stage": stage} if stage else None
+    with sc.trace(
+        control=sc.Control(socket=True),
+        metadata=metadata,
+        output_dir=output_dir,
+        options=QUICK,
+        on_trace_ready=windows.append,
+    ) as profiler:
+        assert profiler.stage == stage
+        refused = profiler.arm(WindowRequest(steps=1, stage="validate"))
+        here = "this is 'fit'" if stage else "this profiler has none"
+        assert (refused.accepted, refused.reason) == (False, f"it is for the stage 'validate', and {here}")
+        assert profiler.arm(WindowRequest(steps=1, stage=stage))
+        for _ in range(5):
+            with sc.span("work"):
+                pass
+            profiler.step()
+    (window,) = windows
+    assert window.metadata["armed"].get("stage", "") == stage

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime.control.control_thread import ControlThread
@@ -33,15 +32,6 @@ from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
 from tests.support.messages import said
 
-_CREATE = """
-import sys
-from pathlib import Path
-from stepscope.runtime.files.file_reading import create_once
-path = Path(sys.argv[1])
-while not path.with_name("go").exists():
-    pass
-print(create_once(path, sys.argv[2].encode() * 100_000))
-"""
 GOOD = b'{"start_step": "next", "steps": 2}'
 
 
@@ -98,11 +88,6 @@ def test_calls_wait_for_the_end_of_a_start() -> None:
     assert order == ["before", "call"]
 
 
-def _is_last(seen: list[ControlFile], step: int) -> bool:
-    """Whether the latest value is about this step."""
-    return seen[-1].start_step == step
-
-
 def status(file: WatchedFile[Any]) -> dict[str, Any]:
     """What the status file says."""
     found: dict[str, Any] = json.loads(file.status.path.read_text())
@@ -124,51 +109,19 @@ def test_the_default_file_is_created_once_and_whole(tmp_path: Path) -> None:
         assert file.current is None and not file.path.exists()
 
 
-@pytest.mark.checklist("A18")
-def test_many_create_the_file_at_once(tmp_path: Path) -> None:
-    """Exactly one content is there in the end, and it was never seen half."""
-    path = tmp_path / "file"
-    processes = [
-        subprocess.Popen([sys.executable, "-c", _CREATE, path, name], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        for name in "abcd"
-    ]
-    time.sleep(0.2)
-    (tmp_path / "go").touch()
-    said = [process.communicate(timeout=60)[0].strip() for process in processes]
-    assert sorted(said) == ["False", "False", "False", "True"]
-    assert path.read_text() == "abcd"[said.index("True")] * 100_000
-    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "go"]
-
-
 @pytest.mark.checklist("A24", "A25", "F1")
 @pytest.mark.parametrize(
     ("content", "line", "column", "reason"),
     [
         (b"", 1, 1, "it is empty"),
-        (b"  \n", 1, 1, "it is empty"),
         (b'{"start_step": "next",\n "steps": 2', 2, 12, "truncated"),
         (b"[1, 2]", 1, 1, "must be a mapping, got list: [1, 2]"),
-        (b"null", 1, 1, "must be a mapping, got NoneType: None"),
-        (b"5", 1, 1, "must be a mapping, got int: 5"),
         (b"\xff\xfe{", 1, 1, "malformed"),
-        (b'{"steps": 2}}', 1, 13, "malformed"),
         (b'{\n  "start_stop": 3\n}', 2, 3, "unknown field 'start_stop'; did you mean 'start_step'?"),
-        (
-            b'{"start_step": "soon", "steps": 2}',
-            1,
-            2,
-            "start_step must be 'next', a whole number or None, got str: 'soon'",
-        ),
-        (b'{"start_step": -1, "steps": 2}', 1, 2, "start_step must be a whole number >= 0, got int: -1"),
         (b'{"start_step": 2,\n "steps": true}', 2, 2, "steps must be a whole number or None, got bool: True"),
         (b'{"start_step": 5,\n\n "stop_step": 4}', 3, 2, "stop_step is 4, before start_step 5"),
-        (b'{"start_step": 5}', 1, 1, "one of steps, stop_step and seconds"),
         (b'{"ranks": "3-1", "start_step": 1, "steps": 1}', 1, 2, "the range '3-1' runs backwards; write 1-3"),
-        (b'{"command": "extent"}', 1, 2, "did you mean 'extend'?"),
         (b'{"command": "extend"}', 1, 2, "takes steps or seconds"),
-        (b'{"past": "clop"}', 1, 2, "did you mean 'clip'?"),
-        (b'{"steps": 1e400}', 1, 2, "steps"),
-        (b'{"run_id": "a/b"}', 1, 2, "run_id must be a str matching regex"),
         (b"[" * 100_000, 1, 1, ""),
     ],
 )
@@ -248,35 +201,6 @@ def test_a_file_that_is_not_what_it_should_be(tmp_path: Path) -> None:
     assert len(seen) == 2
 
 
-@pytest.mark.checklist("F1")
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
-    """It is told of, and followed once it may be read; by a user whom permissions bind, as root is not."""
-    program = """
-import asyncio, os, tempfile
-from pathlib import Path
-from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-from tests.integration.runtime.control.test_watched_file import status, wait, watching
-if os.geteuid() == 0:
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-with tempfile.TemporaryDirectory() as directory:
-    path = Path(directory) / "x"
-    path.write_bytes(b"1")
-    file = WatchedFile(path, bytes)
-    with watching(file):
-        path.chmod(0)
-        wait(lambda: status(file).get("reason") == "it cannot be read: Permission denied")
-        print(status(file)["state"], file.current.decode())
-        path.chmod(0o600)
-        wait(lambda: status(file)["state"] == "ok")
-        path.write_bytes(b"2")
-        wait(lambda: file.current == b"2")
-"""
-    ended = run_to_end([sys.executable, "-c", program], cwd=ROOT)
-    assert (ended.returncode, ended.stdout.split()) == (0, ["bad", "1"]), ended.stderr
-
-
 @pytest.mark.checklist("A24", "F6")
 def test_the_content_decides(tmp_path: Path) -> None:
     """The same content again is nothing new, whatever its time; another one of the same size and time is."""
@@ -294,23 +218,6 @@ def test_the_content_decides(tmp_path: Path) -> None:
         os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
         wait(lambda: file.current is not None and file.current.run_id == "b")
     assert [value.run_id for value in seen] == ["a", "b"]
-
-
-@pytest.mark.checklist("F1")
-def test_a_file_that_is_written_slowly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Byte by byte, over and over: only whole contents are told of, and hardly ever a complaint."""
-    path = tmp_path / "stepscope.json"
-    path.write_bytes(GOOD)
-    with watched(path) as (file, seen):
-        for number in range(5):
-            text = json.dumps({"start_step": 1000 + number, "steps": 2}).encode()
-            with path.open("wb", buffering=0) as stream:
-                for position in range(len(text)):
-                    stream.write(text[position : position + 1])
-                    time.sleep(0.001)
-            wait(partial(_is_last, seen, 1000 + number))
-        wait(lambda: status(file)["state"] == "ok")
-    assert [value.start_step for value in seen] == ["next", *range(1000, 1005)]
 
 
 @pytest.mark.checklist("F1")
@@ -385,9 +292,7 @@ def test_a_status_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.checklist("A20", "A26", "F9")
-@pytest.mark.parametrize(
-    "end", ["", "import os; os.kill(os.getpid(), 9)", "raise SystemExit(3)", "import os; os._exit(3)"]
-)
+@pytest.mark.parametrize("end", ["", "import os; os.kill(os.getpid(), 9)"], ids=["closes nothing", "killed"])
 def test_a_program_that_does_not_close_its_file_ends_all_the_same(tmp_path: Path, end: str) -> None:
     """In whatever way: neither a process nor a file is left beside the status."""
     program = f"""
@@ -399,8 +304,7 @@ watched.__enter__()
 {end}
 """
     ended = run_to_end([sys.executable, "-c", program], cwd=ROOT)
-    assert ended.returncode == {"": 0, "import os; os.kill(os.getpid(), 9)": -9}.get(end, 3)
-    assert ended.stderr == ""
+    assert (ended.returncode, ended.stderr) == (-9 if end else 0, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.json.status.json"]
 
 
@@ -443,7 +347,6 @@ _values: st.SearchStrategy[Any] = st.one_of(
 _fields = st.dictionaries(st.sampled_from([*ControlFile.__struct_fields__, "strat_step"]), _values, max_size=4)
 
 
-@settings(max_examples=300)
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode), st.builds(_encoded, _fields)))
 def test_any_content_is_understood_or_refused(content: bytes) -> None:
     """Nothing else is raised than the error that has the place and the reason."""

@@ -140,12 +140,11 @@ def test_windows_report_the_new_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not any("wall clock" in note for window in (windows[0], windows[2]) for note in window.diagnostics)
 
 
-@pytest.mark.parametrize("seconds", [3600, -3600])
-def test_spans_of_otlp(seconds: int) -> None:
-    """A service whose clock is set by an hour: each span has the time that the clock showed when it began."""
+def test_spans_of_otlp() -> None:
+    """A service whose clock is set back by an hour: each span has the time that the clock showed when it began."""
     require("aiohttp")
     require("opentelemetry.proto.trace.v1.trace_pb2")
     if shutil.which("cc") is None:
         missing("a C compiler", "Install it (on Debian: apt-get install build-essential).")
-    done = run_to_end([sys.executable, PROGRAM], timeout=60, environment={**os.environ, "STEP_S": str(seconds)})
+    done = run_to_end([sys.executable, PROGRAM], timeout=60, environment={**os.environ, "STEP_S": "-3600"})
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,9 +1,10 @@
-"""The flight recorder beside pauses, other profilers, forks, and users who do odd things."""
+"""The flight recorder beside pauses, other profilers, forks, and users who do odd things; what ends the process is a reason to save."""
 
 from __future__ import annotations
 
-import asyncio
 import math
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,85 +16,19 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events.record import Kind
-from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.trigger_watch import MAX_WAITING, Fired, TriggerWatch
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
+from tests.support.basics import ROOT, heed_interrupts
+from tests.support.crashes import windows as read_windows
 from tests.support.flights import QUIET, Profile, When
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
-from tests.support.raised import LostForWords, length
+from tests.support.raised import LostForWords
 from tests.support.recording import run_program
 
 
-class Wild:
-    """A user's trigger that does what none should."""
-
-    name = "wild"
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def evaluator(self) -> Evaluator:
-        return self
-
-    def look(self, news: News) -> Sequence[Finding]:
-        self.looks += 1
-        if self.looks == 2:
-            raise asyncio.CancelledError
-        if self.looks == 3:
-            return None  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        if self.looks == 4:
-            return [Finding(at=1 << 80, text="\udc80" * 5000), Finding(at=-5), Finding(at=math.nan)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        return []
-
-
-def test_a_wild_trigger_disturbs_nobody(output_dir: Path) -> None:
-    """Times of never, text that cannot be written, cancellations: the run goes on and ends in time."""
-    profile = Profile(output_dir, triggers=(Wild(), When(30)))
-    with profile.profiler as profiler:
-        for _ in range(8):
-            profile.steps(5)
-            assert profiler.flush()
-        began = time.monotonic()
-    assert time.monotonic() - began < 20
-    assert [30] in [window[-1:] for window in [[s.number for s in w.steps] for w in profile.memory.windows]]
-    assert profile.flight.triggers.errors == 3
-    profile.check_accounts()
-
-
-def test_a_trigger_that_raises_the_same_again(output_dir: Path) -> None:
-    """Each time is counted; the exception holds what it held at first."""
-    error = ValueError("broken once")
-    profile = Profile(output_dir, triggers=(When(error=error),))
-    with profile.profiler as profiler:
-        for _ in range(12):
-            profile.steps(1)
-            assert profiler.flush()
-    failed = profile.flight.triggers.errors
-    assert failed > 6 and length(error) < 6
-    with pytest.raises(ExceptionGroup) as caught:
-        profiler.raise_errors()
-    assert [told.__cause__ for told in caught.value.exceptions] == [error]
-
-
-def test_what_a_trigger_raises_is_put_into_words_beside_the_loop(output_dir: Path) -> None:
-    """An exception that waits before it says anything holds up its trigger, and nobody else."""
-    error = LostForWords()
-    profile = Profile(output_dir, triggers=(When(error=error),), steps=1000)
-    with profile.profiler as profiler:
-        profile.steps(4)
-        assert error.reached.wait(60)
-        assert profiler.save("mine")
-        assert profiler.flush(60)
-        assert [window.metadata["flight"]["reason"] for window in profile.memory.windows] == ["mine"]
-        error.over.set()
-        while not profile.flight.triggers.errors:
-            profile.steps(1)
-            assert profiler.flush(60)
-    assert set(error.threads) == {"stepscope trigger when"}
-    profile.check_accounts()
-
-
 class Waits:
-    """A user's trigger that waits, as for an answer over the network, where it looks or is made."""
+    """A user's trigger that waits, as for an answer over the network, where it looks or is made, or asks a device."""
 
     name = "waits"
 
@@ -111,18 +46,34 @@ class Waits:
             self.wait()
         return [Finding(at=int(news.steps.ends[-1]) - 1)] if 3 in news.steps.numbers else []
 
+    def device(self) -> float:
+        self.wait()
+        return 0.99
+
     def wait(self) -> None:
         self.reached.set()
         assert self.over.wait(60)
 
 
-@pytest.mark.parametrize("where", ["look", "evaluator"])
+def waiting(where: str) -> tuple[Trigger, Waits | LostForWords]:
+    """A trigger that waits somewhere, and what says so."""
+    if where == "words":
+        error = LostForWords()
+        return When(error=error), error
+    waits = Waits(where)
+    device = sc.triggers.MemoryHigh(share=0.98, device=waits.device, interval=0)
+    return device if where == "device" else waits, waits
+
+
+@pytest.mark.parametrize("where", ["look", "evaluator", "device", "words"])
 def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_path: Path) -> None:
-    """Another profiler's exporters get everything meanwhile, other triggers of its own fire, and it fires when it goes on."""
-    waits, other = Waits(where), sc.exporters.MemoryExporter()
-    profile = Profile(output_dir, triggers=(waits, When(2)), steps=1000)
+    """Another profiler's exporters get everything meanwhile, other triggers of its own fire, and it fires when it goes on, or its
+    exception has found words."""
+    other = sc.exporters.MemoryExporter()
+    trigger, waits = waiting(where)
+    profile = Profile(output_dir, triggers=(trigger, sc.triggers.NotFinite()), steps=1000)
     with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as beside:
-        profile.steps(4)
+        profile.steps(4, lambda number: sc.counter("norm", math.inf if number == 2 else 1.0))
         assert waits.reached.wait(60)
         sc.instant("meanwhile")
         assert beside.flush(60)
@@ -130,33 +81,16 @@ def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_
         assert profiler.flush(60)
         assert profiler.save("mine")
         assert profiler.flush(60)
-        assert [window.metadata["flight"]["reason"] for window in profile.memory.windows] == ["when", "mine"]
+        assert [window.metadata["flight"]["reason"] for window in profile.memory.windows] == ["not_finite", "mine"]
         waits.over.set()
-        while "waits" not in profile.flight.triggers.fired:
+        while not (
+            profile.flight.triggers.errors if where == "words" else trigger.name in profile.flight.triggers.fired
+        ):
             profile.steps(1)
             assert profiler.flush(60)
-    assert not [thread for thread in threading.enumerate() if thread.name == "stepscope trigger waits"]
-    profile.check_accounts()
-
-
-def test_a_device_that_does_not_answer_holds_up_nobody(output_dir: Path) -> None:
-    """`MemoryHigh.device` is the program's, though the trigger is not; it fires when the device has answered."""
-    reached, over = threading.Event(), threading.Event()
-
-    def device() -> float:
-        reached.set()
-        assert over.wait(60)
-        return 0.99
-
-    profile = Profile(output_dir, triggers=(sc.triggers.MemoryHigh(share=0.98, device=device, interval=0),), steps=1000)
-    with profile.profiler as profiler:
-        profile.steps(4)
-        assert reached.wait(60)
-        assert profiler.save("mine") and profiler.flush(60)
-        over.set()
-        while "memory_high" not in profile.flight.triggers.fired:
-            profile.steps(1)
-            assert profiler.flush(60)
+    own = f"stepscope trigger {trigger.name}"
+    assert not isinstance(waits, LostForWords) or set(waits.threads) == {own}
+    assert not [thread for thread in threading.enumerate() if thread.name == own]
     profile.check_accounts()
 
 
@@ -218,8 +152,9 @@ raise ValueError("the end")
     assert path.name == "000000-step5-raised.journal"
 
 
-def test_pause_and_resume(output_dir: Path) -> None:
-    """What happened in a pause is not recorded, the pause is, and no watchdog barks in it."""
+def test_pauses_and_stops(output_dir: Path) -> None:
+    """What happened in a pause is not recorded, the pause is, and no watchdog barks in it. After stop() nothing is saved; after
+    start() it goes on."""
     profile = Profile(output_dir, triggers=(sc.triggers.Stalled(factor=1, least=0.2),))
     with profile.profiler as profiler:
         profile.steps(5)
@@ -230,21 +165,14 @@ def test_pause_and_resume(output_dir: Path) -> None:
         profile.steps(1)
         profiler.save()
         assert profile.windows == [[5, 6, 7]]
-    assert profile.memory.names(0, Kind.SPAN).count("work") == 1
-    assert "paused" in profile.memory.names(0, Kind.GAP)
-
-
-def test_stop_and_start(output_dir: Path) -> None:
-    """After stop() nothing is saved; after start() it goes on."""
-    profile = Profile(output_dir)
-    with profile.profiler as profiler:
-        profile.steps(5)
         profiler.stop()
         assert not profiler.save()
         profiler.start()
         profile.steps(5)
         assert profiler.save()
-        assert profile.windows == [[8, 9, 10]]
+        assert profile.windows[1:] == [[10, 11, 12]]
+    assert profile.memory.names(0, Kind.SPAN).count("work") == 1
+    assert "paused" in profile.memory.names(0, Kind.GAP)
     profile.check_accounts()
 
 
@@ -309,7 +237,6 @@ def test_fork(output_dir: Path) -> None:
         ({"keep_last": 3, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, ["keep_last", "schedule"]),
         ({"keep_last": 0}, ["keep_last", "0"]),
         ({"keep_last": True}, ["keep_last", "True"]),
-        ({"keep_last": 2.5}, ["keep_last", "2.5"]),
         ({"keep_last": 3, "backends": [sc.TorchBackend("kineto")]}, ["mode='stream'"]),
         ({"keep_last": 3, "backends": [sc.TorchBackend(profile_memory=True)]}, ["mode='stream'"]),
     ],
@@ -355,3 +282,120 @@ def test_a_flush_waits_for_what_came_before_it_only(steps: int, output_dir: Path
         finally:
             done.set()
             thread.join()
+
+
+START = """
+import asyncio, os, signal, sys, time
+import stepscope as sc
+from tests.support.basics import heed_interrupts
+heed_interrupts()
+options = sc.Options(close_timeout=30)
+def steps(*profilers):
+    for number in range(7):
+        with sc.span("work"):
+            [profiler.step() for profiler in profilers]
+"""
+
+
+def run(script: str, place: Path, code: int) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a directory of its own; fails if it ends otherwise."""
+    command = [sys.executable, "-W", "error", "-c", f"import sys; sys.path.append({str(ROOT)!r})\n{START}{script}"]
+    done = run_to_end(command, cwd=place)
+    assert done.returncode == code, done.stderr + done.stdout
+    return done
+
+
+def saved(run: Path) -> dict[str, list[int]]:
+    """The numbers of the steps in each saved window, by the name of its file."""
+    return {
+        path.name: [step.number for window in read_windows(path) for step in window.steps]
+        for path in sorted((run / "windows").glob("*"))
+    }
+
+
+def test_sigterm(tmp_path: Path) -> None:
+    """The last steps of every profiler that keeps some are saved, unless it is told not to, or has saved all the windows that it
+    may; and the process dies of the signal."""
+    run(
+        """
+one = sc.trace(keep_last=3, output_dir="one", options=options)
+two = sc.trace(keep_last=sc.FlightRecorder(steps=2, cooldown=3600), output_dir="two", options=options)
+told = sc.trace(keep_last=sc.FlightRecorder(steps=2, triggers=(sc.triggers.Raised(),)), output_dir="told", options=options)
+full = sc.trace(keep_last=sc.FlightRecorder(steps=2, max_windows=1), output_dir="full", options=options)
+with one, two, told, full, sc.trace(output_dir="three"):
+    steps(one, two, told, full)
+    full.save("first")
+    full.flush()
+    with sc.span("under way"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+""",
+        tmp_path,
+        -signal.SIGTERM,
+    )
+    assert saved(tmp_path / "one") == {"000000-step7-terminated_by_sigterm.journal": [5, 6, 7]}
+    assert saved(tmp_path / "two") == {"000000-step7-terminated_by_sigterm.journal": [6, 7]}
+    assert saved(tmp_path / "told") == {}
+    assert list(saved(tmp_path / "full")) == ["000000-step7-first.journal"]
+    (window,) = read_windows(next((tmp_path / "one" / "windows").iterdir()))
+    facts: Any = window.metadata["flight"]
+    assert (facts["reason"], facts["value"]) == ("terminated by SIGTERM", "SIGTERM")
+
+
+def test_sigterm_with_exporters_that_hang(tmp_path: Path) -> None:
+    """Several profilers close at once: the deadline is that of one of them, and what can be saved is."""
+    began = time.monotonic()
+    run(
+        """
+options = sc.Options(close_timeout=4)
+several = [sc.trace(keep_last=3, output_dir=f"{number}", exporters=[sc.exporters.MemoryExporter(hang_in="export")], options=options)
+           for number in range(8)]
+[profiler.start() for profiler in several]
+steps(*several)
+began = time.monotonic()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+""",
+        tmp_path,
+        -signal.SIGTERM,
+    )
+    assert time.monotonic() - began < 4 * 5
+    for number in range(8):
+        assert saved(tmp_path / f"{number}") == {"000000-step7-terminated_by_sigterm.journal": [5, 6, 7]}
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_ctrl_c(block: bool, tmp_path: Path) -> None:
+    """KeyboardInterrupt saves where it leaves the `with`, and without one where it ends the program."""
+    body = "steps(profiler)\n    signal.raise_signal(signal.SIGINT)"
+    run(
+        f"""
+profiler = sc.trace(keep_last=3, output_dir="run", options=options)
+if not {block}: profiler.start()
+with profiler if {block} else open(os.devnull):
+    {body}
+""",
+        tmp_path,
+        -signal.SIGINT,
+    )
+    assert saved(tmp_path / "run") == {"000000-step7-terminated_by_keyboardinterrupt.journal": [5, 6, 7]}
+
+
+def test_an_interrupt_that_counts_as_an_exception(output_dir: Path) -> None:
+    """It is saved once: by `Raised`, where that was told so."""
+    heed_interrupts()
+    profile = Profile(output_dir, triggers=(sc.triggers.Raised(only=(BaseException,)), sc.triggers.Terminated()))
+    with pytest.raises(KeyboardInterrupt), profile.profiler:
+        profile.steps(3)
+        signal.raise_signal(signal.SIGINT)
+    assert [path.name for path in (output_dir / "windows").iterdir()] == ["000000-step3-raised.journal"]
+    assert profile.flight.triggers.fired == {"raised": 1}
+
+
+def test_a_storm_of_calls_does_not_crowd_it_out() -> None:
+    """However many calls of `save` wait, what ends the run is taken."""
+    watch = TriggerWatch(sc.FlightRecorder(steps=1))
+    for _ in range(MAX_WAITING + 5):
+        watch.call(Fired("call", Finding(at=1)))
+    assert watch.statistics().refused == 5
+    assert watch.call(Fired("terminated by SIGTERM", Finding(at=1), always=True))

@@ -15,7 +15,7 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.overhead.controller import OverheadController
 from stepscope.runtime.overhead.meter import event_costs
-from stepscope.runtime.schedule.detail import EVENTS, EVERYTHING, FULL, MARKS_ONLY, OPERATORS, Detail, DetailFilter
+from stepscope.runtime.schedule.detail import FULL, MARKS_ONLY, Detail, DetailFilter
 from tests.support.messages import refused
 from tests.support.readings import texts
 
@@ -243,32 +243,6 @@ def test_the_filter_knows_levels_by_time_in_any_order_of_arrival() -> None:
     assert len(filter.keep(events)) == 4 and filter.left_out == 4
     events["kind"] = Kind.GAP
     assert filter.wanted(events) is None
-
-
-def test_wants_of_several_add_up() -> None:
-    """Recorded is what anybody wants; left out is what somebody asked for and nobody wants now."""
-    before = _core.recording()
-    assert before == 0
-    one, other = 1 << 50, 1 << 51
-    try:
-        _core.want(one, EVERYTHING, EVENTS)
-        assert _core.recording() == EVENTS
-        _core.want(other, EVERYTHING, OPERATORS)
-        assert _core.recording() == EVERYTHING
-        _core.want(one, EVERYTHING, 0)
-        assert _core.recording() == OPERATORS
-        events = _core.left_out()[0]
-        sc.instant("not wanted")
-        with sc.span("not wanted"):
-            pass
-        assert _core.left_out()[0] == events + 2
-    finally:
-        for who in (one, other):
-            _core.want(who, 0, 0)
-    assert _core.recording() == 0
-    sc.instant("nobody asked")
-    assert _core.left_out()[0] == events + 2
-    assert strings.intern("nobody asked")
 
 
 def test_a_change_reports_what_it_was_asked_for_by() -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.runtime.accounting.error_log import MAX_RETAINED, MAX_TEXT, ErrorLog
 from tests.support.raised import length
 
@@ -83,26 +82,22 @@ def raised_again(
 
 @pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
 def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) -> None:
-    """However it is raised: its traceback is the first, and no more is alive than what was kept holds."""
+    """However it is raised: its traceback is the first, and no more is alive than what was kept holds; what comes later is only
+    counted, and nobody asks what it says."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = OSError("the connection was lost")
     alive = raised_again(keeper, error, how)
     assert keeper.count == TIMES and len(keeper.retained) == (1 if how is itself else MAX_RETAINED)
     assert len(alive) <= len(keeper.retained) and 1 <= length(error) <= 3
     assert all(1 <= length(kept) <= 4 for kept in keeper.errors)
-
-
-@pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
-def test_what_comes_later_keeps_nothing_alive(how: Callable[[Exception], None]) -> None:
-    """It is counted, whoever raises it has it still, and nobody asks what it says."""
-    keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
+    full: ErrorLog[Exception] = ErrorLog(contexts=True)
     for number in range(MAX_RETAINED):
-        keeper.record("open", OSError(number))
-    error = Told()
-    assert not raised_again(keeper, error, how)
-    assert keeper.count == MAX_RETAINED + TIMES and len(keeper.retained) == MAX_RETAINED
-    assert length(error) == 0 and error.asked == 0
-    assert keeper.first == "open(): OSError: 0"
+        full.record("open", OSError(number))
+    told = Told()
+    assert not raised_again(full, told, how)
+    assert full.count == MAX_RETAINED + TIMES and len(full.retained) == MAX_RETAINED
+    assert length(told) == 0 and told.asked == 0
+    assert full.first == "open(): OSError: 0"
 
 
 def test_what_it_says_is_asked_once() -> None:
@@ -116,14 +111,6 @@ def test_what_it_says_is_asked_once() -> None:
     assert text == f"Told: {'x' * (MAX_TEXT - 6)}... ({MAX_TEXT + 11:,} characters)"
     assert keeper.first == f"export(): {text}"
     assert error.__notes__ == ["raised by exporter 'bad' in export()"]
-
-
-def test_a_text_that_is_known_is_not_asked_for() -> None:
-    """It was made on the thread of the part."""
-    keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
-    error = Told()
-    keeper.record("look", error, text="Told: by another")
-    assert error.asked == 0 and keeper.first == "look(): Told: by another"
 
 
 def test_the_cause_of_one_may_be_raised_by_itself() -> None:
@@ -153,21 +140,6 @@ def test_one_that_takes_no_note() -> None:
     ((_, text),) = keeper.retained
     assert text.startswith("Frozen")
     assert keeper.count == 2 and length(error) == 1
-
-
-def test_a_callback_that_raises_the_same_again() -> None:
-    """Of every window: it is counted, and kept as it was first."""
-    error = ValueError("of the program")
-
-    def fail(view: object) -> None:
-        raise error
-
-    callbacks = Callbacks(fail)
-    for number in range(20):
-        callbacks.put(number)
-    callbacks.finish()
-    assert (callbacks.raised.count, callbacks.raised.errors) == (20, [error])
-    assert length(error) == length(callbacks.raised.errors[0]) < 4
 
 
 def test_what_the_program_handles_is_left_to_it() -> None:

@@ -47,43 +47,24 @@ def test_a_server_with_many_tasks_has_few_rows() -> None:
     check_rows(log)
 
 
-def test_tasks_of_other_names_do_not_share_rows() -> None:
-    """A row has one name."""
-
-    async def main() -> None:
-        for name in ("a", "b", "a"):
-            await asyncio.create_task(work(), name=name)
-
-    with recording() as log:
-        asyncio.run(main())
-    found = [tracks.get(row.track) for row in log.events(Kind.SPAN, "work")]
-    assert [track.name for track in found if track is not None] == ["a", "b", "a"]
-
-
-def test_tasks_that_live_in_one_context() -> None:
-    """A context that several tasks were given: each has its own row all the same."""
+def test_tasks_that_do_not_share_rows() -> None:
+    """Those of other names, as a row has one; and those that live at a time, also in one context that all of them were given."""
 
     async def main() -> None:
         tasks.watch()
+        for name in ("a", "b", "a"):
+            await asyncio.create_task(work(), name=name)
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.create_task(work(), context=context) for _ in range(5)))
+        await asyncio.gather(*(loop.create_task(work(), context=context, name="c") for _ in range(5)))
 
     with recording() as log:
         asyncio.run(main())
     found = log.events(Kind.SPAN, "work")
-    assert len({row.track for row in found}) == 5 and not any(row.flags or row.parent for row in found)
+    rows = [track for row in found if (track := tracks.get(row.track)) is not None]
+    assert [track.name for track in rows] == ["a", "b", "a", *"ccccc"] and len({row.track for row in found[3:]}) == 5
+    assert not any(row.flags or row.parent for row in found)
     check_rows(log)
-    check_self_times(log.of(Kind.SPAN))
-
-
-def test_main_tasks_of_one_runner() -> None:
-    """A runner gives all of them one context."""
-    with recording() as log, asyncio.Runner() as runner:
-        for _ in range(3):
-            runner.run(work())
-    found = log.events(Kind.SPAN, "work")
-    assert len(found) == 3 and not any(row.flags or row.parent for row in found)
     check_self_times(log.of(Kind.SPAN))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,9 @@ from stepscope.runtime.control.agreement.job_directory import (
     Plans,
     Request,
 )
+from stepscope.runtime.control.rate import Pace
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
-from tests.support.agreeing import Rank, finish, job
+from tests.support.agreeing import Rank, finish, go_on, job
 
 encode = msgspec.json.encode
 LONG = 10**6
@@ -36,16 +35,6 @@ turns = st.tuples(st.just("turn"), st.integers(0, 2))
 work = st.tuples(st.just("work"), st.integers(0, 2), st.integers(1, 30))
 windows = st.tuples(st.just("window"), st.integers(0, 2), st.sampled_from([2, 40, 400]))
 ends = st.tuples(st.just("end"), st.integers(0, 2), st.integers(0, 5))
-
-
-def go_on(ranks: list[Rank], condition: Callable[[], object], steps: int = 0) -> None:
-    """Has all ranks take turns, each with so many steps, until something holds."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        for rank in ranks:
-            rank.agreement.turn()
-            rank.work(steps)
 
 
 def end_in_calm(ranks: list[Rank]) -> None:
@@ -296,12 +285,11 @@ def test_a_second_rank_0(tmp_path: Path) -> None:
         assert first.agreement.directory not in (run, second.agreement.directory)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_directory_that_cannot_be_written(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The window is refused with the reason, and recorded on no rank; what is asked for later is."""
 
     def fails(path: Path, content: bytes) -> bool:
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with job(2) as ranks:
         go_on(ranks, lambda: ranks[1].agreement.directory, 1)
@@ -310,7 +298,7 @@ def test_a_directory_that_cannot_be_written(code: int, monkeypatch: pytest.Monke
                 patch.setattr(job_directory, "create_once", fails)
                 rank.agreement.ask(WindowRequest(start_step=3000, steps=1, run_id="no"), "socket")
                 go_on(ranks, lambda: rank.outcomes)  # noqa: B023
-            assert os.strerror(code) in rank.outcomes[0].reason
+            assert os.strerror(errno.ENOSPC) in rank.outcomes[0].reason
         ranks[0].agreement.ask(WindowRequest(start_step=3000, steps=1, run_id="yes"), "socket")
         finish(ranks, 2, 50)
     assert ranks[0].windows == ranks[1].windows == [("yes", (3000,))]
@@ -357,3 +345,33 @@ def test_forged_files_are_passed_over(tmp_path: Path) -> None:
         go_on(ranks, lambda: any(answer.first == 9005 for answer in ranks[1].outcomes))
         finish(ranks, 2, 100)
     assert ranks[0].windows == ranks[1].windows == [("good", (9000,)), ("after", (9005,))]
+
+
+# the pace, from which rank 0 chooses
+
+
+def test_the_pace_of_a_loop_that_moves() -> None:
+    """Neither its first step, which takes long, nor a time in which it stands still counts."""
+    pace = Pace()
+    for at, step in ((0.0, 0), (60.0, 0), (60.1, 1)):
+        pace.add(at, step)
+        assert not pace.is_measured and pace.per_second == 0
+    pace.add(61.1, 101)
+    assert pace.is_measured and pace.per_second == pytest.approx(100)
+    for at, step in ((62.0, 101), (90.0, 101), (91.0, 111)):
+        pace.add(at, step)
+    assert not pace.is_measured and pace.per_second == pytest.approx(100)
+    for at, step in ((92.0, 5), (92.1, 6)):  # the number was set
+        pace.add(at, step)
+    assert pace.is_measured and pace.per_second == pytest.approx(100)
+
+
+@pytest.mark.parametrize("poll", [0.05, 0.2, 2.0])
+@pytest.mark.parametrize("seconds", [0.003, 0.1, 0.3, 1.0, 60.0])
+def test_the_pace_of_any_loop_is_known(seconds: float, poll: float) -> None:
+    """However often it is looked at."""
+    pace, known = Pace(), 0
+    for number in range(round(400 / poll)):
+        pace.add(number * poll, int(number * poll / seconds))
+        known += pace.is_measured
+    assert pace.per_second >= 0.9 / seconds and known * poll > 50

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
 import stepscope.torch as door
 from stepscope import mxnet
 from stepscope.collector.settings import CollectorSettings
-from stepscope.compat.frameworks.loop_settings import LoopSettings
-from stepscope.compat.mxnet.settings import MXNetSettings
 from stepscope.runtime.control.entry_points.control_file import ControlFile
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.control.entry_points.environment import EnvironmentOptions
@@ -62,11 +59,6 @@ def keywords(kind: type[Checked], **changed: Any) -> dict[str, Any]:
         CollectorSettings: {"directory": Path("streams")},
     }
     return {**needed.get(kind, {}), **changed}
-
-
-def label(value: object) -> str | None:
-    """Names a case after a kind."""
-    return value.__name__ if isinstance(value, type) else None
 
 
 def test_a_keyword_that_is_misspelt() -> None:
@@ -125,31 +117,20 @@ def test_what_must_be_given() -> None:
 
 PROGRAMS: list[tuple[type[Checked], dict[str, Any], str]] = [
     (sc.Options, {"ring_slots": 7}, "Options.ring_slots must be a whole number >= 64, got int: 7"),
-    (sc.Options, {"ring_slots": 1 << 30}, "Options.ring_slots must be a whole number <= 16777216, got int: 1073741824"),
     (sc.Options, {"linger": "3.5"}, "Options.linger must be a number, got str: '3.5'"),
-    (sc.Options, {"linger": []}, "Options.linger must be a number, got list: []"),
     (sc.Options, {"drain_interval": 0}, "Options.drain_interval must be a number > 0.0, got int: 0"),
     (sc.Options, {"overflow": "drop_old"}, "Options.overflow must be 'block', 'drop_newest' or 'drop_oldest', got str: 'drop_old'; did you mean 'drop_oldest'?"),
     (sc.Options, {"overflow": "x"}, "Options.overflow must be 'block', 'drop_newest' or 'drop_oldest', got str: 'x'"),
-    (sc.Options, {"overflow": 3}, "Options.overflow must be 'block', 'drop_newest' or 'drop_oldest', got int: 3"),
-    (sc.Options, {"journal": "yes"}, "Options.journal must be True or False, got str: 'yes'"),
     (sc.Options, {"session_dir": 3}, "Options.session_dir must be a str or None, got int: 3"),
     (sc.Control, {"poll": True}, "Control.poll must be a number, got bool: True"),
     (sc.Control, {"job": "a/b c"}, "Control.job must be a str matching regex '^[A-Za-z0-9._@:+-]*$', got str: 'a/b c'"),
-    (sc.control.WindowRequest, {"steps": 2.6}, "WindowRequest.steps must be a whole number or None, got float: 2.6"),
     (sc.control.WindowRequest, {"start_step": "nxt"}, "WindowRequest.start_step must be 'next' or a whole number, got str: 'nxt'; did you mean 'next'?"),
     (sc.control.WindowRequest, {"steps": 3, "ranks": 2}, "WindowRequest.ranks must be a list or None, got int: 2"),
     (sc.FlightRecorder, {"steps": 0}, "FlightRecorder.steps must be a whole number >= 1, got int: 0"),
-    (sc.triggers.SlowStep, {"factor": 0.5}, "SlowStep.factor must be a number >= 1.0, got float: 0.5"),
     (sc.triggers.SlowStep, {"quantile": 1}, "SlowStep.quantile must be a number < 1.0, got int: 1"),
-    (sc.control.OverheadBudget, {"fraction": 2}, "OverheadBudget.fraction must be a number <= 1.0, got int: 2"),
     (sc.exporters.OtlpOptions, {"compression": "zstd"}, "OtlpOptions.compression must be 'gzip', 'none' or None, got str: 'zstd'"),
     (sc.exporters.OtlpOptions, {"resource": {"a": 1, "b": [2]}}, "OtlpOptions.resource[...] must be True, False, a whole number, a number or a str, got dict: {'a': 1, 'b': [2]}"),
-    (sc.exporters.LinkSettings, {"sync_interval": math.inf}, "LinkSettings.sync_interval must be a number <= 15.0, got float: inf"),
     (CollectorSettings, {"directory": "data"}, "CollectorSettings.directory must be a Path, got str: 'data'"),
-    (CollectorSettings, {"directory": Path(), "port": 70_000}, "CollectorSettings.port must be a whole number <= 65535, got int: 70000"),
-    (MXNetSettings, {"profile_process": "sever"}, "MXNetSettings.profile_process must be 'server' or 'worker', got str: 'sever'; did you mean 'server'?"),
-    (LoopSettings, {"unit": "epochs"}, "LoopSettings.unit must be 'epoch' or 'step', got str: 'epochs'; did you mean 'epoch'?"),
 ]  # fmt: skip
 
 
@@ -163,21 +144,13 @@ def test_wrong_values_in_programs(kind: type[Checked], wrong: dict[str, Any], me
 
 FILES: list[tuple[str, str]] = [
     ("[]", "must be a mapping, got list: []"),
-    ('{"keep_last": 0}', "keep_last must be a whole number >= 1, got int: 0"),
     ('{"control": {"pol": 1}}', "control: unknown field 'pol'; did you mean 'poll'?"),
-    ('{"window": {"steps": 0}}', "window.steps must be a whole number >= 1, got int: 0"),
     ('{"window": {"steps": 2, "ranks": [1, -1]}}', "window.ranks[1] must be a whole number >= 0, got int: -1"),
-    ('{"window": {"steps": 2, "past": "late"}}', "window.past must be 'clip' or 'refuse', got str: 'late'"),
     ('{"window": {"start_step": 3}}', "window is {'start_step': 3}: WindowRequest takes one of steps, stop_step and seconds, got none of them"),
     ('{"window": []}', "window must be a mapping or None, got list: []"),
-    ('{"control": {"path": ""}}', "control.path must be a str of length >= 1, got str: ''"),
-    ('{"schedule": {"activ": 2}}', "schedule: unknown field 'activ'; did you mean 'active'?"),
     ('{"schedule": {}}', "schedule lacks 'active'"),
-    ('{"schedule": {"active": "2"}}', "schedule.active must be a whole number, got str: '2'"),
     ('{"options": {"lingr": 1}}', "options: unknown field 'lingr'; did you mean 'linger'?"),
-    ('{"options": {"linger": -1}}', "options.linger must be a number >= 0.0, got int: -1"),
     ('{"options": {"overflow": "blok"}}', "options.overflow must be 'block', 'drop_newest' or 'drop_oldest', got str: 'blok'; did you mean 'block'?"),
-    ('{"enabled": "off"}', "enabled must be True or False, got str: 'off'"),
     ('{"overhead_budget": 1}', "overhead_budget must be a number < 1.0, got int: 1"),
     ('{"a` - at `$.control.b": 1}', "control.b: unknown field 'a'"),
 ]  # fmt: skip
@@ -195,10 +168,8 @@ def test_wrong_values_in_files(text: str, message: str) -> None:
     ("text", "place"),
     [
         (b'{"steps": 2, "start_step": 1,\n\n  "ranks": [1, "a"]}', (3, 3)),
-        (b'{"run_id": "steps", "steps": 0}', (1, 21)),
         (b'{"st\\u0065ps": 0}', (1, 1)),
         (b'{"steps": 0, "steps": 2}', (1, 2)),
-        (b'{"steps": 0, nonsense', (1, 2)),
         (b'{"steps": 0, "run_id": "\xff"}', (1, 2)),
     ],
 )
@@ -247,7 +218,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(JSON)
 def test_any_json_is_followed_or_refused(value: Any) -> None:
     """With a place, and never with another error; the same values given by a program likewise."""

@@ -16,25 +16,18 @@ from stepscope.runtime.events.record import Kind
 from tests.support.messages import refused
 from tests.support.recording import recording, run_program
 
-plain = st.text(st.characters(codec="utf-8"), max_size=MAX_NAME // 4)
 any_text = st.text(st.characters(codec=None), max_size=MAX_NAME // 6)
 
 
-@given(text=plain)
+@given(text=any_text)
 def test_texts_come_back(text: str) -> None:
-    """Every text has one id; names and categories are numbered apart."""
+    """Every text has one id, what UTF-8 cannot hold is shown as Python would write it; names and categories are numbered apart."""
     name, category = strings.intern(text), strings.category(text)
-    assert (strings.text(name), strings.text(category)) == (text, text)
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    assert (strings.text(name), strings.text(category)) == (shown, shown)
     assert (strings.intern(text), strings.category(text)) == (name, category)
     assert category < strings.FIRST_NAME <= name
     assert (category == 0) == (text == "")
-
-
-@given(text=any_text)
-def test_lone_surrogates_become_readable(text: str) -> None:
-    """What UTF-8 cannot hold is shown as Python would write it."""
-    kept = strings.text(strings.intern(text))
-    assert kept == text.encode("utf-8", "backslashreplace").decode()
 
 
 @given(character=st.sampled_from("aé€😀"), before=st.integers(0, 5), length=st.integers(MAX_NAME // 4, 2 * MAX_NAME))
@@ -114,23 +107,26 @@ def test_additions_are_reported_once_and_in_order() -> None:
     assert strings.since(later) == (later, []) == strings.since(later + 1000)
 
 
-def test_unknown_ids_are_empty() -> None:
-    """An id from a damaged file gives no text rather than a crash."""
+def test_ids_and_texts_that_are_none() -> None:
+    """An id from a damaged file gives no text rather than a crash; other types than texts are refused by name."""
     assert [strings.text(number) for number in (0, strings.FIRST_NAME - 1, 1 << 21, (1 << 32) - 1)] == [""] * 4
     with pytest.raises(OverflowError):
         strings.text(-1)
-
-
-def test_only_texts_have_ids() -> None:
-    """Other types are refused by name."""
     for function in (strings.intern, strings.category):
         with refused(TypeError, "name", "b'bytes'"):
             function(b"bytes")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
-def test_too_many_names_share_one() -> None:
-    """Beyond a million names, recording goes on under a name that says so, and each use is counted."""
-    (names, arguments, known, counted) = run_program("""
+def test_too_many_names_share_one_and_too_many_categories_are_none() -> None:
+    """Beyond a million names, recording goes on under a name that says so, beyond a thousand categories an event has none; each use
+    is counted."""
+    (categories, names, arguments, known, counted) = run_program("""
+        for number in range(1100):
+            with span("x", category=f"category {number}"):
+                pass
+        log.take()
+        tell([log.rows[-1].category, 70 < _core.counts()["categories_full"] < 110])
+        log.rows.clear()
         instant("first")
         before = _core.counts()["strings_full"]
         for number in range(1 << 20):
@@ -146,18 +142,7 @@ def test_too_many_names_share_one() -> None:
         tell([_core.text(_core.intern("name 17")), before])
         tell([full > 0, counted])
     """)
+    assert categories == ["", True]
     assert names == ["(too many names)", "first"] and arguments == {"(too many names)": 1.5}
     assert known == ["name 17", 0]
     assert counted == [True, 30]
-
-
-def test_too_many_categories_are_none() -> None:
-    """Beyond a thousand categories an event has none, and that is counted."""
-    ((last, counted),) = run_program("""
-        for number in range(1100):
-            with span("x", category=f"category {number}"):
-                pass
-        log.take()
-        tell([log.rows[-1].category, _core.counts()["categories_full"]])
-    """)
-    assert last == "" and 70 < counted < 110

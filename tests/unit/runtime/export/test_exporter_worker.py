@@ -1,34 +1,31 @@
-"""An outlet: one exporter's faults and slowness cost its own output only, and every event is accounted for."""
+"""An outlet: one exporter's faults and slowness cost its own output only, and every event is accounted for, also where exporters tell
+later what became of events, or keep what they cannot send."""
 
 from __future__ import annotations
 
 import asyncio
 import resource
 import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import anyio
 import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
+from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.exporter import SupportsEarlyClose
-from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS
+from stepscope.runtime.export.exporter import (
+    DeliveryResult,
+    SupportsDeferredAck,
+    SupportsEarlyClose,
+    SupportsUnsentFiles,
+    UnsentFiles,
+)
+from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS, counted, remedy
 from stepscope.runtime.export.exporter_worker import WINDOWS_WAITING, ExporterWorker
-from stepscope.runtime.export.run import Run
 from tests.support.basics import poll
 from tests.support.exporter_workers import batch, closed, ledger_of, run_facts, running
-from tests.support.raised import length
-
-
-async def test_the_window_that_an_exporter_gets_knows_its_own_account(tmp_path: Path) -> None:
-    """Every output holds the ledger, and its own line in it is final."""
-    exporter = MemoryExporter()
-    async with running(exporter, tmp_path) as outlet:
-        outlet.offer(batch())
-        outlet.close_window(closed())
-    own = exporter.windows[0].ledger.outputs["memory"]
-    assert (own.offered, own.exported) == (10, 10)
 
 
 async def test_no_window_waits_for_one_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -49,7 +46,8 @@ async def test_no_window_waits_for_one_that_cannot_be_opened(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
 async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> None:
-    """No exception leaves the outlet; each is stored with a note of where, and nothing is unaccounted for."""
+    """No exception leaves the outlet; each is stored with a note of where, and nothing is unaccounted for. An exporter without an
+    output is not asked to write or to close one."""
     exporter = MemoryExporter(fail={method: OSError("disk on fire")})
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
@@ -58,51 +56,10 @@ async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> N
     assert stats.errors == 1
     assert "disk on fire" in stats.first_error
     assert method in outlet.raised.errors[0].__notes__[0]
+    assert exporter.calls == (["open"] if method == "open" else ["open", "export", "close_window", "aclose"])
     lost = method in ("open", "export")
     assert stats.ledger.exported == (0 if lost else 10)
     assert stats.ledger.dropped == ({"error": 10} if lost else {})
-
-
-class Reset(MemoryExporter):
-    """Reads what a server says to each batch, on a connection that was lost."""
-
-    async def open(self, run: Run) -> None:
-        self._reader = asyncio.StreamReader()
-        self._reader.set_exception(ConnectionResetError("by the server"))
-
-    async def export(self, batch: EventBatch) -> None:
-        await self._reader.readexactly(1)
-
-
-async def test_a_lost_connection_is_kept_once(tmp_path: Path) -> None:
-    """asyncio raises the same object each time: it is counted, and holds no further batch."""
-    async with running(Reset(), tmp_path) as outlet:
-        for _ in range(40):
-            outlet.offer(batch())
-    (error,) = outlet.raised.errors
-    stats = outlet.statistics()
-    assert (stats.errors, stats.first_error) == (40, "ConnectionResetError: by the server")
-    assert stats.ledger.dropped == {"error": 400} and length(error) < 10
-
-
-async def test_after_a_failed_open_nothing_more_is_called(tmp_path: Path) -> None:
-    """An exporter without an output is not asked to write or to close one."""
-    exporter = MemoryExporter(fail={"open": OSError("no")})
-    async with running(exporter, tmp_path) as outlet:
-        outlet.offer(batch())
-        outlet.close_window(closed())
-    assert exporter.calls == ["open"]
-
-
-async def test_the_time_of_a_call_counts_while_it_lasts(tmp_path: Path) -> None:
-    """An exporter that hangs never returns: without that it would be the quickest."""
-    exporter = MemoryExporter(hang_in="export")
-    async with running(exporter, tmp_path) as outlet:
-        outlet.offer(batch())
-        await poll(lambda: "export" in exporter.calls)
-        before = outlet.statistics().busy_ns
-        await poll(lambda: outlet.statistics().busy_ns > before)
-        exporter.release()
 
 
 async def test_a_cap_of_the_exporter_is_counted(tmp_path: Path) -> None:
@@ -158,12 +115,14 @@ async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Pa
 
 
 async def test_one_that_is_cancelled_may_still_close_its_output(tmp_path: Path) -> None:
-    """A hanging export is cancelled at the deadline, and `aclose` is called after it."""
+    """A hanging export is cancelled at the deadline, and `aclose` is called after it; its time counts while it lasts."""
     exporter = MemoryExporter(hang_in="export")
     outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
     outlet.start()
     outlet.offer(batch())
     await poll(lambda: "export" in exporter.calls)
+    before = outlet.statistics().busy_ns
+    await poll(lambda: outlet.statistics().busy_ns > before)
     outlet.cancel()
     with anyio.fail_after(30):
         await outlet.wait()
@@ -236,21 +195,6 @@ async def test_one_that_gets_the_end_need_not_be_cancelled(error: Exception | No
     assert [str(kept) for kept in outlet.raised.errors] == ([str(error)] if error else [])
 
 
-async def test_the_accounts_of_old_windows_are_added_up(tmp_path: Path) -> None:
-    """A run may have millions of windows: the sums stay exact, and nobody waits for a window that is long over."""
-    async with running(MemoryExporter(), tmp_path) as outlet:
-        for index in range(MAX_WINDOWS + 50):
-            outlet.offer(batch(index, 3))
-            outlet.close_window(closed(index))
-        await outlet.drained()
-        for index in (0, MAX_WINDOWS + 49):
-            await outlet.window_closed(index)
-        assert outlet.ledger(0) is None and outlet.ledger(MAX_WINDOWS + 49) is not None
-        assert ledger_of(outlet, MAX_WINDOWS + 49).exported == 3
-    ledger = outlet.statistics().ledger
-    assert ledger.offered == ledger.exported == 3 * (MAX_WINDOWS + 50)
-
-
 async def test_one_that_closes_no_window_is_not_given_more_and_more(tmp_path: Path) -> None:
     """Windows are left out whole, and counted; when the exporter gets on, the next one says so."""
     exporter = MemoryExporter(hang_in="close_window")
@@ -260,6 +204,7 @@ async def test_one_that_closes_no_window_is_not_given_more_and_more(tmp_path: Pa
             outlet.offer(batch(index, 3))
             outlet.offer(batch(index, 2))
             outlet.close_window(closed(index))
+        outlet.discard_window(WINDOWS_WAITING + surplus - 1)
         assert outlet.windows_waiting == WINDOWS_WAITING
         with anyio.fail_after(30):
             await outlet.window_closed(WINDOWS_WAITING + surplus - 1)
@@ -273,17 +218,6 @@ async def test_one_that_closes_no_window_is_not_given_more_and_more(tmp_path: Pa
     assert [window.index for window in exporter.windows] == [*range(WINDOWS_WAITING), WINDOWS_WAITING + surplus]
     assert f"{surplus} windows were not given" in exporter.windows[-1].diagnostics[-1]
     assert outlet.statistics().ledger.exported == 5 * WINDOWS_WAITING + 10
-
-
-async def test_a_window_without_events_is_left_out_as_well(tmp_path: Path) -> None:
-    exporter = MemoryExporter(hang_in="close_window")
-    async with running(exporter, tmp_path) as outlet:
-        for index in range(WINDOWS_WAITING + 1):
-            outlet.close_window(closed(index))
-        outlet.discard_window(WINDOWS_WAITING)
-        assert outlet.statistics().windows_left_out == 1
-        exporter.release()
-    assert len(exporter.windows) == WINDOWS_WAITING
 
 
 class Counted(MemoryExporter):
@@ -331,3 +265,173 @@ async def test_one_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
             assert not outlet.half_full()
         exporter.release()
         outlet.finish()
+
+
+class Later(MemoryExporter):
+    """An exporter that tells later what became of events."""
+
+    def __init__(self, *told: DeliveryResult, fail: Mapping[Method, BaseException] | None = None) -> None:
+        super().__init__(fail=fail)
+        self.told = list(told)
+        """What it tells when a window closes."""
+
+    def delivery_results(self) -> Iterable[DeliveryResult]:
+        if "close_window" not in self.calls:
+            return []
+        told, self.told = self.told, []
+        return told
+
+
+async def test_events_are_in_flight_until_an_exporter_reports_them(tmp_path: Path) -> None:
+    """Also those of a window that is closed; then they are exported, or dropped for its reasons, and in the end for want of any."""
+    exporter = Later(DeliveryResult(0, 10, {"rate": 5, "filter": 3}))
+    assert isinstance(exporter, SupportsDeferredAck) and not isinstance(MemoryExporter(), SupportsDeferredAck)
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.offer(batch())
+        await poll(lambda: len(exporter.batches) == 2 and outlet.statistics().ledger.in_flight == 20)
+        assert outlet.statistics().waiting_events == 20
+        outlet.close_window(closed())
+    ledger = ledger_of(outlet)
+    assert (ledger.exported, ledger.dropped, ledger.in_flight) == (10, {"rate": 5, "filter": 3}, 2)
+    assert exporter.windows[0].ledger.outputs["memory"].in_flight == 20
+    outlet.abandon()
+    assert ledger_of(outlet).dropped == {"rate": 5, "filter": 3, "closed": 2}
+    assert outlet.statistics().waiting_events == 0 == ledger_of(outlet).in_flight
+
+
+@pytest.mark.parametrize(
+    ("told", "exported", "unsent", "dropped"),
+    [
+        (
+            [DeliveryResult(0, 7, {"rate": 7, "filter": 7}), DeliveryResult(0, 1), DeliveryResult(5, 3)],
+            7,
+            0,
+            {"rate": 3},
+        ),
+        ([DeliveryResult(0, 7, unsent=9), DeliveryResult(3, 1, unsent=1)], 7, 7, {}),
+    ],
+)
+async def test_an_exporter_cannot_report_more_than_it_has(
+    told: list[DeliveryResult], exported: int, unsent: int, dropped: dict[str, int], tmp_path: Path
+) -> None:
+    """Nor of windows that it was never given: accounts stay whole."""
+    async with running(Later(*told), tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    ledger = outlet.statistics().ledger
+    assert (ledger.offered, ledger.exported, ledger.unsent, ledger.dropped) == (10, exported, unsent, dropped)
+
+
+async def test_an_export_that_raises_leaves_the_account_to_the_exporter(tmp_path: Path) -> None:
+    """It has the events, and says what became of them."""
+    exporter = Later(DeliveryResult(0, 10), fail={"export": OSError("some other events did not arrive")})
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    assert outlet.statistics().errors == 1
+    assert (ledger_of(outlet).exported, ledger_of(outlet).dropped) == (10, {})
+
+
+async def test_windows_that_were_forgotten_are_still_finished(tmp_path: Path) -> None:
+    """Their events count in the accounts of the run."""
+    exporter = Later()
+    async with running(exporter, tmp_path) as outlet:
+        for window in range(MAX_WINDOWS + 10):
+            outlet.offer(batch(window))
+            outlet.close_window(closed(window))
+        await poll(lambda: outlet.ledger(0) is None)
+        exporter.told = [DeliveryResult(window, 8, {"rate": 2}) for window in range(MAX_WINDOWS + 10)]
+    ledger = outlet.statistics().ledger
+    every = MAX_WINDOWS + 10
+    assert (ledger.exported, ledger.dropped, ledger.in_flight) == (8 * every, {"rate": 2 * every}, 0)
+
+
+class Keeper(Later):
+    """An exporter that hangs in closing, and puts what it has into files when it is cancelled; or fails in that."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+        self.unsent_files: UnsentFiles | None = None
+        self.got = 0
+
+    async def export(self, batch: EventBatch) -> None:
+        await super().export(batch)
+        self.got += len(batch)
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            if self.error is not None:
+                raise self.error from None
+            self.told = [DeliveryResult(0, self.got, unsent=self.got - 2)]
+            self.unsent_files = UnsentFiles("some/where", "nobody answered", "send some/where")
+            raise
+
+    def delivery_results(self) -> Iterable[DeliveryResult]:
+        told, self.told = self.told, []
+        return told
+
+
+async def ended_late(exporter: Keeper, path: Path) -> ExporterWorker:
+    """An outlet whose exporter was given 20 events and was cancelled in closing."""
+    assert isinstance(exporter, SupportsUnsentFiles) and not isinstance(Later(), SupportsUnsentFiles)
+    outlet = ExporterWorker(exporter, run_facts(path), 1 << 20)
+    outlet.start()
+    outlet.offer(batch())
+    outlet.offer(batch())
+    outlet.finish()
+    await poll(lambda: "aclose" in exporter.calls)
+    outlet.cancel()
+    with anyio.fail_after(30):
+        await outlet.wait()
+    outlet.abandon()
+    return outlet
+
+
+async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though it was cancelled: it is no error, and what is kept counts as exported and is said."""
+    stats = (await ended_late(Keeper(), tmp_path)).statistics()
+    assert (stats.errors, stats.first_error, stats.waiting_events) == (0, "", 0)
+    ledger = stats.ledger
+    assert (ledger.offered, ledger.exported, ledger.unsent, ledger.dropped, ledger.in_flight) == (20, 20, 18, {}, 0)
+    said = "2 of 20 events confirmed, 18 kept in some/where (nobody answered)"
+    assert counted(ledger, stats.unsent_files) == said
+    (record,) = caplog.records
+    assert record.getMessage() == f"output memory: {said}{remedy(stats.unsent_files)}"
+    assert remedy(stats.unsent_files).endswith("with: send some/where") and remedy(None) == ""
+
+
+async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path) -> None:
+    """There is one error then: not that of the deadline as well."""
+    outlet = await ended_late(Keeper(OSError("the disk is full")), tmp_path)
+    assert [str(error) for error in outlet.raised.errors] == ["the disk is full"]
+    assert outlet.statistics().ledger.dropped == {"closed": 20}
+
+
+@pytest.mark.parametrize(
+    ("ledger", "kept", "text"),
+    [
+        (OutputLedger(80, 80), None, "80 of 80 events"),
+        (
+            OutputLedger(80, 70, {"queue": 9, "cap": 0}, 1),
+            None,
+            "70 of 80 events, 9 dropped (queue), 1 not written yet",
+        ),
+        (OutputLedger(80, in_flight=80), None, "80 events not written yet"),
+        (OutputLedger(8, 7, {"cap": 1}, 0, 7), None, "0 of 8 events confirmed, 7 kept, 1 dropped (cap)"),
+        (
+            OutputLedger(1234, 1234),
+            UnsentFiles("d", "w", "c"),
+            "1,234 of 1,234 events confirmed, the end of the stream kept in d (w)",
+        ),
+    ],
+)
+def test_the_outcome_of_events_in_words(ledger: OutputLedger, kept: UnsentFiles | None, text: str) -> None:
+    """The same ones everywhere."""
+    assert counted(ledger, kept) == text

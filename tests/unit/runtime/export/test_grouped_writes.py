@@ -6,6 +6,7 @@ import contextlib
 import resource
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -24,6 +25,7 @@ from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
+from tests.support.blocks import scattered
 from tests.support.exporter_workers import batch, closed, ledger_of, run_facts, running
 from tests.support.journals import batch_with_arguments, described
 
@@ -132,16 +134,18 @@ async def accounts(exporter: Counted, tmp_path: Path) -> list[tuple[int, dict[st
     return [(ledger.exported, dict(ledger.dropped)) for ledger in ledgers]
 
 
-async def test_a_call_that_fails_within_a_group(tmp_path: Path) -> None:
-    """A part of its batch was written; batches before and after it are whole."""
-    found = await accounts(Counted(failed=4), tmp_path)
-    assert found == [(10, {}), (6, {"error": 4}), (10, {})]
-
-
-async def test_the_size_limit_within_a_group(tmp_path: Path) -> None:
-    """Events that are refused count in their own window, those of a window's end as well."""
-    assert await accounts(Counted(refused=3), tmp_path) == [(10, {}), (7, {"cap": 3}), (10, {})]
-    assert await accounts(Counted(refused_at_end=2), tmp_path) == [(10, {}), (8, {"cap": 2}), (10, {})]
+@pytest.mark.parametrize(
+    ("what", "account"),
+    [
+        ({"failed": 4}, (6, {"error": 4})),
+        ({"refused": 3}, (7, {"cap": 3})),
+        ({"refused_at_end": 2}, (8, {"cap": 2})),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+async def test_what_is_lost_within_a_group(what: dict[str, int], account: tuple[int, Any], tmp_path: Path) -> None:
+    """Events of a call that fails, or that a size limit refuses, those of a window's end as well, count in their own window."""
+    assert await accounts(Counted(**what), tmp_path) == [(10, {}), account, (10, {})]
 
 
 async def test_a_cancellation_within_a_group(tmp_path: Path) -> None:
@@ -261,7 +265,7 @@ def test_events_of_a_refused_group_count_once(tmp_path: Path) -> None:
     with files_full(writer.path.stat().st_size), pytest.raises(OutputError):
         writer.end_group()
     while not writer.deleted_oldest:
-        writer.write_batch(batch(events=1000))
+        writer.write_batch(scattered(batch(events=1000)))
     writer.close()
     with JournalReader(writer.path) as reader:
         found = sum(len(item) for item in reader if isinstance(item, EventBatch))

@@ -210,8 +210,8 @@ DELIVERIES = st.lists(
 )
 
 
-@pytest.mark.parametrize("in_files", [True, False])
 @given(
+    in_files=st.booleans(),
     deliveries=DELIVERIES,
     saves=st.dictionaries(st.integers(1, 40), st.booleans(), max_size=6),
     steps=st.integers(1, 12),

@@ -1,4 +1,4 @@
-"""The inbox keeps its contract: a put that returns is processed, a put after close raises."""
+"""The inbox keeps its contract: a put that returns is processed, a put after close raises; and what profilers hold has limits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, cut_b
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Delivery, Dropped, Message
+from stepscope.runtime.memory_limits import MemoryLimits, memory_limits
+from stepscope.runtime.options import Options
 from stepscope.runtime.sources.source import InboxSink
 from tests.support.exporter_workers import closed, ledger_of, run_facts
 from tests.support.messages import refused
@@ -25,40 +27,26 @@ from tests.support.messages import refused
 
 @given(st.lists(st.one_of(st.integers(0, 40).map(lambda size: ("put", size)), st.just(("take", 0)))))
 def test_accounts_hold_after_any_calls(calls: list[tuple[str, int]]) -> None:
-    """Every item put is taken once, in order, or still there; what did not fit is counted and nowhere else."""
+    """Every item put is taken once, in order, or still there at the end; what did not fit is counted and nowhere else. What has no
+    size, such as the end of a window, always fits."""
     inbox: Inbox[int] = Inbox(100, lambda: None)
     expected: list[int] = []
     taken: list[int] = []
-    refused = 0
+    too_large = 0
     for number, (call, size) in enumerate(calls):
         if call == "take":
             taken += inbox.pop_all()
         elif inbox.put(number, size):
             expected.append(number)
         else:
-            refused += 1
+            assert size
+            too_large += 1
         assert inbox.statistics().waiting_bytes <= 100
     stats = inbox.statistics()
-    assert (stats.put, stats.received, stats.refused) == (len(expected), len(taken), refused)
+    assert (stats.put, stats.received, stats.refused) == (len(expected), len(taken), too_large)
     assert stats.put == stats.received + stats.waiting
-    assert taken + inbox.pop_all() == expected
-
-
-def test_messages_always_fit() -> None:
-    """What has no size, such as the end of a window, is taken when the inbox is full of events."""
-    inbox: Inbox[str] = Inbox(10, lambda: None)
-    assert inbox.put("events", 10)
-    assert not inbox.put("more events", 1)
-    assert inbox.put("window ends")
-    assert inbox.pop_all() == ["events", "window ends"]
-
-
-def test_close_gives_back_what_was_put_and_refuses_more() -> None:
-    """Nothing is lost at the end: close returns what was never taken."""
-    inbox: Inbox[int] = Inbox(10, lambda: None)
-    inbox.put(1)
-    assert inbox.close() == [1]
-    with refused(ClosedError):
+    assert taken + inbox.close() == expected
+    with pytest.raises(ClosedError):
         inbox.put(2)
 
 
@@ -161,27 +149,20 @@ def worker(path: Path, *, drop_oldest: bool) -> ExporterWorker:
     return ExporterWorker(MemoryExporter(), run_facts(path), 64 * 100, drop_oldest=drop_oldest)
 
 
-async def test_a_full_queue_drops_what_comes(tmp_path: Path) -> None:
-    """Of a batch the first events that fit are queued."""
-    queue = worker(tmp_path, drop_oldest=False)
-    for window in range(4):
-        queue.offer(EventBatch("recorder", window, *block(40)))
-    assert [ledger_of(queue, window).in_flight for window in range(4)] == [40, 40, 20, 0]
-    statistics = queue.statistics()
-    assert statistics.ledger.dropped == {"queue": 60} and statistics.waiting_bytes == 64 * 100
-
-
-async def test_a_full_queue_drops_the_oldest_batches_if_asked(tmp_path: Path) -> None:
-    """Whole batches, counted for their windows; ends of windows stay in their places."""
-    queue = worker(tmp_path, drop_oldest=True)
+@pytest.mark.parametrize(("drop_oldest", "queued"), [(False, [40, 40, 20, 0]), (True, [0, 0, 40, 40])])
+async def test_a_full_queue(drop_oldest: bool, queued: list[int], tmp_path: Path) -> None:
+    """Of a batch that comes the first events that fit are queued, or the oldest batches are dropped whole; each is counted for its
+    window, and ends of windows stay in their places."""
+    queue = worker(tmp_path, drop_oldest=drop_oldest)
     for window in range(4):
         queue.offer(EventBatch("recorder", window, *block(40)))
         queue.close_window(closed(window))
-    assert [ledger_of(queue, window).in_flight for window in range(4)] == [0, 0, 40, 40]
-    assert [ledger_of(queue, window).dropped for window in range(4)] == [{"queue": 40}] * 2 + [{}] * 2
-    assert queue.windows_waiting == 4 and queue.handled == 2
+    assert [ledger_of(queue, window).in_flight for window in range(4)] == queued
+    lost = [{"queue": 40 - number} if number < 40 else {} for number in queued]
+    assert [ledger_of(queue, window).dropped for window in range(4)] == lost
     statistics = queue.statistics()
-    assert statistics.waiting_events == 80 and statistics.waiting_bytes == 64 * 80
+    assert (statistics.waiting_events, statistics.waiting_bytes) == (sum(queued), 64 * sum(queued))
+    assert queue.windows_waiting == 4 and queue.handled == (2 if drop_oldest else 0)
 
 
 @pytest.mark.parametrize("drop_oldest", [False, True])
@@ -198,11 +179,8 @@ async def test_a_batch_that_is_larger_than_the_queue(drop_oldest: bool, tmp_path
 @pytest.mark.parametrize(
     ("kind", "field", "value"),
     [
-        (Kind.SPAN, "kind", 0),
         (Kind.SPAN, "kind", 13),
-        (Kind.INSTANT, "ts", -1),
         (Kind.INSTANT, "ts", 1 << 62),
-        (Kind.SPAN, "dur", -(1 << 62)),
         (Kind.GAP, "dur", 1 << 62),
         (Kind.GAP, "id", 1 << 48),
     ],
@@ -217,3 +195,47 @@ def test_the_inbox_refuses_impossible_events(kind: Kind, field: str, value: int)
     with refused(ValueError, "event 1", "'device'", field, str(value), "EVENT_DTYPE"):
         sink.deliver(events, args)
     assert not inbox.pop_all()
+
+
+MIB = 1 << 20
+
+
+def total(limits: MemoryLimits, exporters: int) -> int:
+    """What all of it holds together."""
+    return limits.ring_bytes + limits.drained_bytes + limits.inbox_bytes + exporters * limits.queue_bytes
+
+
+@pytest.mark.parametrize("exporters", [0, 1, 2, 7])
+@pytest.mark.parametrize(
+    "given",
+    [
+        Options(),
+        Options(memory_bytes=16 * MIB),
+        Options(ring_bytes=96 * MIB),
+        Options(inbox_bytes=10 * MIB, queue_bytes=10 * MIB),
+        Options(ring_bytes=4096, inbox_bytes=1, queue_bytes=1),
+    ],
+)
+def test_all_together_fit(given: Options, exporters: int) -> None:
+    """Whatever is given; and nothing is left without room."""
+    limits = memory_limits(given, exporters)
+    assert total(limits, exporters) <= given.memory_bytes
+    assert min(limits.ring_bytes, limits.inbox_bytes, limits.queue_bytes) > 0
+    for name in ("ring_bytes", "inbox_bytes", "queue_bytes"):
+        assert getattr(given, name) in (None, getattr(limits, name))
+
+
+def test_shares_without_settings() -> None:
+    """A quarter each; exporters and what is drained divide theirs."""
+    limits = memory_limits(Options(), 1)
+    assert (limits.ring_bytes, limits.inbox_bytes, limits.queue_bytes) == (64 * MIB, 64 * MIB, 32 * MIB)
+    assert limits.worker_ring_bytes == 64 * MIB and total(limits, 1) == 256 * MIB
+
+
+def test_too_much_is_refused_with_what_is_needed() -> None:
+    """The sum is told, and the setting that would do is taken."""
+    given = Options(ring_bytes=100 * MIB, queue_bytes=20 * MIB)
+    with refused(ValueError, "Options.memory_bytes", "memory_bytes=269 << 20"):
+        memory_limits(given, 2)
+    enough = Options(memory_bytes=269 << 20, ring_bytes=100 * MIB, queue_bytes=20 * MIB)
+    assert memory_limits(enough, 2).inbox_bytes == 9 * MIB

@@ -1,4 +1,4 @@
-"""Surveys of blocks: what one native pass finds is what numpy finds in many."""
+"""Blocks of events: cut at borders, and surveyed in one native pass, which finds what numpy finds in many."""
 
 from __future__ import annotations
 
@@ -11,9 +11,76 @@ from hypothesis import strategies as st
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.intervals import ends, touching, touching_any
-from stepscope.runtime.events.record import EVENT_DTYPE, QUIET, Block, Flag, Kind, empty_block, own_heap
+from stepscope.runtime.events.intervals import Interval, clip, ends, touching, touching_any, without
+from stepscope.runtime.events.record import (
+    EVENT_DTYPE,
+    QUIET,
+    Block,
+    Flag,
+    Kind,
+    empty_block,
+    own_heap,
+    without_ids,
+)
 from stepscope.runtime.events.survey import count_in, of_kind, parts_in, survey
+from tests.support.blocks import instant_block, span_block
+
+TIMES = st.integers(0, 200)
+
+
+def overlap(begin: int, end: int, interval: Interval) -> int:
+    return max(0, min(end, interval[1]) - max(begin, interval[0]))
+
+
+@st.composite
+def apart(draw: st.DrawFn) -> list[Interval]:
+    """Intervals in order and apart."""
+    times = sorted(draw(st.sets(TIMES, max_size=8)))
+    return list(zip(times[::2], times[1::2], strict=False))
+
+
+@given(st.lists(st.tuples(TIMES, TIMES).map(lambda pair: (min(pair), max(pair)))), apart())
+def test_the_parts_of_spans_are_their_overlap(spans: list[Interval], intervals: list[Interval]) -> None:
+    """Time inside the intervals is kept to the nanosecond; nothing outside is."""
+    block = span_block(*spans)
+    parts = clip(block, intervals)
+    for number, (begin, end) in enumerate(spans, start=1):
+        mine = parts[parts["id"] == number]
+        assert int(mine["dur"].sum()) == sum(overlap(begin, end, interval) for interval in intervals)
+        assert int(mine["self_dur"].sum()) <= end - begin
+        assert (mine["self_dur"] <= mine["dur"]).all()
+        assert all(bool(int(part["flags"]) & Flag.CLIPPED) == (int(part["dur"]) < end - begin) for part in mine)
+    for part in parts:
+        assert any(lo <= part["ts"] and int(part["ts"] + part["dur"]) <= hi for lo, hi in intervals)
+
+
+def test_self_time_goes_to_the_parts_in_order_and_never_grows() -> None:
+    """A span of 100 ns with 30 ns of its own, cut in two parts of 20 ns, has 20 and 10."""
+    parts = clip(span_block((0, 100), self_ns=30), [(0, 20), (80, 100)])
+    assert parts["self_dur"].tolist() == [20, 10]
+
+
+def test_instants_are_in_the_interval_that_begins_with_them() -> None:
+    """The end of an interval belongs to the next one."""
+    assert touching(instant_block(9, 10, 19, 20), (10, 20)).tolist() == [False, True, True, False]
+
+
+@given(st.tuples(TIMES, TIMES).map(lambda pair: (min(pair), max(pair))), apart())
+def test_without_is_the_rest(whole: Interval, gaps: list[Interval]) -> None:
+    """Each nanosecond is in the gaps or in the rest, not in both."""
+    rest = without(whole, gaps)
+    for at in range(*whole):
+        in_gap = any(lo <= at < hi for lo, hi in gaps)
+        assert any(lo <= at < hi for lo, hi in rest) != in_gap
+
+
+@given(st.lists(st.integers(0, 20), unique=True), st.lists(st.integers(0, 20)))
+def test_without_ids(few: list[int], many: list[int]) -> None:
+    """Those that are among the others are left out, whatever the order."""
+    left, right = empty_block(len(few)), empty_block(len(many))
+    left["id"], right["id"] = few, many
+    assert without_ids(left, right)["id"].tolist() == [number for number in few if number not in many]
+
 
 CATEGORIES = ["cpu_op", "gc", QUIET[0]]
 ROW = st.tuples(

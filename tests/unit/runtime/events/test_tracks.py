@@ -1,4 +1,5 @@
-"""Rows of recordings that are read: none of them is a thread of this process, though the recording may be its own."""
+"""Rows: which of them an output has named; those of recordings that are read are no threads of this process, though the recording may
+be its own."""
 
 from __future__ import annotations
 
@@ -6,14 +7,42 @@ import os
 import sys
 import threading
 
+import pytest
+
 from stepscope.backends.torch.kineto.blocks import KinetoTracks
+from stepscope.exporters.specimens import spans
 from stepscope.runtime._core import span
 from stepscope.runtime.events import tracks
-from stepscope.runtime.events.record import Kind
+from stepscope.runtime.events.named_tracks import NamedTracks
+from stepscope.runtime.events.record import Block, Kind
 from stepscope.runtime.events.tracks import Track, TrackKind
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
 from tests.support.recording import recording
+
+UNKNOWN = 0xFFFFFFF0
+"""An id that no track has."""
+
+
+def on(*where: int) -> Block:
+    """A span on each of these tracks."""
+    events = spans(["work"] * len(where))
+    events["track"] = where
+    return events
+
+
+@pytest.mark.parametrize("times", [1, 300])
+def test_a_track_is_missing_until_it_is_added(times: int) -> None:
+    """Asking adds nothing; each is named once, in the order of their ids. Ids of no track are not looked for."""
+    process = tracks.new(TrackKind.PROCESS, 7, 0, "another")
+    busy = tracks.new(TrackKind.THREAD, 7, 9, "busy", process)
+    known = NamedTracks()
+    for _ in range(2):
+        assert [track.id for track in known.missing(on(*[busy, process, UNKNOWN, 0] * times))] == [process, busy]
+    known.add(known.missing(on(process)))
+    assert [track.id for track in known.missing(on(*[busy, process] * times))] == [busy]
+    assert process in known and busy not in known
+    assert known.missing(on()) == known.missing(on(*[UNKNOWN] * times)) == [] and UNKNOWN not in known
 
 
 def recorded() -> Track:
