@@ -109,26 +109,6 @@ def test_steps_outside_a_run_are_ignored() -> None:
     assert (steps.ignored, steps.number, log.rows) == (1, 0, [])
 
 
-def test_steps_of_several_profilers_and_threads() -> None:
-    """Marks of several counters stay apart; any thread may step."""
-    counters = [Steps(serial=number) for number in (1, 2, 3)]
-
-    def work(steps: Steps) -> None:
-        for _ in range(500):
-            steps.step()
-
-    with recording() as log:
-        threads = [threading.Thread(target=work, args=(steps,)) for steps in counters]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for number in (1, 2, 3):
-        marks = [mark for mark in log.of(Kind.STEP) if mark.id == number]
-        assert [mark.step for mark in marks] == list(range(1, 501))
-        assert len({mark.track for mark in marks}) == 1
-
-
 def test_large_step_numbers() -> None:
     """A run that is resumed may be far along."""
     steps = Steps()
