@@ -172,21 +172,6 @@ def test_children_of_children() -> None:
     assert result == 1
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_multiprocessing(method: str) -> None:
-    """Workers of every start method run and end; the parent's session stays."""
-    (result,) = run(f"""
-    import multiprocessing
-    context = multiprocessing.get_context({method!r})
-    with span("parent"), context.Pool(2) as pool:
-        results = pool.map(abs, range(-20, 0))
-    instant("after")
-    log.take()
-    tell([sum(results), [row.name for row in log.rows], recorder.directory.is_dir()])
-    """)
-    assert result == [210, ["parent", "after"], True]
-
-
 def test_processes_that_are_started() -> None:
     """`subprocess` with and without a function to run before the program."""
     (result,) = run("""

@@ -16,7 +16,7 @@ import pytest
 import stepscope as sc
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import _core
-from stepscope.runtime.errors import OutputError, ProfilerStateError
+from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Flag, Kind
 from tests.support.messages import refused, said
 
@@ -242,25 +242,6 @@ def test_on_trace_ready_gets_each_window_off_the_training_thread(kind: str, outp
     assert threading.main_thread().name not in threads
 
 
-def test_a_raising_callback_is_kept(output_dir: Path) -> None:
-    """A second window still reaches it."""
-    calls: list[int] = []
-
-    def callback(window: sc.Window) -> None:
-        calls.append(window.index)
-        raise ZeroDivisionError("mine")
-
-    with sc.trace(
-        schedule=sc.schedule(wait=0, warmup=0, active=1), on_trace_ready=callback, output_dir=output_dir
-    ) as profiler:
-        for _ in range(2):
-            sc.instant("tick")
-            profiler.step()
-    assert calls == [0, 1]
-    with pytest.raises(ExceptionGroup):
-        profiler.raise_errors()
-
-
 def test_a_schedule_that_fails_records_nothing_more_and_is_kept(output_dir: Path) -> None:
     """An unknown action or an exception of a user's schedule never reaches the loop."""
     memory = MemoryExporter()
@@ -338,13 +319,6 @@ def test_events_of_many_threads_arrive_in_their_steps(output_dir: Path) -> None:
             assert step.start_ns <= int(event["ts"]) <= step.end_ns
 
 
-def test_an_output_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """Before anything is recorded, with the path and what to do."""
-    (tmp_path / "file").write_text("")
-    with refused(OutputError, tmp_path / "file" / "run", "output_dir"), sc.trace(output_dir=tmp_path / "file" / "run"):
-        pass
-
-
 @pytest.mark.parametrize(
     ("wrong", "facts"),
     [
@@ -367,12 +341,6 @@ def test_wrong_arguments_are_named_with_their_value(wrong: dict[str, object], fa
     """Misuse is told at construction, by name, value and remedy."""
     with refused((TypeError, ValueError), *facts):
         sc.trace(**wrong)  # type: ignore[arg-type]
-
-
-def test_an_unknown_argument_is_refused() -> None:
-    """In Python's words, which differ between its versions."""
-    with refused(TypeError, "trace()", "ouput_dir", snapshot=False):
-        sc.trace(ouput_dir="runs")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def test_nothing_is_left_behind(output_dir: Path) -> None:
@@ -431,12 +399,3 @@ def test_windows_that_follow_each_other_leave_nothing_out(output_dir: Path) -> N
     borders = [(window.start_ns, window.end_ns) for window in memory.windows]
     assert all(before[1] == after[0] for before, after in itertools.pairwise(borders[:-1]))
     assert memory.names().count("schedule") == 10
-
-
-def test_flushes_in_a_row_are_all_answered(output_dir: Path) -> None:
-    """The loop is woken each time, however close one call comes to the turn that the one before has begun."""
-    with sc.trace(output_dir=output_dir) as profiler:
-        for _ in range(500):
-            with sc.span("work"):
-                pass
-            assert profiler.flush(20)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.threads import locks
-from tests.support.terminations import WORK, delivered, run
+from tests.support.terminations import WORK, ends
 
 PROGRAM = (
     """
@@ -50,22 +50,23 @@ time.sleep(60)
 )
 
 
-@pytest.mark.parametrize("line", [1, 2, 3])
-@pytest.mark.parametrize("where", ["Metadata.add", "Inbox.put", "StreamHandler.emit", "enumerate"])
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("enumerate", 1),
+        *((name, line) for name in ("Metadata.add", "Inbox.put", "StreamHandler.emit") for line in (1, 2, 3)),
+    ],
+)
 def test_a_signal_at_the_acquisition_of_a_lock(where: str, line: int, tmp_path: Path) -> None:
     """Its handler does not wait, so everything is delivered, long before the deadline."""
-    said = run(f"WHERE, LINE = {where!r}, {line if where != 'enumerate' else 1}\n" + PROGRAM, tmp_path, code=-15)
-    assert said == "now\n"
-    assert delivered(tmp_path)
+    ends(f"WHERE, LINE = {where!r}, {line}\n" + PROGRAM, tmp_path, printed="now\n", code=-15)
 
 
 def test_a_handler_that_closes_at_the_acquisition_of_a_lock(tmp_path: Path) -> None:
     """It does not wait for threads that wait for its own; a later `close()` does."""
     handler = "import signal\ndef handle(*_):\n    profiler.close(); print('left', flush=True)\n"
     script = handler + "WHERE, LINE = 'Inbox.put', 2\nsignal.signal(signal.SIGTERM, handle)\n" + PROGRAM
-    said = run(script.replace("time.sleep(60)\n", ""), tmp_path, code=0)
-    assert said == "now\nleft\n"
-    assert delivered(tmp_path)
+    ends(script.replace("time.sleep(60)\n", ""), tmp_path, printed="now\nleft\n", code=0)
 
 
 def test_which_thread_has_a_lock() -> None:
