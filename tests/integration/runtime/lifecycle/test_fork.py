@@ -170,15 +170,3 @@ def test_children_of_children() -> None:
     tell(recorder.statistics().produced)
     """)
     assert result == 1
-
-
-def test_processes_that_are_started() -> None:
-    """`subprocess` with and without a function to run before the program."""
-    (result,) = run("""
-    import subprocess
-    with span("parent"):
-        codes = [subprocess.run(["true"], **more).returncode for more in ({}, {"preexec_fn": lambda: instant("x")})]
-    log.take()
-    tell([codes, [row.name for row in log.rows]])
-    """)
-    assert result == [[0, 0], ["parent"]]

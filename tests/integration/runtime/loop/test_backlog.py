@@ -283,20 +283,6 @@ async def test_only_the_slow_one_is_passed_over() -> None:
         await bench.through()
 
 
-async def test_a_second_slow_one_is_passed_over_as_well() -> None:
-    async with running() as bench:
-        bench.slow.busy = True
-        bench.give(1, 1)
-        await bench.pause()
-        bench.quick.busy = True
-        bench.give(1025, 2)
-        await bench.pause()
-        assert "256 events" in bench.diary.taken(), "nobody was waited for but the first"
-        bench.give(1025, 3)
-        await bench.through()
-        assert bench.slow.busy and bench.quick.busy
-
-
 async def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again."""
     failures = [MemoryError("once")]
@@ -311,21 +297,6 @@ async def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
         bench.give(300, 1)
         await bench.through()
         assert bench.diary.taken() == ["1 marks", "1 marks", "256 events", "44 events", "until 1", "save"]
-
-
-async def test_nobody_is_waited_for_with_too_much() -> None:
-    async with running() as bench:
-        bench.slow.busy = True
-        bench.give(1, 1)
-        await bench.pause()
-        bench.backlog.stop_waiting()
-        bench.quick.busy = True
-        bench.give(1, 2)
-        await bench.pause()
-        assert not bench.backlog.empty, "this one has kept nobody waiting so far"
-        bench.give((MANY + SMALL) // EVENT_DTYPE.itemsize + 1, 3)
-        await bench.pause()
-        assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
 
 
 async def test_one_that_closes_waits_for_the_slow_one_until_it_has_to_hurry() -> None:

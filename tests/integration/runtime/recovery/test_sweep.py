@@ -292,15 +292,6 @@ def test_two_recoveries(left: Left) -> None:
     assert not session.exists()
 
 
-def test_a_relative_place(tmp_path: Path) -> None:
-    """A run whose `Options.session_dir` is relative is recovered from anywhere."""
-    (tmp_path / "relative").mkdir()
-    command = [sys.executable, "-c", START.replace("END", "os._exit(9)"), "run", "relative"]
-    assert run_to_end(command, cwd=tmp_path).returncode == 9
-    recovery = recover(tmp_path / "run")
-    assert (names(recovery.journal)["x"], recovery.missing) == (100, ())
-
-
 def test_a_full_place_is_left_for_another(small_disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where not even the first files fit, the next place is taken, and nothing is left behind."""
     filling = os.open(small_disk / "filling", os.O_WRONLY | os.O_CREAT)

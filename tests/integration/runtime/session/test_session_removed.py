@@ -67,22 +67,6 @@ def test_however_the_process_ends(end: str, code: int, tmp_path: Path) -> None:
     assert names(tmp_path / "run" / "journal")["work"] == 1
 
 
-def test_closed_at_the_interpreters_exit(tmp_path: Path) -> None:
-    """By a function of `atexit`, after which the process is killed."""
-    done = run(
-        tmp_path,
-        """
-        profiler = trace("run")
-        def end():
-            profiler.close()
-            os._exit(0 if not left() else 1)
-        atexit.register(end)
-        profiler.start()
-        """,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_one_profiler_that_is_open_keeps_the_session(tmp_path: Path) -> None:
     """The session goes with the last, and killed before that everything can be recovered."""
     done = run(

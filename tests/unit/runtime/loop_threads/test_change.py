@@ -9,13 +9,6 @@ from typing import Any
 import anyio
 
 from stepscope.runtime.loop_threads.condition import LoopCondition
-from tests.support.basics import poll
-
-
-async def test_a_condition_that_holds_is_not_waited_for() -> None:
-    """It is asked before anything is waited for."""
-    with anyio.fail_after(10):
-        await LoopCondition().wait_for(lambda: True)
 
 
 async def test_no_change_made_by_another_thread_is_missed() -> None:
@@ -37,29 +30,6 @@ async def test_no_change_made_by_another_thread_is_missed() -> None:
             turn.release()
             await change.wait_for(lambda number=number: value >= number)  # type: ignore[misc]
     thread.join()
-
-
-async def test_many_may_wait_and_one_may_give_up() -> None:
-    """Each waits for a condition of its own; cancelling one changes nothing for the others."""
-    change, done = LoopCondition(), set[int]()
-    reached = 0
-
-    async def wait(number: int) -> None:
-        await change.wait_for(lambda: reached >= number)
-        done.add(number)
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as tasks:
-            for number in range(1, 6):
-                tasks.start_soon(wait, number)
-            with anyio.move_on_after(0.01):
-                await wait(99)
-            reached = 3
-            change.notify_all()
-            await poll(lambda: len(done) == 3)
-            assert done == {1, 2, 3}
-            reached = 5
-            change.notify_all()
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

@@ -22,18 +22,6 @@ async def ended(thread: LoopThread) -> None:
         await thread.change.wait_for(lambda: thread.ended)
 
 
-async def test_work_runs_on_a_loop_of_another_thread() -> None:
-    """And the end is told to who waits on another loop."""
-    seen: list[object] = []
-
-    async def work() -> None:
-        await anyio.lowlevel.checkpoint()
-        seen.append(threading.current_thread().name)
-
-    await ended(LoopThread("mine", work, seen.append))
-    assert seen == ["mine"]
-
-
 @pytest.mark.parametrize("early", [True, False])
 async def test_work_can_be_cancelled(early: bool) -> None:
     """Also before its loop has begun."""

@@ -98,16 +98,6 @@ def test_what_had_not_come_when_a_window_closed_is_missing_once() -> None:
     assert (late, lost) == (70, 10)
 
 
-def test_a_source_that_is_missing_is_not_waited_for() -> None:
-    """A backend that failed to open must not hold windows up."""
-    state = windows()
-    state.add_source("device")
-    state.open(StepMark(0, 0, 1))
-    close(state, 100)
-    state.remove_source("device")
-    assert len(finish(state, 100)) == 1
-
-
 def test_open_spans_are_cut_at_the_window_end_and_their_record_is_no_news() -> None:
     """The window has the span as far as it went; the record that comes later is neither lost nor written twice."""
     state = windows()
@@ -147,19 +137,6 @@ def test_pauses_cut_spans_drop_the_rest_and_are_events() -> None:
     batches = state.route(RECORDER, join_blocks([span_block((10, 90)), instant_block(50)]), b"")
     assert events_of(batches)["dur"].tolist() == [20, 20]
     assert state.statistics().outside == {RECORDER: 1}
-
-
-def test_a_gap_of_the_ring_is_counted_in_its_window() -> None:
-    """Dropped events count as produced, and the gap is passed on."""
-    state = windows()
-    state.open(StepMark(0, 0, 1))
-    batches = state.route(RECORDER, join_blocks([instant_block(5), gap_block(10, 20, dropped=17)]), b"")
-    assert Kind.GAP in events_of(batches)["kind"]
-    close(state, 100)
-    state.watermark(RECORDER, 100)
-    ((window, _),) = finished(state)
-    ledger = window.ledger()[RECORDER]
-    assert (ledger.produced, ledger.accepted, ledger.dropped) == (18, 1, {"overflow": 17})
 
 
 @pytest.mark.parametrize(
