@@ -66,30 +66,6 @@ def test_the_summary_of_a_window_that_is_open(output_dir: Path) -> None:
     assert row.count == steps and "still open" not in profiler.summary()
 
 
-async def test_async_with_works_the_same(output_dir: Path) -> None:
-    """Inside a task, on asyncio and uvloop, spans go to the task's own track and closing does not block the loop."""
-    memory = MemoryExporter()
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0)
-
-    ticker = asyncio.create_task(tick())
-    async with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
-        for _ in range(3):
-            with sc.span("work"):
-                await asyncio.sleep(0.001)
-            profiler.step()
-        before = ticks
-    assert ticks > before
-    ticker.cancel()
-    assert names_of(memory).count("work") == 3
-    assert [step.number for step in memory.windows[0].steps] == [0, 1, 2]
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["nothing more", "goes on"])
 @pytest.mark.parametrize(
     ("work", "windows", "findings"),
@@ -131,21 +107,6 @@ def test_an_empty_trace_says_why(steps: int, finding: str, output_dir: Path) -> 
             profiler.step()
     assert any(finding in note for note in profiler.diagnostics())
     assert finding in str(profiler.report())
-
-
-def test_start_and_stop_any_number_of_times(output_dir: Path) -> None:
-    """Each start begins a window, each stop delivers it; nothing is recorded in between."""
-    memory = MemoryExporter()
-    profiler = sc.trace(exporters=[memory], output_dir=output_dir, start=False)
-    with profiler:
-        for run in range(5):
-            sc.instant("outside")
-            profiler.start()
-            sc.instant(f"run {run}")
-            profiler.stop()
-            profiler.stop()
-            assert len(memory.windows) == run + 1
-    assert names_of(memory, kind=Kind.INSTANT) == [f"run {run}" for run in range(5)]
 
 
 def test_calls_that_do_not_fit_the_state(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -270,19 +231,6 @@ def test_a_window_without_an_end_in_sight(output_dir: Path) -> None:
     assert names_of(memory, kind=Kind.INSTANT) == ["at 2", "at 3"]
 
 
-def test_an_exception_in_the_body_passes_and_the_data_is_kept(output_dir: Path) -> None:
-    """The window that was open is delivered as incomplete."""
-    memory = MemoryExporter()
-    with (
-        pytest.raises(ZeroDivisionError),
-        sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=9), exporters=[memory], output_dir=output_dir),
-        sc.span("doomed"),
-    ):
-        raise ZeroDivisionError
-    assert names_of(memory) == ["doomed"]
-    assert not memory.windows[0].complete
-
-
 def test_events_of_many_threads_arrive_in_their_steps(output_dir: Path) -> None:
     """Threads that record while the main thread steps lose nothing, and each event's step is that of its time."""
     memory = MemoryExporter()
@@ -341,14 +289,6 @@ def test_wrong_arguments_are_named_with_their_value(wrong: dict[str, object], fa
     """Misuse is told at construction, by name, value and remedy."""
     with refused((TypeError, ValueError), *facts):
         sc.trace(**wrong)  # type: ignore[arg-type]
-
-
-def test_nothing_is_left_behind(output_dir: Path) -> None:
-    """After close there is no thread, and the run's directory holds the journal alone."""
-    with sc.trace(output_dir=output_dir):
-        sc.instant("tick")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stepscope")]
-    assert [path.name for path in output_dir.iterdir()] == ["journal"]
 
 
 def test_lives_of_profilers_leave_nothing_in_the_table_of_tracks(tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 NASTY = (
-    "../../outside", "/etc/outside", "a/b", "..", ".", "nul\0byte", "x" * 5000, "🧪" * 300, "\udcff", "con", "-rf",
-    "~", "*", "new\nline", " ",
+    "../../outside", "/etc/outside", "..", ".", "nul\0byte", "x" * 5000, "🧪" * 300, "\udcff", "~", " ",
 )  # fmt: skip
 
 
@@ -41,7 +40,7 @@ def rights(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_files_are_private(umask: int, tmp_path: Path) -> None:
     """Sessions, journals and notes are their user's alone, whatever the umask; traces are as it says."""
     script = """

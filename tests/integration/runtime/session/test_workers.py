@@ -116,7 +116,7 @@ def test_programs_and_grandchildren(family: Family) -> None:
     check(family, expected)
 
 
-@pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), ("spawn", False), ("spawn", True)])
+@pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("spawn", True)])
 def test_data_loader(family: Family, method: str, persistent: bool) -> None:
     """The workers of torch's DataLoader appear by their numbers, over several epochs."""
     require("torch")
@@ -354,8 +354,7 @@ assert all(w.waiting == 0 == w.dropped for w in profiler.statistics().recorder.w
 """
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-@pytest.mark.parametrize("joined", ["before", "meanwhile"])
+@pytest.mark.parametrize(("joined", "loop"), [("before", "asyncio"), ("before", "uvloop"), ("meanwhile", "uvloop")])
 def test_nothing_is_lost(joined: str, loop: str, tmp_path: Path) -> None:
     """Events that cannot be read for want of descriptors are read when there are some again, also of ended processes."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), joined, loop]

@@ -338,7 +338,7 @@ CALLS: dict[str, Callable[[sc.Profiler], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("start", "stop", "close")])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("start", "stop", "close", "report")])
 def test_a_handler_makes_the_call_of_a_profiler_that_it_interrupts(name: str, tmp_path: Path) -> None:
     """Anywhere as well, of one that runs."""
     profiler = profiler_in(tmp_path)

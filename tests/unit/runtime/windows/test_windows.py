@@ -173,18 +173,6 @@ def test_the_row_of_the_last_step(
     assert int(step["parent"]) == (5 if region and track == 1 else 0)
 
 
-def test_a_step_with_a_pause_in_it() -> None:
-    """The pause cuts the region around it, so the step is on a row of its own; the next one is not."""
-    state = windows()
-    state.open(StepMark(0, 0, 1, parent=5))
-    state.pause(10)
-    state.resume(20)
-    marks = mark_block(SERIAL, (30, 1), (40, 2))
-    marks["parent"] = 5
-    batches = state.route(RECORDER, marks, b"") + state.route(RECORDER, instant_block(50), b"")
-    assert events_of(batches, STEPS)["track"].tolist() == [99, 1]
-
-
 def test_marks_may_come_ahead_and_out_of_order() -> None:
     """Events of a drain are divided only when all of its steps are known, whichever ring they were in."""
     state = windows()
