@@ -14,7 +14,7 @@ import pytest
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.sweep import sweep
-from tests.support.crashes import names, open_names
+from tests.support.crashes import names
 from tests.support.launch import run_to_end
 
 START = """
@@ -65,25 +65,6 @@ def test_however_the_process_ends(end: str, code: int, tmp_path: Path) -> None:
     assert done.returncode == code, done.stderr
     assert not sessions(tmp_path)
     assert names(tmp_path / "run" / "journal")["work"] == 1
-
-
-def test_one_profiler_that_is_open_keeps_the_session(tmp_path: Path) -> None:
-    """The session goes with the last, and killed before that everything can be recovered."""
-    done = run(
-        tmp_path,
-        """
-        with trace("run", drain_interval=1000.0):
-            with trace("other"):
-                sc.instant("both")
-            assert len(left()) == 1
-            with sc.span("open"):
-                os.kill(os.getpid(), signal.SIGKILL)
-        """,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(sessions(tmp_path)) == 1
-    recover(tmp_path / "run")
-    assert "open" in open_names(tmp_path / "run" / "journal")
 
 
 AGAIN = """
