@@ -19,30 +19,6 @@ def numbers(rows: list[Row], name: str = "number") -> list[int]:
     return [row.arguments["number"] for row in rows if row.name == name]
 
 
-def test_sixteen_threads_record_while_they_are_drained() -> None:
-    """Nothing is lost, nothing comes twice, and each thread's events stay in order."""
-    each = 1000
-    start = threading.Barrier(17)
-
-    def work(thread: int) -> None:
-        start.wait()
-        for number in range(each):
-            with span(f"thread {thread}", number=number):
-                pass
-
-    with recording() as log:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-        for thread in threads:
-            thread.start()
-        start.wait()
-        while any(thread.is_alive() for thread in threads):
-            log.take()
-    for number in range(16):
-        assert numbers(log.rows, f"thread {number}") == list(range(each))
-        assert len({row.track for row in log.rows if row.name == f"thread {number}"}) == 1
-    assert len(log.rows) == 16 * each and len({row.id for row in log.rows}) == 16 * each
-
-
 def test_statistics_add_up_at_every_moment() -> None:
     """Also while other threads record and drain."""
     done = threading.Event()
