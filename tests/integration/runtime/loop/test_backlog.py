@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
+import pytest
 
 import stepscope as sc
 from stepscope.backends.simulated.scripted import Deliver, ScriptedBackend, Span
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.record import EVENT_DTYPE, Kind
+from stepscope.runtime.events.record import EVENT_DTYPE, Kind, own_heap
+from stepscope.runtime.loop import backpressure
+from stepscope.runtime.loop.backpressure import DrainedBlock, DrainedTurn
 from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import poll
 
@@ -108,3 +112,21 @@ async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -
     assert "at the end" in quick.names()
     assert len(quick.names(kind=Kind.INSTANT)) == 50_000
     assert not profiler.audit()
+
+
+def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no memory for a part of what was drained: it is tried again."""
+    failures = [MemoryError("once")]
+
+    def cut(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return own_heap(*arguments)
+
+    monkeypatch.setattr(backpressure, "own_heap", cut)
+    turn = DrainedTurn()
+    events = np.zeros(300, EVENT_DTYPE)
+    turn.add(events[:1], [DrainedBlock.of(events, b"")], 1, None)
+    with pytest.raises(MemoryError):
+        turn.next_part(256)
+    assert [len(turn.next_part(256).events) for _ in range(2)] == [256, 44] and not turn.blocks
