@@ -219,7 +219,7 @@ def test_a_program_forks_while_events_are_encoded() -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(100):
+        for _ in range(20):
             pid = os.fork()
             if pid == 0:
                 os._exit(0)

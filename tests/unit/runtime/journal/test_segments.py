@@ -244,7 +244,7 @@ def test_the_oldest_files_give_way_to_new_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "batch", "segment_bytes"), [(1 << 16, 20, 1 << 20), (1 << 16, 200, 1 << 20), (1 << 20, 20, 4096)]
+    ("limit", "batch", "segment_bytes"), [(1 << 16, 20, 1 << 20), (1 << 16, 200, 1 << 20), (1 << 17, 20, 4096)]
 )
 def test_one_endless_window_keeps_its_last_events(tmp_path: Path, limit: int, batch: int, segment_bytes: int) -> None:
     """However large batches are beside segments."""
