@@ -37,6 +37,24 @@ def beside(call: Callable[[], object]) -> threading.Thread:
     return thread
 
 
+def test_a_call_whose_patience_ends_is_made_later() -> None:
+    """By the thread that was inside; so are others that are deferred meanwhile, and their errors are stored."""
+    serial, hang, made = CallSerializer(), Hang(), list[int]()
+
+    def fail() -> None:
+        raise ValueError("why")
+
+    first = beside(lambda: serial.run(hang))
+    assert hang.reached.wait(LONG)
+    assert not serial.run(lambda: made.append(threading.get_ident()), timeout_s=0.01)
+    assert not serial.run(fail, timeout_s=0)
+    assert not serial.run(lambda: made.append(0), timeout_s=0)
+    hang.over.set()
+    first.join(LONG)
+    assert made == [first.ident, 0] and [str(error) for error in serial.raised.errors] == ["why"]
+    assert serial.run(lambda: made.append(1)) and made[-1] == 1
+
+
 def test_calls_from_many_threads_never_interleave() -> None:
     """Each is made once, whether its patience ends or not."""
     serial, inside, most, made = CallSerializer(), 0, 0, 0
