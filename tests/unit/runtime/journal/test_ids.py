@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import EventBatch, empty_block
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import EventBatch, Flag, empty_block
 from stepscope.runtime.journal.ids import LOST_NAME, IdMap
 from stepscope.runtime.journal.records import TrackRecord
 from tests.support.journals import described
@@ -50,6 +50,29 @@ def test_ids_beyond_the_tables_are_unknown() -> None:
     tracemalloc.stop()
     assert described(EventBatch("x", 0, block, b""))[0][2] == LOST_NAME
     assert peak < 8 << 20
+
+
+def test_ids_are_translated() -> None:
+    """Ids that mean something else here are rewritten, also those inside the arguments, shared ones once."""
+    ids = IdMap()
+    ids.add_strings(
+        [(40_000, "their name"), (40_001, "their key"), (40_002, "their inline key"), (5, "user_annotation")]
+    )
+    ids.add_tracks([TrackRecord(77, 2, 5, 6, 0, "their track")])
+    item = (40_001).to_bytes(4, "little") + bytes([1, 0, ord("b"), 0, 1])
+    block = empty_block(4)
+    block["name"], block["category"], block["track"] = 40_000, 5, 77
+    block["args_len"][:3] = len(item)
+    block["flags"][3], block["args_at"][3], block["args_len"][3] = int(Flag.ARG_INLINE), 40_002, 8
+    heap = bytearray(item)
+    ids.localise(block, heap)
+    assert [row[2:5] for row in described(EventBatch("x", 0, block, bytes(heap)))] == [
+        *[("their name", "user_annotation", "{'their key': True}")] * 3,
+        ("their name", "user_annotation", "{'their inline key': 8}"),
+    ]
+    track = tracks.get(int(block["track"][0]))
+    assert track is not None
+    assert (track.pid, track.tid, track.name) == (5, 6, "their track")
 
 
 def test_unknown_ids_are_lost_names() -> None:
