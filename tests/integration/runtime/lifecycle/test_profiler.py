@@ -66,6 +66,30 @@ def test_the_summary_of_a_window_that_is_open(output_dir: Path) -> None:
     assert row.count == steps and "still open" not in profiler.summary()
 
 
+async def test_async_with_works_the_same(output_dir: Path) -> None:
+    """Inside a task, on asyncio and uvloop, spans go to the task's own track and closing does not block the loop."""
+    memory = MemoryExporter()
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticker = asyncio.create_task(tick())
+    async with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        for _ in range(3):
+            with sc.span("work"):
+                await asyncio.sleep(0.001)
+            profiler.step()
+        before = ticks
+    assert ticks > before
+    ticker.cancel()
+    assert names_of(memory).count("work") == 3
+    assert [step.number for step in memory.windows[0].steps] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["nothing more", "goes on"])
 @pytest.mark.parametrize(
     ("work", "windows", "findings"),
@@ -107,6 +131,21 @@ def test_an_empty_trace_says_why(steps: int, finding: str, output_dir: Path) -> 
             profiler.step()
     assert any(finding in note for note in profiler.diagnostics())
     assert finding in str(profiler.report())
+
+
+def test_start_and_stop_any_number_of_times(output_dir: Path) -> None:
+    """Each start begins a window, each stop delivers it; nothing is recorded in between."""
+    memory = MemoryExporter()
+    profiler = sc.trace(exporters=[memory], output_dir=output_dir, start=False)
+    with profiler:
+        for run in range(5):
+            sc.instant("outside")
+            profiler.start()
+            sc.instant(f"run {run}")
+            profiler.stop()
+            profiler.stop()
+            assert len(memory.windows) == run + 1
+    assert names_of(memory, kind=Kind.INSTANT) == [f"run {run}" for run in range(5)]
 
 
 def test_calls_that_do_not_fit_the_state(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -201,6 +240,25 @@ def test_on_trace_ready_gets_each_window_off_the_training_thread(kind: str, outp
     profiler.raise_errors()
     assert seen == [(0, 4), (1, 4)]
     assert threading.main_thread().name not in threads
+
+
+def test_a_raising_callback_is_kept(output_dir: Path) -> None:
+    """A second window still reaches it."""
+    calls: list[int] = []
+
+    def callback(window: sc.Window) -> None:
+        calls.append(window.index)
+        raise ZeroDivisionError("mine")
+
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=1), on_trace_ready=callback, output_dir=output_dir
+    ) as profiler:
+        for _ in range(2):
+            sc.instant("tick")
+            profiler.step()
+    assert calls == [0, 1]
+    with pytest.raises(ExceptionGroup):
+        profiler.raise_errors()
 
 
 def test_a_schedule_that_fails_records_nothing_more_and_is_kept(output_dir: Path) -> None:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,20 @@ def test_a_process_sweeps_once(left: Left, tmp_path: Path) -> None:
     _, session = left.run("run", 2 * WEEK)
     session.rename(tmp_path / "elsewhere")
     run_to_end([sys.executable, "-c", AGAIN, str(tmp_path), str(tmp_path / "elsewhere"), str(session)], check=True)
+
+
+def test_a_place_with_many_files_of_others_is_swept(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that it takes to list them leaves time for sessions."""
+    _, session = left.run("run", 2 * WEEK)
+    glob = Path.glob
+
+    def slow_glob(self: Path, pattern: str) -> Iterator[Path]:
+        time.sleep(2 * sweeping.TIME_LIMIT_S)
+        return glob(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", slow_glob)
+    sweep(left.sessions)
+    assert not session.exists()
 
 
 def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
