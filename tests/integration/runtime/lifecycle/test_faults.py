@@ -102,8 +102,9 @@ def faults_of(profiler: sc.Profiler) -> int:
     assert len(errors) == count
     assert all(type(error) is InternalError and type(error.__cause__) is MemoryError for error in errors)
     for error in errors:
-        *_, (frame, _) = traceback.walk_tb(error.__cause__.__traceback__ if error.__cause__ else None)
-        assert not frame.f_locals
+        assert error.__cause__ is not None
+        innermost, _ = list(traceback.walk_tb(error.__cause__.__traceback__))[-1]
+        assert not innermost.f_locals
     assert any("of stepscope, first in" in note for note in profiler.diagnostics())
     return count
 
