@@ -98,6 +98,16 @@ def test_what_had_not_come_when_a_window_closed_is_missing_once() -> None:
     assert (late, lost) == (70, 10)
 
 
+def test_a_source_that_is_missing_is_not_waited_for() -> None:
+    """A backend that failed to open must not hold windows up."""
+    state = windows()
+    state.add_source("device")
+    state.open(StepMark(0, 0, 1))
+    close(state, 100)
+    state.remove_source("device")
+    assert len(finish(state, 100)) == 1
+
+
 def test_open_spans_are_cut_at_the_window_end_and_their_record_is_no_news() -> None:
     """The window has the span as far as it went; the record that comes later is neither lost nor written twice."""
     state = windows()
@@ -171,6 +181,18 @@ def test_the_row_of_the_last_step(
     step = events_of([*batches, *last], STEPS)[-1]
     assert (int(step["ts"]), int(step["dur"]), int(step["track"])) == (30, 70, track)
     assert int(step["parent"]) == (5 if region and track == 1 else 0)
+
+
+def test_a_step_with_a_pause_in_it() -> None:
+    """The pause cuts the region around it, so the step is on a row of its own; the next one is not."""
+    state = windows()
+    state.open(StepMark(0, 0, 1, parent=5))
+    state.pause(10)
+    state.resume(20)
+    marks = mark_block(SERIAL, (30, 1), (40, 2))
+    marks["parent"] = 5
+    batches = state.route(RECORDER, marks, b"") + state.route(RECORDER, instant_block(50), b"")
+    assert events_of(batches, STEPS)["track"].tolist() == [99, 1]
 
 
 def test_marks_may_come_ahead_and_out_of_order() -> None:
