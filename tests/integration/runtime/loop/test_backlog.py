@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,21 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.simulated.scripted import Deliver, ScriptedBackend, Span
+from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.record import EVENT_DTYPE, Kind, own_heap
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, own_heap
+from stepscope.runtime.events.survey import Survey
+from stepscope.runtime.inbox.inbox import Inbox, PendingDeliveries
 from stepscope.runtime.loop import backpressure
-from stepscope.runtime.loop.backpressure import DrainedBlock, DrainedTurn
+from stepscope.runtime.loop.backpressure import MIN_JUDGED_S, BackpressureQueue, DrainedBlock, DrainedTurn
+from stepscope.runtime.loop_threads.condition import LoopCondition
+from stepscope.runtime.memory_limits import memory_limits
 from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import poll
 
 SMALL = 64 << 10
+MANY = 256 << 20
 PAUSE = 0.2
 """Seconds that the slow one takes for a batch: it gets on, so it is never taken for one that hangs."""
 
@@ -114,8 +122,183 @@ async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -
     assert not profiler.audit()
 
 
-def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There may be no memory for a part of what was drained: it is tried again."""
+class Diary:
+    """A pipeline that writes down what passes."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.deliveries = 0
+        self.delivered = PendingDeliveries(Inbox[Any](1 << 30, lambda: None))
+
+    def add_marks(self, marks: Block) -> None:
+        self.said.append(f"{len(marks)} marks")
+
+    def route_block(self, events: Block, args: bytes, found: Survey) -> None:
+        self.said.append(f"{len(events)} events")
+
+    async def process(self, turn: DrainedTurn, part_events: int, pace: Callable[[], Awaitable[bool]]) -> None:
+        """As a pipeline does it."""
+        self.add_marks(join_blocks(turn.marks))
+        while turn.blocks:
+            self.route_block(*turn.next_part(part_events))
+            if not await pace():
+                return
+        self.set_watermark(turn.until)
+        while self.route_delivery(turn.until):
+            if not await pace():
+                return
+        self.save(turn.until)
+        if turn.spans is not None:
+            self.close_windows(turn.spans)
+
+    def set_watermark(self, until: int) -> None:
+        self.said.append(f"until {until}")
+
+    def route_delivery(self, until: int) -> bool:
+        self.deliveries -= 1
+        return self.deliveries >= 0
+
+    def save(self, until: int) -> None:
+        self.said.append("save")
+
+    def close_windows(self, open_spans: Block) -> None:
+        self.said.append(f"close with {len(open_spans)}")
+
+    def drop_closed(self, source: str, events: Block) -> None:
+        self.said.append(f"{len(events)} dropped")
+
+    def taken(self) -> list[str]:
+        """What was written since."""
+        said, self.said = self.said, []
+        return said
+
+
+class Exporter:
+    """One that is waited for while it is `busy`."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.asked = 0
+        self.change = LoopCondition()
+
+    def half_full(self) -> bool:
+        return self.busy
+
+    async def wait_below_half(self) -> None:
+        self.asked += 1
+        await self.change.wait_for(lambda: not self.busy)
+
+    def free(self) -> None:
+        self.busy = False
+        self.change.notify_all()
+
+
+class Bench:
+    """A queue with two exporters, of which one may be slow."""
+
+    def __init__(self) -> None:
+        self.diary, self.slow, self.quick, self.passed = Diary(), Exporter(), Exporter(), LoopCondition()
+        # 1,024 events on top of what is under way.
+        limits = memory_limits(sc.Options(memory_bytes=4 * MANY, queue_bytes=SMALL, ring_bytes=MANY), 2)
+        workers, faults = [self.slow, self.quick], InternalErrors("it")
+        self.backlog = BackpressureQueue(
+            self.diary.process, self.diary.drop_closed, self.diary.delivered, workers, limits, faults
+        )
+
+    def give(self, count: int, until: int, *, spans: int | None = None) -> None:
+        events = np.zeros(count, EVENT_DTYPE)
+        open_spans = None if spans is None else np.zeros(spans, EVENT_DTYPE)
+        self.backlog.push(events[:1], [DrainedBlock.of(events, b"")], until, open_spans)
+
+    async def through(self) -> None:
+        await self.passed.wait_for(lambda: self.backlog.empty)
+
+    async def pause(self) -> None:
+        """Lets everybody do what there is to do, for as long as it takes to tell who is slow."""
+        await anyio.sleep(1.5 * MIN_JUDGED_S)
+
+
+@asynccontextmanager
+async def running() -> AsyncGenerator[Bench]:
+    """With its task, which ends."""
+    bench = Bench()
+    async with anyio.create_task_group() as group:
+        group.start_soon(bench.backlog.run, bench.passed)
+        yield bench
+        bench.backlog.close()
+
+
+async def test_the_order_of_a_turn() -> None:
+    async with running() as bench:
+        bench.diary.deliveries = 1
+        bench.give(3, 10, spans=2)
+        assert not bench.backlog.empty
+        await bench.through()
+        assert bench.diary.taken() == ["1 marks", "3 events", "until 10", "save", "close with 2"]
+        bench.give(600, 20)
+        await bench.through()
+        assert bench.diary.taken() == ["1 marks", "256 events", "256 events", "88 events", "until 20", "save"]
+
+
+async def test_what_comes_meanwhile_is_one_turn() -> None:
+    """Unless windows close in between, which need what came before, and not what comes after."""
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.give(2, 2)
+        bench.give(3, 3, spans=1)
+        bench.give(4, 4)
+        bench.give(5, 5)
+        bench.slow.free()
+        await bench.through()
+        assert bench.diary.taken() == [
+            *("1 marks", "1 events", "until 1", "save"),
+            *("2 marks", "2 events", "3 events", "until 3", "save", "close with 1"),
+            *("2 marks", "4 events", "5 events", "until 5", "save"),
+        ]
+
+
+async def test_only_the_slow_one_is_passed_over() -> None:
+    """When more waits than a queue may hold; once all has passed it is waited for again."""
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.give(1024, 2)
+        await bench.pause()
+        assert bench.diary.taken() == ["1 marks", "1 events"]
+        bench.quick.busy = True
+        bench.give(1, 3)
+        await bench.pause()
+        assert bench.diary.taken() == ["until 1", "save", "2 marks", "256 events"], "the other one is waited for"
+        bench.quick.free()
+        await bench.through()
+        assert bench.diary.taken()[-1] == "save" and bench.slow.busy
+        asked = bench.slow.asked
+        bench.give(1, 4)
+        await bench.pause()
+        assert not bench.backlog.empty and bench.slow.asked == asked + 1
+        bench.slow.free()
+        await bench.through()
+
+
+async def test_a_second_slow_one_is_passed_over_as_well() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.quick.busy = True
+        bench.give(1025, 2)
+        await bench.pause()
+        assert "256 events" in bench.diary.taken(), "nobody was waited for but the first"
+        bench.give(1025, 3)
+        await bench.through()
+        assert bench.slow.busy and bench.quick.busy
+
+
+async def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again."""
     failures = [MemoryError("once")]
 
     def cut(*arguments: Any) -> Any:
@@ -124,9 +307,51 @@ def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None
         return own_heap(*arguments)
 
     monkeypatch.setattr(backpressure, "own_heap", cut)
-    turn = DrainedTurn()
-    events = np.zeros(300, EVENT_DTYPE)
-    turn.add(events[:1], [DrainedBlock.of(events, b"")], 1, None)
-    with pytest.raises(MemoryError):
-        turn.next_part(256)
-    assert [len(turn.next_part(256).events) for _ in range(2)] == [256, 44] and not turn.blocks
+    async with running() as bench:
+        bench.give(300, 1)
+        await bench.through()
+        assert bench.diary.taken() == ["1 marks", "1 marks", "256 events", "44 events", "until 1", "save"]
+
+
+async def test_nobody_is_waited_for_with_too_much() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.backlog.stop_waiting()
+        bench.quick.busy = True
+        bench.give(1, 2)
+        await bench.pause()
+        assert not bench.backlog.empty, "this one has kept nobody waiting so far"
+        bench.give((MANY + SMALL) // EVENT_DTYPE.itemsize + 1, 3)
+        await bench.pause()
+        assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
+
+
+async def test_one_that_closes_waits_for_the_slow_one_until_it_has_to_hurry() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.backlog.end()
+        bench.give(2000, 2)
+        await bench.pause()
+        assert bench.diary.taken() == ["1 marks", "1 events"], "there is time"
+        bench.backlog.stop_waiting()
+        bench.give(1, 3)
+        await bench.through()
+        assert bench.slow.busy
+
+
+async def test_what_has_not_passed_is_given_back() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(300, 1)
+        await bench.pause()
+        bench.give(2, 2)
+        rest = bench.backlog.close()
+        assert [len(block.events) for block in rest] == [44, 2]
+        assert bench.backlog.empty
+        bench.give(1, 3)
+        assert bench.backlog.empty, "closed"
+    assert bench.diary.taken() == ["1 marks", "256 events"]
