@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import sys
 import textwrap
@@ -32,7 +34,21 @@ class Crash:
     def __init__(self, tmp_path: Path) -> None:
         self.run = tmp_path / "run"
         self.session = tmp_path / "session"
-        self.session.mkdir()
+        self.session.mkdir(exist_ok=True)
+
+    @classmethod
+    def copy(cls, place: Path, tmp_path: Path) -> Crash:
+        """What a program left in a place, as if it had been killed in another one."""
+        shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+        crash = cls(tmp_path)
+        for path in (crash.run / "session", *crash.directory().glob("run-*")):
+            path.write_text(path.read_text().replace(str(place), str(tmp_path)))
+        return crash
+
+    def renote(self, **fields: object) -> None:
+        """Changes what the run's note says."""
+        path = self.run / "session"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
     def of(self, program: str, *, drain_interval: float = 0.05) -> Crash:
         """Runs the program after the lines of START."""

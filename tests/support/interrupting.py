@@ -5,9 +5,10 @@ from __future__ import annotations
 import _weakrefset
 import ctypes
 import gc
+import itertools
 import signal
 import sys
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -33,6 +34,7 @@ class Interrupter:
         self.where = ""
         """The point at which it interrupted last."""
         self._left = self._again = 0
+        self._came = False
         self._instead: Callable[[], object] | None = None
         self._inside: Collection[str] = ()
 
@@ -68,6 +70,16 @@ class Interrupter:
             gc.enable()
         return bool(self.where)
 
+    def everywhere(self, least: int) -> Iterator[int]:
+        """Points, until no call was interrupted at one; there are more than `least`."""
+        point = 0
+        for point in itertools.count(1):
+            self._came = False
+            yield point
+            if not self._came:
+                break
+        assert point > least
+
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The handler."""
         assert frame is not None
@@ -78,6 +90,7 @@ class Interrupter:
         if counts and frame.f_code.co_filename not in (__file__, _weakrefset.__file__):
             self._left -= 1
             if not self._left:
+                self._came = True
                 self.where += f"{frame.f_code.co_qualname}, line {frame.f_lineno}; "
                 self._left, self._again = self._again, 0
                 if self._left:

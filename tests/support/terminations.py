@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,15 @@ def run(script: str, place: Path, *, code: int, number: int | None = None) -> st
         out, errors = process.communicate(timeout=60)
     assert process.returncode == code, f"{process.returncode}: {errors}"
     return f"{said}{out}"
+
+
+def ends(
+    script: str, place: Path, *, code: int = -signal.SIGTERM, number: int | None = None, printed: str | None = None
+) -> None:
+    """Runs a script like `run`, and fails unless its work is delivered, and it has printed this, if it is given."""
+    found = run(script, place, code=code, number=number)
+    assert printed is None or found == printed
+    assert delivered(place)
 
 
 def delivered(place: Path) -> bool:

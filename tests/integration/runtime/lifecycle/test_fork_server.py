@@ -19,37 +19,6 @@ def run(directory: Path, program: str, *arguments: str) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
-PROGRAM = """
-import multiprocessing, sys
-import stepscope as sc
-
-def work(number):
-    assert sc.join(f"worker {number}")
-    for _ in range(20):
-        with sc.span("fetch"):
-            pass
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("forkserver")
-    for run in range(3):
-        memory = sc.exporters.MemoryExporter()
-        with sc.trace(output_dir=f"{sys.argv[1]}/{run}", exporters=[memory]):
-            workers = [context.Process(target=work, args=(number,)) for number in range(2)]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-                assert worker.exitcode == 0
-        print(memory.names().count("fetch"))
-"""
-
-
-def test_workers_join_each_trace_of_a_process(tmp_path: Path) -> None:
-    """A later trace is found by what the fork server knows of the first."""
-    done = run(tmp_path, PROGRAM)
-    assert done.stdout.split() == ["40", "40", "40"], done.stderr
-
-
 INHERITED = """
 import os, subprocess, sys
 import stepscope as sc
@@ -113,24 +82,22 @@ if __name__ == "__main__":
 """
 
 
-def _moved(directory: Path, *places: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [(["", "", ""], ["0 20"] * 3), (["a", ""], ["0 20"] * 2), (["a", "b"], ["0 20", "3 0"])],
+    ids=["stays", "moves to the usual place", "moves elsewhere"],
+)
+def test_workers_find_a_later_session(places: list[str], expected: list[str], tmp_path: Path) -> None:
+    """By what the fork server knows of the first, or as that of the process above. Where no worker can know where it is, `join`
+    returns False, and the log names the option that has to stay the same."""
     for place in filter(None, places):
-        Path(place).mkdir(exist_ok=True)
-    return run(directory, MOVED, *places)
-
-
-def test_a_session_that_moves_to_the_usual_place_is_found(tmp_path: Path) -> None:
-    """The fork server's environment names the first session, which is gone: its workers join that of the process above."""
-    done = _moved(tmp_path, str(tmp_path / "a"), "")
-    assert done.stdout.split("\n")[:2] == ["0 20", "0 20"], done.stderr
-    assert "cannot join" not in done.stderr
-
-
-def test_a_session_that_moves_elsewhere_is_not_found_and_the_worker_says_what_to_do(tmp_path: Path) -> None:
-    """No worker can know where it is: `join` returns False, and the log names the option that has to stay the same."""
-    done = _moved(tmp_path, str(tmp_path / "a"), str(tmp_path / "b"))
-    assert done.stdout.split("\n")[:2] == ["0 20", "3 0"], done.stderr
-    said(done.stderr, "stepscope.join", "Options.session_dir")
+        (tmp_path / place).mkdir()
+    done = run(tmp_path, MOVED, *(str(tmp_path / place) if place else "" for place in places))
+    assert done.stdout.splitlines() == expected, done.stderr
+    if expected[-1] == "3 0":
+        said(done.stderr, "stepscope.join", "Options.session_dir")
+    else:
+        assert "cannot join" not in done.stderr
 
 
 def test_a_process_that_joins_as_the_session_is_removed(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import signal
 import sys
 import time
@@ -179,6 +181,38 @@ def ring_loosely(*_: Any) -> None:
     raise Bell
 
 
+def ring_for(whom: str, number: int, frame: FrameType | None, *, twice: bool = False) -> None:
+    """One that is given more."""
+    raise Bell
+
+
+@functools.wraps(ring)
+def ring_wrapped(*given: Any) -> None:
+    """One that seems to be another."""
+    ring(*given)
+
+
+class Ringer:
+    """One that is an object, and has one."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        raise Bell
+
+    def method(self, number: int, frame: FrameType | None) -> None:
+        raise Bell
+
+
+HANDLERS: dict[str, Callable[[int, FrameType | None], Any]] = {
+    "function": ring,
+    "of any": ring_loosely,
+    "wrapped": ring_wrapped,
+    "method": Ringer().method,
+    "object": Ringer(),
+    "partial": functools.partial(ring_for, "me", twice=True),
+    "Ctrl-C": signal.default_int_handler,  # it leaves no frame: `KeyboardInterrupt` on the main thread is taken for its
+}
+
+
 class Interrupted(ScriptedBackend):
     """In which a signal comes when the action changes."""
 
@@ -187,11 +221,12 @@ class Interrupted(ScriptedBackend):
         signal.raise_signal(signal.SIGUSR2)
 
 
-@pytest.mark.parametrize("handler", [ring, ring_loosely], ids=["def", "of any"])
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS.keys())
 def test_what_a_handler_raises_in_a_part_goes_on(
     handler: Callable[[int, FrameType | None], None], tmp_path: Path
 ) -> None:
-    """It is the program's, and no error of the backend that it interrupts, or of the schedule."""
+    """It is the program's, and no error of the backend that it interrupts, or of the schedule. Handlers are known by their code,
+    however they are written."""
 
     def planned(step: int) -> ProfilerAction:
         if step == 3:
@@ -208,13 +243,45 @@ def test_what_a_handler_raises_in_a_part_goes_on(
             for call in (profiler.start, *[profiler.step] * 5, profiler.close):
                 try:
                     call()
-                except Bell:
+                except (Bell, KeyboardInterrupt):
                     raised += 1
             assert raised and profiler.schedule_error is None
             profiler.close()
             profiler.raise_errors()
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+class Samples(ScriptedBackend):
+    """Passes a number and a frame to a function of its own that fails, as sampling profilers do."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(thread_bound=True)
+        self._error = error
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        super().transition(before, after, at)
+        self._sample(7, inspect.currentframe())
+
+    def _sample(self, depth: int, frame: FrameType | None) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [ValueError("a fault"), SystemExit("it gives up")])
+def test_nothing_that_a_backend_raises_reaches_the_loop(error: BaseException, tmp_path: Path) -> None:
+    """Also where the program has a handler that leaves no frame, as functions written in C."""
+    handler: Callable[[int, FrameType | None], Any] = functools.partial(print)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        schedule = sc.schedule(wait=1, warmup=0, active=1)
+        with sc.trace(backends=[Samples(error)], schedule=schedule, output_dir=tmp_path) as profiler:
+            for _ in range(6):
+                profiler.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert any(type(error).__name__ in line for line in profiler.diagnostics())
+    with refused(ExceptionGroup, "stepscope", "1 error"):
+        profiler.raise_errors()
 
 
 def test_an_exception_that_is_slow_to_speak_costs_its_exporter_only(tmp_path: Path) -> None:

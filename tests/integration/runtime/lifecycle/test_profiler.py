@@ -16,7 +16,7 @@ import pytest
 import stepscope as sc
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import _core
-from stepscope.runtime.errors import OutputError, ProfilerStateError
+from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Flag, Kind
 from tests.support.messages import refused, said
 
@@ -289,62 +289,6 @@ def test_a_window_without_an_end_in_sight(output_dir: Path) -> None:
     assert names_of(memory, kind=Kind.INSTANT) == ["at 2", "at 3"]
 
 
-def test_an_exception_in_the_body_passes_and_the_data_is_kept(output_dir: Path) -> None:
-    """The window that was open is delivered as incomplete."""
-    memory = MemoryExporter()
-    with (
-        pytest.raises(ZeroDivisionError),
-        sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=9), exporters=[memory], output_dir=output_dir),
-        sc.span("doomed"),
-    ):
-        raise ZeroDivisionError
-    assert names_of(memory) == ["doomed"]
-    assert not memory.windows[0].complete
-
-
-def test_events_of_many_threads_arrive_in_their_steps(output_dir: Path) -> None:
-    """Threads that record while the main thread steps lose nothing, and each event's step is that of its time."""
-    memory = MemoryExporter()
-    stop = threading.Event()
-    recorded: list[int] = []
-
-    def work() -> None:
-        count = 0
-        while not stop.is_set():
-            sc.instant("tick")
-            count += 1
-        recorded.append(count)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
-        for thread in threads:
-            thread.start()
-        for _ in range(200):
-            sc.instant("main")
-            profiler.step()
-        stop.set()
-        for thread in threads:
-            thread.join()
-    stats = profiler.statistics()
-    assert stats.pipeline is not None
-    dropped = sum(stats.pipeline.windows.dropped.get("recorder", {}).values())
-    assert names_of(memory, kind=Kind.INSTANT).count("tick") + dropped == sum(recorded)
-    starts = {step.number: step for step in memory.windows[0].steps}
-    for event in memory.events(kind=Kind.INSTANT):
-        step = starts.get(int(event["step"]))
-        if step is None:  # after the last call of step()
-            assert int(event["step"]) == 200 and int(event["ts"]) >= starts[199].end_ns
-        else:
-            assert step.start_ns <= int(event["ts"]) <= step.end_ns
-
-
-def test_an_output_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """Before anything is recorded, with the path and what to do."""
-    (tmp_path / "file").write_text("")
-    with refused(OutputError, tmp_path / "file" / "run", "output_dir"), sc.trace(output_dir=tmp_path / "file" / "run"):
-        pass
-
-
 @pytest.mark.parametrize(
     ("wrong", "facts"),
     [
@@ -367,20 +311,6 @@ def test_wrong_arguments_are_named_with_their_value(wrong: dict[str, object], fa
     """Misuse is told at construction, by name, value and remedy."""
     with refused((TypeError, ValueError), *facts):
         sc.trace(**wrong)  # type: ignore[arg-type]
-
-
-def test_an_unknown_argument_is_refused() -> None:
-    """In Python's words, which differ between its versions."""
-    with refused(TypeError, "trace()", "ouput_dir", snapshot=False):
-        sc.trace(ouput_dir="runs")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
-def test_nothing_is_left_behind(output_dir: Path) -> None:
-    """After close there is no thread, and the run's directory holds the journal alone."""
-    with sc.trace(output_dir=output_dir):
-        sc.instant("tick")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stepscope")]
-    assert [path.name for path in output_dir.iterdir()] == ["journal"]
 
 
 def test_lives_of_profilers_leave_nothing_in_the_table_of_tracks(tmp_path: Path) -> None:
@@ -431,12 +361,3 @@ def test_windows_that_follow_each_other_leave_nothing_out(output_dir: Path) -> N
     borders = [(window.start_ns, window.end_ns) for window in memory.windows]
     assert all(before[1] == after[0] for before, after in itertools.pairwise(borders[:-1]))
     assert memory.names().count("schedule") == 10
-
-
-def test_flushes_in_a_row_are_all_answered(output_dir: Path) -> None:
-    """The loop is woken each time, however close one call comes to the turn that the one before has begun."""
-    with sc.trace(output_dir=output_dir) as profiler:
-        for _ in range(500):
-            with sc.span("work"):
-                pass
-            assert profiler.flush(20)

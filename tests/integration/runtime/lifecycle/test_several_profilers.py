@@ -22,7 +22,7 @@ SCHEDULES: tuple[Callable[[], Schedule | None], ...] = (
     lambda: sc.schedule(wait=1, warmup=1, active=1, repeat=2),
     lambda: sc.schedule(wait=0, warmup=0, active=1),
 )
-CALLS = ("start", "step", "step", "step", "pause", "resume", "stop", "close")
+CALLS = ("start", "step", "step", "step", "pause", "resume", "flush", "stop", "close")
 
 
 class Model:
@@ -52,7 +52,7 @@ class Model:
                 self.step_number += 1
             elif name == "pause":
                 self.pauses += 1
-            elif self.pauses:
+            elif name == "resume" and self.pauses:
                 self.pauses -= 1
         return True
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import stepscope as sc
 from tests.support.basics import ROOT, missing
 from tests.support.messages import said
 
@@ -103,20 +102,6 @@ def test_a_working_directory_that_is_missing(tmp_path: Path) -> None:
     assert ended.returncode == 0 and (tmp_path / "run" / "trace.json").exists(), ended.stderr
     ended = run([*gone, sys.executable, "-P", str(FIELD / "doors.py")], tmp_path, **temporary)
     assert ended.returncode == 0 and "DONE" in ended.stdout, ended.stderr
-
-
-def test_a_full_disk(small_disk: Path) -> None:
-    """The place is right, and the machine is not: other exporters have everything, and the journal's loss is counted."""
-    (small_disk / "filler").write_bytes(b"x" * (1 << 20))
-    memory = sc.exporters.MemoryExporter()
-    with sc.trace(output_dir=small_disk, exporters=[memory]) as profiler, sc.span("work"):
-        pass
-    statistics = profiler.statistics().pipeline
-    assert statistics is not None and memory.batches
-    assert {each.name: each.ledger.dropped.get("error", 0) > 0 for each in statistics.exporters} == {
-        "journal": True,
-        "memory": False,
-    }
 
 
 def container(mount: str, tmp_path: Path, **variables: str) -> dict[str, Any]:

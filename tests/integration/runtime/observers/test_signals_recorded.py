@@ -29,8 +29,7 @@ from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import BackendError, ControlError
-from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.observers import processor_demand, task_runs
 from stepscope.runtime.options import SIGNALS, Signal
 from stepscope.runtime.windows.step_facts import SIGNAL, Phase, StepFactsBuilder
@@ -123,22 +122,6 @@ def test_the_last_step_of_a_window_has_all_of_its_readings(tmp_path: Path) -> No
     facts = found.facts()
     assert facts["step"].tolist() == [1, 2, 3]
     assert (facts["cpu_ns"] >= 5e6).all()
-
-
-def test_no_reading_is_taken_for_that_of_another_mark() -> None:
-    """A step whose end has none, as where a window was cut out of a longer record, has no figures; not those of its begin."""
-    builder = StepFactsBuilder()
-    builder.update(_steps_with_readings([0, 100, 200], [0, 100]))
-    facts = builder.finish()
-    assert facts["cpu_ns"][0] == 100 and np.isnan(facts["cpu_ns"][1])
-
-
-def _steps_with_readings(marks: list[int], readings: list[int]) -> Any:
-    steps, counters = empty_block(len(marks)), empty_block(len(readings))
-    steps["ts"], steps["kind"], steps["step"], steps["track"] = marks, int(Kind.STEP), range(len(marks)), 1
-    counters["ts"], counters["kind"], counters["value"] = readings, int(Kind.COUNTER), readings
-    counters["name"], counters["category"] = strings.intern("cpu_ns"), strings.category(SIGNAL)
-    return join_blocks([steps, counters])
 
 
 def test_paused_steps_have_no_readings(tmp_path: Path) -> None:
@@ -686,20 +669,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_unchanged_program_that_trains(tmp_path: Path, workers: int) -> None:
-    """Its loader, the batches of its workers, which join by themselves, and its checkpoint are in the trace."""
-    check_training(tmp_path, workers, "fork")
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked(tmp_path: Path, method: str) -> None:
-    """They join by themselves, too, and the loader's worker_init_fn is called."""
-    check_training(tmp_path, 2, method)
-
-
-def check_training(tmp_path: Path, workers: int, method: str) -> None:
-    """What there must be of a training whose workers are started by a method of multiprocessing."""
+@pytest.mark.parametrize(("workers", "method"), [(0, "fork"), (2, "fork"), (2, "forkserver")])
+def test_an_unchanged_program_that_trains(tmp_path: Path, workers: int, method: str) -> None:
+    """Its loader, the batches of its workers, which join by themselves, however they are started, and its checkpoint are in the
+    trace; the loader's worker_init_fn is called."""
     require("torch")
     (tmp_path / "train.py").write_text(TRAINING)
     run = ("run", "--quiet", "--no-torch", "--out", "out", "train.py", workers, method)
@@ -732,13 +705,8 @@ def check_training(tmp_path: Path, workers: int, method: str) -> None:
         assert len(named["loader queue"]) >= 5
         assert [event["args"].pop("used").keys() for event in named["fetch"]] == [{"processor_ms"}] * 5
         assert [event["args"] for event in named["fetch"]] == [{"items": 4}] * 5
-        assert (
-            len(
-                {event["pid"] for event in named["fetch"]}
-                - {facts_of_main["pid"] for facts_of_main in named["DataLoader"]}
-            )
-            == 2
-        )
+        (main,) = {event["pid"] for event in named["DataLoader"]}
+        assert len({event["pid"] for event in named["fetch"]} - {main}) == 2
     else:
         assert not named["fetch"] and not named["loader queue"]
 

@@ -6,10 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crashes import Crash
+from tests.support.crashes import BODY, MIDWAY, Crash
 
 
 @pytest.fixture
 def crash(tmp_path: Path) -> Crash:
     """A program to be killed."""
     return Crash(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a program left that was killed: its journal has half of it, the rest is in its rings."""
+    place = tmp_path_factory.mktemp("left")
+    Crash(place).of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    return place
+
+
+@pytest.fixture
+def killed(left_behind: Path, tmp_path: Path) -> Crash:
+    """A copy of it."""
+    return Crash.copy(left_behind, tmp_path)

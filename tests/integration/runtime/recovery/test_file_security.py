@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import stat
 import struct
 import subprocess
@@ -27,14 +26,12 @@ from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.sweep import sweep
-from stepscope.runtime.session.system import process_identity
-from tests.support.crashes import BODY, MIDWAY, Crash, names
+from tests.support.crashes import Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 NASTY = (
-    "../../outside", "/etc/outside", "a/b", "..", ".", "nul\0byte", "x" * 5000, "🧪" * 300, "\udcff", "con", "-rf",
-    "~", "*", "new\nline", " ",
+    "../../outside", "/etc/outside", "..", ".", "nul\0byte", "x" * 5000, "🧪" * 300, "\udcff", "~", " ",
 )  # fmt: skip
 
 
@@ -43,7 +40,7 @@ def rights(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_files_are_private(umask: int, tmp_path: Path) -> None:
     """Sessions, journals and notes are their user's alone, whatever the umask; traces are as it says."""
     script = """
@@ -178,65 +175,41 @@ def test_the_sweep_takes_only_what_is_ours(tmp_path: Path) -> None:
     assert not old[4].exists() and not old[5].exists()
 
 
-@pytest.fixture(scope="module")
-def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a killed program left, to be copied."""
-    place = tmp_path_factory.mktemp("left")
-    Crash(place).of(BODY.format(between=MIDWAY), drain_interval=1000.0)
-    return place
-
-
-@pytest.fixture
-def crash(left_behind: Path, tmp_path: Path) -> Crash:
-    """A program that was killed."""
-    crash = Crash(tmp_path)
-    for name in ("run", "session"):
-        shutil.copytree(left_behind / name, tmp_path / name, dirs_exist_ok=True)
-    renote(crash, directory=str(crash.directory()))
-    return crash
-
-
-def renote(crash: Crash, **fields: object) -> None:
-    """Changes what the run's note says."""
-    path = crash.run / "session"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 @pytest.mark.parametrize(
     "directory", ["/", "/etc", "relative", "", "/nowhere/at/all", "nul\0byte", "x" * 5000, "/proc/1"]
 )
-def test_a_note_that_names_another_place(crash: Crash, directory: str) -> None:
+def test_a_note_that_names_another_place(killed: Crash, directory: str) -> None:
     """What the note names is no session: a note of ours says so, and nothing there is touched."""
-    renote(crash, directory=directory)
-    recovery = recover(crash.run, remove_session=True)
+    killed.renote(directory=directory)
+    recovery = recover(killed.run, remove_session=True)
     assert names(recovery.journal)["forward"] >= 20
     assert recovery.from_rings == 0
     assert Path("/etc/passwd").exists()
 
 
-def test_only_the_session_that_is_meant_is_removed(crash: Crash, tmp_path: Path) -> None:
+def test_only_the_session_that_is_meant_is_removed(killed: Crash, tmp_path: Path) -> None:
     """A note that names the session of another process does not get it deleted."""
     other = sessions(tmp_path, 1)[0]
-    renote(crash, directory=str(other))
-    assert any("is not the session of process" in note for note in recover(crash.run, remove_session=True).notes)
+    killed.renote(directory=str(other))
+    assert any("is not the session of process" in note for note in recover(killed.run, remove_session=True).notes)
     assert (other / "ring-00000").exists()
 
 
-def test_a_session_that_others_may_write_is_not_read(crash: Crash) -> None:
+def test_a_session_that_others_may_write_is_not_read(killed: Crash) -> None:
     """Who could have planted rings there could make us read anything."""
-    crash.directory().chmod(0o777)
-    assert any("is not a session directory of this user" in said for said in recover(crash.run).missing)
+    killed.directory().chmod(0o777)
+    assert any("is not a session directory of this user" in said for said in recover(killed.run).missing)
 
 
-def test_a_note_that_is_a_link_or_pipe_is_not_read(crash: Crash) -> None:
+def test_a_note_that_is_a_link_or_pipe_is_not_read(killed: Crash) -> None:
     """It is said, and the journal alone is recovered."""
-    note = crash.run / "session"
-    note.rename(crash.run / "moved")
-    note.symlink_to(crash.run / "moved")
-    assert any("symbolic link" in said for said in recover(crash.run, crash.run / "copy").missing)
+    note = killed.run / "session"
+    note.rename(killed.run / "moved")
+    note.symlink_to(killed.run / "moved")
+    assert any("symbolic link" in said for said in recover(killed.run, killed.run / "copy").missing)
     note.unlink()
     os.mkfifo(note)
-    assert any("no regular file" in said for said in recover(crash.run, crash.run / "copy").missing)
+    assert any("no regular file" in said for said in recover(killed.run, killed.run / "copy").missing)
 
 
 def hostile(path: Path, **fields: int) -> None:
@@ -248,41 +221,45 @@ def hostile(path: Path, **fields: int) -> None:
             file.write(struct.pack(at[name][1], value))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"slots": 1 << 24, "head": 1 << 24},
-        {"slots": 0},
-        {"slots": 3},
-        {"slots": (1 << 32) - 1},
-        {"head": (1 << 64) - 1},
-        {"head": 1 << 61},
-        {"reserve": 1 << 63},
-        {"produced": (1 << 64) - 1},
-        {"tail": (1 << 64) - 1},
-        {"serial": 1 << 40},
-    ],
+HOSTILE = (
+    {"slots": 1 << 24, "head": 1 << 24},
+    {"slots": 0},
+    {"slots": 3},
+    {"slots": (1 << 32) - 1},
+    {"head": (1 << 64) - 1},
+    {"head": 1 << 61},
+    {"reserve": 1 << 63},
+    {"produced": (1 << 64) - 1},
+    {"tail": (1 << 64) - 1},
+    {"serial": 1 << 40},
 )
-def test_absurd_rings_cost_nothing(crash: Crash, fields: dict[str, int]) -> None:
+
+
+def test_absurd_rings_cost_nothing(left_behind: Path, tmp_path: Path) -> None:
     """Whatever a ring's header claims, memory and time are bounded, and the other files are used."""
-    ring = crash.directory() / "ring-00000"
-    os.truncate(ring, 1 << 41)
-    hostile(ring, **fields)
-    script = "import sys; from stepscope.runtime.recovery.recover import recover; print(recover(sys.argv[1]).notes)"
+    crashes = [Crash.copy(left_behind, tmp_path / str(number)) for number in range(len(HOSTILE))]
+    for crash, fields in zip(crashes, HOSTILE, strict=True):
+        ring = crash.directory() / "ring-00000"
+        os.truncate(ring, 1 << 41)
+        hostile(ring, **fields)
+    script = (
+        "import sys; from stepscope.runtime.recovery.recover import recover; [recover(run) for run in sys.argv[1:]]"
+    )
     subprocess.run(
-        [sys.executable, "-c", script, str(crash.run)],
+        [sys.executable, "-c", script, *(str(crash.run) for crash in crashes)],
         check=True,
         timeout=60,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)),
     )
-    assert names(crash.run / "journal")["forward"] >= 20
+    for crash, fields in zip(crashes, HOSTILE, strict=True):
+        assert names(crash.run / "journal")["forward"] >= 20, fields
 
 
 @pytest.mark.parametrize("name", ["strings", "tracks", "stacks", "ring-00000", "process.json"])
 @pytest.mark.parametrize("what", ["sparse", "fifo", "device", "directory"])
-def test_files_that_are_none(crash: Crash, name: str, what: str) -> None:
+def test_files_that_are_none(killed: Crash, name: str, what: str) -> None:
     """Terabytes of nothing, pipes, devices and directories in place of a session's file are survived."""
-    path = crash.directory() / name
+    path = killed.directory() / name
     path.unlink()
     if what == "sparse":
         with path.open("wb") as file:
@@ -293,13 +270,13 @@ def test_files_that_are_none(crash: Crash, name: str, what: str) -> None:
         path.symlink_to("/dev/zero")
     else:
         path.mkdir()
-    assert recover(crash.run).windows == 1
+    assert recover(killed.run).windows == 1
 
 
-def test_a_swapped_directory_is_not_followed(crash: Crash, tmp_path: Path) -> None:
+def test_a_swapped_directory_is_not_followed(killed: Crash, tmp_path: Path) -> None:
     """Files are read in the directory that was checked, also if another takes its name meanwhile."""
-    files = SessionFiles(crash.directory())
-    directory = crash.directory()
+    files = SessionFiles(killed.directory())
+    directory = killed.directory()
     directory.rename(tmp_path / "moved")
     directory.mkdir()
     (directory / "1-1").mkdir(mode=0o700)
@@ -309,13 +286,13 @@ def test_a_swapped_directory_is_not_followed(crash: Crash, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("what", ["link", "open to others", "gone"])
-def test_a_swapped_part_is_not_read(what: str, crash: Crash, tmp_path: Path) -> None:
+def test_a_swapped_part_is_not_read(what: str, killed: Crash, tmp_path: Path) -> None:
     """It holds no descriptor, and is opened for each use: only where it is a private directory then."""
-    part = crash.directory() / "1-1"
+    part = killed.directory() / "1-1"
     part.mkdir(mode=0o700)
     (part / "strings").touch()
     (part / "ring-00000").touch()
-    session = SessionFiles(crash.directory())
+    session = SessionFiles(killed.directory())
     before = len(os.listdir("/proc/self/fd"))
     (files,) = session.parts()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -335,8 +312,3 @@ def test_a_swapped_part_is_not_read(what: str, crash: Crash, tmp_path: Path) -> 
     session.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         files.ring_count()
-
-
-def test_identity_is_of_the_process() -> None:
-    """The name of a process for good is the same each time that it is asked."""
-    assert process_identity() == process_identity(os.getpid())

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated.scripted import ScriptedBackend
 from stepscope.runtime.lifecycle.open_run import LATE_CLOSING_S
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session.note import read_note
@@ -64,28 +63,6 @@ def test_a_part_that_blocks_the_loop_loses_nothing(end: str, loop: str, tmp_path
         recovered = recover(tmp_path / name, remove_session=True).journal
         assert set(names(recovered)) >= (WORK | {"before"} if name == "good" else WORK)
     assert not Path(note.directory).exists()
-
-
-class Slow(ScriptedBackend):
-    """Takes its time to derive something of each batch."""
-
-    def derive(self, batch: sc.exporters.EventBatch) -> None:
-        time.sleep(0.005)
-
-
-async def test_more_than_there_is_time_for(tmp_path: Path) -> None:
-    """The note says so, and what waited is delivered after all."""
-    options = sc.Options(close_timeout=0.1)
-    schedule = sc.schedule(wait=0, warmup=0, active=1)
-    profiler = sc.trace(backends=[Slow()], schedule=schedule, output_dir=tmp_path, options=options)
-    with profiler:
-        for _ in range(400):
-            sc.instant("work")
-            profiler.step()
-    await poll(lambda: "given up, because there was not enough time" in str(profiler.report()))
-    await poll(lambda: not profiler.statistics().timed_out)
-    await poll(lambda: not any(thread.name == "stepscope" for thread in threading.enumerate()))
-    assert not profiler.audit()
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -157,4 +134,5 @@ def test_the_exit_waits_for_a_loop_that_works_after_the_deadline(tmp_path: Path)
     (tmp_path / "sessions").mkdir()
     done = run(LATE, tmp_path)
     said(done.stderr, "Options.close_timeout", "0.1 s", snapshot=False)  # how much was closed by then is the machine's
+    assert "there was not enough time" in done.stderr
     assert list((tmp_path / "sessions").iterdir()) == []

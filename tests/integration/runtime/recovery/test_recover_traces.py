@@ -17,6 +17,7 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.runtime.session.note import notes_in, replace_note
 from tests.support import pftrace
+from tests.support.crashes import Crash
 from tests.support.launch import run_to_end
 from tests.support.messages import said
 
@@ -57,12 +58,19 @@ def kill(place: Path, exporters: int = 100) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where such a run was killed."""
+    return kill(tmp_path_factory.mktemp("killed"))
+
+
 @pytest.fixture
-def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where such a run was killed; the current directory is another."""
+def killed(ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it; the current directory is another."""
+    Crash.copy(ended, tmp_path)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    return kill(tmp_path)
+    return tmp_path
 
 
 def names(path: Path) -> Counter[str]:
@@ -80,7 +88,8 @@ def all_below(place: Path) -> dict[str, bytes]:
 
 
 def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is complete afterwards, under its name, with what was in memory when the process was killed; so is one of the journal."""
+    """Each is complete afterwards, under its name, with what was in memory when the process was killed; so is one of the journal. A
+    second recovery writes the same."""
     ((_, note),) = notes_in(killed / "run", [])
     assert {str(killed / name) for name in ("trace.json", "hta/whole.json.part", "own/events.journal")} <= {
         *note.outputs
@@ -98,17 +107,9 @@ def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]
     series = sorted((killed / "small").iterdir())
     assert len(series) > 3 and sum((names(path) for path in series), Counter[str]()) == WRITTEN
     assert not [*killed.rglob("*.part"), *killed.rglob(".*")]
-
-
-def test_again(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second recovery, with the session still there, writes the same."""
-    monkeypatch.chdir(killed)
-    assert main(["recover", "run"]) == 0
-    before = all_below(killed)
-    assert main(["recover", str(killed / "run")]) == 0
-    after = all_below(killed)
-    assert before.keys() == after.keys()
-    assert names(killed / "trace.json") == WRITTEN and main(["recover", str(killed / "run"), "--remove-session"]) == 0
+    files = all_below(killed).keys()
+    assert main(["recover", os.path.relpath(killed / "run"), "--remove-session"]) == 0
+    assert all_below(killed).keys() == files - {"run/session"} and names(killed / "trace.json") == WRITTEN
 
 
 def test_files_of_the_user_are_left_alone(killed: Path) -> None:

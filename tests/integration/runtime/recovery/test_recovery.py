@@ -6,33 +6,36 @@ import json
 import os
 import shutil
 import textwrap
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.frame_reader import Damage
-from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.session.file_lock import lock
-from tests.support.crashes import BODY, MIDWAY, Crash, batches, names, open_names, windows
+from tests.support.crashes import BODY, Crash, batches, names, open_names, windows
 from tests.support.journals import described
 from tests.support.messages import refused
 from tests.support.nesting import chrome_problems
 
 
-@pytest.mark.parametrize("between", ["pass", "number % 10 == 5 and profiler.flush()"])
-@pytest.mark.parametrize("drain_interval", [0.001, 1000.0])
-@pytest.mark.parametrize("interval_ns", [-1, 60_000_000_000])
+@pytest.mark.parametrize(
+    ("between", "drain_interval", "interval_ns"),
+    [
+        ("pass", 1000.0, 60_000_000_000),
+        ("pass", 0.001, -1),
+        ("number % 10 == 5 and profiler.flush()", 1000.0, -1),
+        ("number % 10 == 5 and profiler.flush()", 0.001, 60_000_000_000),
+    ],
+    ids=["in rings", "indexed", "flushed and indexed", "flushed and drained"],
+)
 def test_everything_is_there_once(crash: Crash, between: str, drain_interval: float, interval_ns: int) -> None:
-    """Whether events were drained, journaled, indexed, or neither: each is recovered once, with its arguments and step."""
+    """Whether events were drained, journaled, indexed, or neither: each is recovered once, with its arguments and step. Open spans
+    have their place in the tree, and their self time is what their children leave."""
     program = (
         f"import stepscope.runtime.journal.index as index\nindex.INTERVAL_NS, index.MIN_BYTES = {interval_ns}, 0\n"
     )
@@ -56,31 +59,25 @@ def test_everything_is_there_once(crash: Crash, between: str, drain_interval: fl
     assert [step.number for step in window.steps] == list(range(41))
     assert window.metadata == ({"model": "m"} if recovery.events else {})
     assert window.ledger.sources["recorder"].balanced()
-
-
-def test_a_damaged_header_is_made_whole(crash: Crash) -> None:
-    """Recovery reports it; later readers, and a second recovery, find a whole journal."""
-    crash.of(BODY.format(between=MIDWAY))
-    with open(crash.run / "journal", "r+b") as file:
-        file.write(bytes(20))
-    recovery = crash.recover()
-    assert recovery.damage.header
-    assert names(recovery.journal)["forward"] == 40
-    assert not crash.recover().damage
-
-
-def test_parents_and_self_times_are_exact(crash: Crash) -> None:
-    """Open spans keep their place in the tree, and their self time is what their children leave."""
-    recovery = crash.of(BODY.format(between="pass")).recover()
-    rows = {
+    spans = {
         strings.name_of(event): event
         for batch in batches(recovery.journal)
         for event in batch.events
         if event["kind"] == Kind.SPAN
     }
-    outer, done, innermost = rows["outer"], rows["done"], rows["innermost"]
+    outer, done, innermost = spans["outer"], spans["done"], spans["innermost"]
     assert done["parent"] == innermost["parent"] == outer["id"]
     assert outer["self_dur"] == outer["dur"] - done["dur"] - innermost["dur"]
+
+
+def test_a_damaged_header_is_made_whole(killed: Crash) -> None:
+    """Recovery reports it; later readers, and a second recovery, find a whole journal."""
+    with open(killed.run / "journal", "r+b") as file:
+        file.write(bytes(20))
+    recovery = killed.recover()
+    assert recovery.damage.header
+    assert names(recovery.journal)["forward"] == 40
+    assert not killed.recover().damage
 
 
 def test_threads_and_tasks_are_recovered(crash: Crash) -> None:
@@ -196,21 +193,19 @@ def test_a_span_across_a_window_is_cut_at_its_border(crash: Crash) -> None:
     assert parts[1][1] == found[1].start_ns
 
 
-def test_without_a_journal_the_rings_are_enough(crash: Crash) -> None:
+def test_without_a_journal_the_rings_are_enough(killed: Crash) -> None:
     """A run whose journal is lost, or was switched off, is recovered from the session directory alone."""
-    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
-    (crash.run / "journal").unlink()
-    recovery = crash.recover()
+    (killed.run / "journal").unlink()
+    recovery = killed.recover()
     assert recovery.source is None
     assert names(recovery.journal)["forward"] == 40
     assert [step.number for step in windows(recovery.journal)[0].steps] == list(range(41))
 
 
-def test_without_a_session_the_journal_is_completed(crash: Crash) -> None:
+def test_without_a_session_the_journal_is_completed(killed: Crash) -> None:
     """When the rings are gone, as after a restart, the journal's windows are closed all the same."""
-    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
-    shutil.rmtree(crash.directory())
-    recovery = crash.recover()
+    shutil.rmtree(killed.directory())
+    recovery = killed.recover()
     assert any("cannot be used" in said for said in recovery.missing)
     assert recovery.session is None
     assert names(recovery.journal)["forward"] == 21
@@ -253,11 +248,10 @@ def test_events_that_are_in_no_ring_are_counted(
 
 
 @pytest.mark.parametrize("size", [0, 1 << 13])
-def test_a_kill_while_a_ring_is_made_loses_nothing(crash: Crash, size: int) -> None:
+def test_a_kill_while_a_ring_is_made_loses_nothing(killed: Crash, size: int) -> None:
     """Its file is there, and is no ring yet: nothing is said to be missing."""
-    crash.of(BODY.format(between="pass"))
-    (crash.directory() / "ring-00099").write_bytes(bytes(size))
-    recovery = crash.recover()
+    (killed.directory() / "ring-00099").write_bytes(bytes(size))
+    recovery = killed.recover()
     assert not recovery.missing
     assert names(recovery.journal)["forward"] == 40
 
@@ -282,66 +276,38 @@ def test_other_profilers_steps_are_left_out(crash: Crash) -> None:
     assert names(other.journal)["x"] == 3
 
 
-def test_recovery_can_be_repeated(crash: Crash) -> None:
+def test_recovery_can_be_repeated(killed: Crash) -> None:
     """Recovering twice, also after a first time that was interrupted, gives the same; links are not followed."""
-    crash.of(BODY.format(between=MIDWAY))
-    first = crash.recover()
+    first = killed.recover()
     rows = [row for batch in batches(first.journal) for row in described(batch)]
     os.truncate(first.journal, first.journal.stat().st_size - 100)
-    second = crash.recover()
+    second = killed.recover()
     assert second.journal == first.journal == second.source and second.from_rings == first.from_rings
     assert [row for batch in batches(second.journal) for row in described(batch)] == rows
-    assert sorted(path.name for path in crash.run.iterdir()) == ["journal", "session"]
-    precious = crash.run / "precious"
+    assert sorted(path.name for path in killed.run.iterdir()) == ["journal", "session"]
+    precious = killed.run / "precious"
     first.journal.rename(precious)
     first.journal.symlink_to(precious)
     before = precious.read_bytes()
-    third = crash.recover()
+    third = killed.recover()
     assert precious.read_bytes() == before and third.journal.name == "journal-2"
 
 
-def test_two_at_once(crash: Crash) -> None:
+def test_two_at_once(killed: Crash) -> None:
     """One journal is not completed by two processes."""
-    crash.of(BODY.format(between=MIDWAY))
-    descriptor = lock(crash.run / "journal", alone=True)
-    with refused(ProfilerStateError, crash.run / "journal"):
-        crash.recover()
+    descriptor = lock(killed.run / "journal", alone=True)
+    with refused(ProfilerStateError, killed.run / "journal"):
+        killed.recover()
     os.close(descriptor)
-    assert names(crash.recover().journal)["forward"] == 40
+    assert names(killed.recover().journal)["forward"] == 40
 
 
-def test_a_copy(crash: Crash) -> None:
+def test_a_copy(killed: Crash) -> None:
     """With another file to write to the run's journal stays as it is, and may be recovered later."""
-    crash.of(BODY.format(between=MIDWAY))
-    before = (crash.run / "journal").read_bytes()
-    copied = recover(crash.run, crash.run / "copies" / "copy.journal").journal
-    assert (crash.run / "journal").read_bytes() == before
-    assert names(copied) == names(crash.recover().journal)
-
-
-def test_the_session_can_be_removed(crash: Crash) -> None:
-    """On request the memory that the rings take is given back, and nothing else is deleted."""
-    crash.of(BODY.format(between=MIDWAY))
-    recovery = recover(crash.run, remove_session=True)
-    assert recovery.session is not None
-    assert not recovery.session.exists()
-    assert sorted(path.name for path in crash.run.iterdir()) == ["journal"]
-    assert names(recovery.journal)["forward"] == 40
-
-
-async def test_the_result_converts_to_valid_json(crash: Crash) -> None:
-    """The recovered journal becomes a Chrome trace that any parser reads."""
-    recovery = crash.of(BODY.format(between="number == 7 and profiler.flush()")).recover()
-    target = crash.run / "trace.json"
-    exporter = ChromeTraceExporter(target)
-    with JournalReader(recovery.journal) as reader:
-        replayed = await replay_into(reader, exporter, run_of(reader, crash.run))
-    trace: Any = json.loads(target.read_bytes())
-    events: list[dict[str, Any]] = trace
-    assert Counter(event["name"] for event in events if event["ph"] == "X")["forward"] == 40
-    assert any(event["name"] == "innermost" for event in events)
-    assert replayed.windows == 1
-    assert replayed.unfinished == 0
+    before = (killed.run / "journal").read_bytes()
+    copied = recover(killed.run, killed.run / "copies" / "copy.journal").journal
+    assert (killed.run / "journal").read_bytes() == before
+    assert names(copied) == names(killed.recover().journal)
 
 
 EPOCHS = """

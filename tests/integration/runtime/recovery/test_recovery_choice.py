@@ -87,13 +87,17 @@ def ended(path: Path, *, pid: int, id: str, name: str = "another") -> Path:
     return writer.path
 
 
-def test_two_profilers_of_one_process(crash: Crash) -> None:
-    """The journal of the one that had closed is newer, and is not taken for that of the one that was killed."""
-    recovery = crash.of(TWO).recover()
+def test_two_profilers_of_one_process(crash: Crash, capsys: pytest.CaptureFixture[str]) -> None:
+    """The journal of the one that had closed is newer, and is not taken for that of the one that was killed: neither by
+    `stepscope convert DIR` nor by recovery."""
+    crash.of(TWO)
+    assert main(["convert", str(crash.run), str(crash.run / "trace.json")]) == 0
+    said(capsys.readouterr().err, "run/journal", "journal-2")
+    recovery = crash.recover()
     assert recovery.source == crash.run / "journal" and recovery.events
     found = names(recovery.journal)
     assert (found["early"], found["both"], found["late"]) == (100, 1, 50)
-    assert any("not used" in said and "journal-2" in said for said in recovery.notes)
+    assert any("not used" in note and "journal-2" in note for note in recovery.notes)
 
 
 def test_a_flight_recorder_beside_a_profiler(tmp_path: Path) -> None:
@@ -191,13 +195,6 @@ def test_another_run_that_is_named(crash: Crash) -> None:
     recover(crash.run)
     left = KilledSession.of(crash.directory())
     assert left is not None and not left.unrecovered
-
-
-def test_converting_takes_the_same_journal(crash: Crash, capsys: pytest.CaptureFixture[str]) -> None:
-    """`stepscope convert DIR` reads the journal that `stepscope recover DIR` would."""
-    crash.of(TWO)
-    assert main(["convert", str(crash.run), str(crash.run / "trace.json")]) == 0
-    said(capsys.readouterr().err, "run/journal", "journal-2")
 
 
 def test_what_a_living_run_writes_is_known_behind_a_link(tmp_path: Path) -> None:

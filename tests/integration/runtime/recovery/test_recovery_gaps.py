@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from stepscope.runtime.events.intervals import clip
-from stepscope.runtime.events.record import Flag, Kind, empty_block
+from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recovery.recover import recover
 from tests.support.crashes import Crash, batches, names, windows
 
@@ -165,13 +163,3 @@ def test_a_gap_that_begins_in_a_closed_window(end: str, crash: Crash) -> None:
     assert 0 < kept < 500
     assert (first.ledger.dropped(), second.ledger.dropped()) == (0, 500 - kept)
     assert lost(recovery.journal) == {0: 0, 1: 500 - kept}
-
-
-def test_the_parts_of_a_gap() -> None:
-    """What it counts stays with the first part."""
-    gap = empty_block(1)
-    gap["ts"], gap["dur"], gap["id"], gap["kind"] = 10, 30, 7, int(Kind.GAP)
-    parts = clip(gap, [(0, 20), (25, 30), (35, 50)])
-    assert parts["id"].tolist() == [7, 0, 0]
-    assert np.all(parts["flags"] & int(Flag.CLIPPED) != 0)
-    assert clip(gap, [(15, 50)])["id"].tolist() == [7]

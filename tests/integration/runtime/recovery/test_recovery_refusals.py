@@ -24,7 +24,7 @@ from stepscope.runtime.session.note import SessionNote, read_note
 from stepscope.runtime.session.system import is_running, process_identity
 from tests.support.basics import ROOT
 from tests.support.commands import python
-from tests.support.crashes import BODY, MIDWAY, Crash, names
+from tests.support.crashes import Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
@@ -67,37 +67,34 @@ def test_nothing_to_recover_is_reported(tmp_path: Path) -> None:
         recover(tmp_path)
 
 
-def test_links_in_the_session_are_not_followed(crash: Crash) -> None:
+def test_links_in_the_session_are_not_followed(killed: Crash) -> None:
     """A session directory that leads elsewhere gives a note, not another file's content."""
-    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
-    directory = crash.directory()
+    directory = killed.directory()
     for name in ("ring-00000", "strings"):
-        (directory / name).rename(crash.run / name)
-        (directory / name).symlink_to(crash.run / name)
-    recovery = recover(crash.run, crash.run / "copy")
+        (directory / name).rename(killed.run / name)
+        (directory / name).symlink_to(killed.run / name)
+    recovery = recover(killed.run, killed.run / "copy")
     assert len([said for said in recovery.missing if "symbolic links" in said]) >= 2
-    directory.rename(crash.run / "elsewhere")
-    directory.symlink_to(crash.run / "elsewhere")
-    assert any("is not a session directory" in said for said in recover(crash.run, crash.run / "copy").missing)
+    directory.rename(killed.run / "elsewhere")
+    directory.symlink_to(killed.run / "elsewhere")
+    assert any("is not a session directory" in said for said in recover(killed.run, killed.run / "copy").missing)
 
 
-def test_what_was_recovered_stays(crash: Crash) -> None:
+def test_what_was_recovered_stays(killed: Crash) -> None:
     """A journal that was completed from the rings is not cut when they are gone, and no poorer copy is made."""
-    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
-    better = recover(crash.run, remove_session=True).journal
+    better = recover(killed.run, remove_session=True).journal
     kept = better.read_bytes()
     for out in (None, better.with_name("other")):
         with refused(FormatError, better):
-            recover(crash.run, out)
+            recover(killed.run, out)
     assert better.read_bytes() == kept and names(better)["forward"] == 40
     assert not better.with_name("other").exists()
 
 
-def test_a_full_disk(crash: Crash, small_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk(killed: Crash, small_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing is left there, what there was stays, and the way out is named and works."""
-    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
     run = small_disk / "run"
-    shutil.copytree(crash.run, run)
+    shutil.copytree(killed.run, run)
     before = sorted(path.name for path in run.iterdir())
     with (small_disk / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"x" * 4096):
@@ -117,17 +114,16 @@ sys.exit(main(["recover", sys.argv[1]]))
 """
 
 
-def test_more_processes_than_there_are_descriptors(crash: Crash) -> None:
+def test_more_processes_than_there_are_descriptors(killed: Crash) -> None:
     """Each process that had joined has a directory, which is open only while it is read."""
-    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
     for number in range(1, 101):
-        joined = crash.directory() / f"{number}-1"
+        joined = killed.directory() / f"{number}-1"
         joined.mkdir(mode=0o700)
         for name in ("strings", "tracks", "stacks"):
             (joined / name).touch()
-    done = python("-c", FEW_FILES, crash.run, cwd=ROOT)
+    done = python("-c", FEW_FILES, killed.run, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert names(crash.run / "journal")["forward"] == 40
+    assert names(killed.run / "journal")["forward"] == 40
 
 
 def test_digits_that_are_no_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from stepscope.runtime.session.directory import in_use, make_session
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.note import SessionNote, new_note, read_note
 from stepscope.runtime.session.system import process_identity
-from tests.support.crashes import BODY, MIDWAY, Crash, names
+from tests.support.crashes import names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused, said
 
@@ -49,28 +49,20 @@ def start(run: Path, session: Path, end: str = "os.kill(os.getpid(), signal.SIGK
     run_to_end(command, cwd=session.parent, check=end == "pass")
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A place with the run and the session of a process that was killed, to be copied."""
-    place = tmp_path_factory.mktemp("killed")
-    Crash(place).of(BODY.format(between=MIDWAY), drain_interval=1000.0)
-    return place
-
-
 class Left:
     """Copies of a killed run, each with a session of its own in one place."""
 
-    def __init__(self, place: Path, killed: Path) -> None:
+    def __init__(self, place: Path, left_behind: Path) -> None:
         self.sessions = place / "sessions"
         self.sessions.mkdir()
         self._place = place
-        self._killed = killed
+        self._left_behind = left_behind
 
     def run(self, name: str, age: float) -> tuple[Path, Path]:
         """A run whose session was written to so many seconds ago: its directory, and that of the session."""
         run = self._place / name
-        shutil.copytree(self._killed / "run", run)
-        (old,) = (self._killed / "session").iterdir()
+        shutil.copytree(self._left_behind / "run", run)
+        (old,) = (self._left_behind / "session").iterdir()
         session = self.sessions / f"stepscope-{name}"
         shutil.copytree(old, session)
         note = json.loads((run / "session").read_text())
@@ -83,18 +75,18 @@ class Left:
 
 
 @pytest.fixture
-def left(tmp_path: Path, killed: Path) -> Left:
+def left(tmp_path: Path, left_behind: Path) -> Left:
     """Killed runs."""
-    return Left(tmp_path, killed)
+    return Left(tmp_path, left_behind)
 
 
 def test_many_ranks_that_are_killed_and_start_again(tmp_path: Path) -> None:
     """However many there were, each of them can be recovered after that."""
     (tmp_path / "session").mkdir()
-    for number in range(12):
+    for number in range(4):
         start(tmp_path / f"run{number}", tmp_path / "session")
     start(tmp_path / "again", tmp_path / "session", "pass")
-    for number in range(12):
+    for number in range(4):
         recovery = recover(tmp_path / f"run{number}")
         assert (names(recovery.journal)["x"], recovery.missing) == (100, ())
 
@@ -298,15 +290,6 @@ def test_two_recoveries(left: Left) -> None:
     os.close(held)
     assert recover(run, remove_session=True).notes == ()
     assert not session.exists()
-
-
-def test_a_relative_place(tmp_path: Path) -> None:
-    """A run whose `Options.session_dir` is relative is recovered from anywhere."""
-    (tmp_path / "relative").mkdir()
-    command = [sys.executable, "-c", START.replace("END", "os._exit(9)"), "run", "relative"]
-    assert run_to_end(command, cwd=tmp_path).returncode == 9
-    recovery = recover(tmp_path / "run")
-    assert (names(recovery.journal)["x"], recovery.missing) == (100, ())
 
 
 def test_a_full_place_is_left_for_another(small_disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

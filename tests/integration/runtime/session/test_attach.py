@@ -95,16 +95,6 @@ def test_everything_is_there(member: Path, tmp_path: Path) -> None:
     assert (about.name, about.produced, about.drained, about.dropped, about.broken) == ("member", 600, 600, 0, 0)
 
 
-def test_a_drain_in_pieces(member: Path, tmp_path: Path) -> None:
-    """A drain that stops for want of room goes on where it stopped."""
-    rings = _core.Attached(str(fresh(member, tmp_path)))
-    taken, more = 0, True
-    while more:
-        events, _, more = rings.drain(1, LATER)
-        taken += len(events) // 64
-    assert taken == 2 * COUNT
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [(HEAD, 0), (HEAD, 1 << 60), (HEAD, (1 << 64) - 1), (PRODUCED, 1 << 60), (PRODUCED, 0), (RESERVE, 1 << 63)],

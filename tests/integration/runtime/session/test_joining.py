@@ -11,7 +11,6 @@ import stepscope as sc
 from stepscope.runtime.errors import SessionError
 from stepscope.runtime.options import Options
 from stepscope.runtime.session.directory import make_session, parts, read_identity, read_options
-from stepscope.runtime.session.system import is_running, parent_of, process_identity
 from tests.support.families import Family
 from tests.support.messages import refused
 
@@ -270,12 +269,3 @@ def test_directories_that_are_no_session(tmp_path: Path) -> None:
         read_identity(session)
     (session / "1-2").symlink_to(tmp_path)
     assert parts(session) == []
-
-
-def test_processes_are_distinguished() -> None:
-    """A process is its number and its start; a number alone may be another's by now."""
-    me = process_identity()
-    assert is_running(me["pid"], me["start_time"])
-    assert not is_running(me["pid"], me["start_time"] + 1)
-    assert is_running(parent_of(me["pid"]), process_identity(parent_of(me["pid"]))["start_time"])
-    assert parent_of(1) == 0 == parent_of(1 << 30)

@@ -14,7 +14,7 @@ import pytest
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.sweep import sweep
-from tests.support.crashes import names, open_names
+from tests.support.crashes import names
 from tests.support.launch import run_to_end
 
 START = """
@@ -67,41 +67,6 @@ def test_however_the_process_ends(end: str, code: int, tmp_path: Path) -> None:
     assert names(tmp_path / "run" / "journal")["work"] == 1
 
 
-def test_closed_at_the_interpreters_exit(tmp_path: Path) -> None:
-    """By a function of `atexit`, after which the process is killed."""
-    done = run(
-        tmp_path,
-        """
-        profiler = trace("run")
-        def end():
-            profiler.close()
-            os._exit(0 if not left() else 1)
-        atexit.register(end)
-        profiler.start()
-        """,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_one_profiler_that_is_open_keeps_the_session(tmp_path: Path) -> None:
-    """The session goes with the last, and killed before that everything can be recovered."""
-    done = run(
-        tmp_path,
-        """
-        with trace("run", drain_interval=1000.0):
-            with trace("other"):
-                sc.instant("both")
-            assert len(left()) == 1
-            with sc.span("open"):
-                os.kill(os.getpid(), signal.SIGKILL)
-        """,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(sessions(tmp_path)) == 1
-    recover(tmp_path / "run")
-    assert "open" in open_names(tmp_path / "run" / "journal")
-
-
 AGAIN = """
 go, told = threading.Semaphore(0), threading.Semaphore(0)
 def helper():  # has a ring from before, and an open span
@@ -142,34 +107,6 @@ def test_recording_again_after_a_close_is_safe_from_a_kill(tmp_path: Path) -> No
     assert found["work 2"] == 1000 and not found["work 1"], recovery
     # What was open when the first profiler closed goes on in the new files as well.
     assert found["helper"] == found["open"] == found["open too"] == 1
-
-
-def test_recording_again_loses_nothing(tmp_path: Path) -> None:
-    """Many times, with threads that come and go, and with threads that stay."""
-    done = run(
-        tmp_path,
-        """
-        def work():
-            for number in range(50):
-                with sc.span("thread", number=number):
-                    pass
-        asked, done = threading.Semaphore(0), threading.Semaphore(0)
-        def stays():
-            while asked.acquire():
-                work(), done.release()
-        threading.Thread(target=stays, daemon=True).start()
-        for number in range(10):
-            memory = sc.exporters.MemoryExporter()
-            with trace(number, memory) as profiler:
-                thread = threading.Thread(target=work)
-                thread.start(), asked.release(), work()
-                thread.join(), done.acquire()
-            assert memory.names(kind=sc.exporters.Kind.SPAN).count("thread") == 150
-            assert not profiler.audit() and not profiler.diagnostics(), profiler.diagnostics()
-            assert not left()
-        """,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -126,21 +126,6 @@ def test_many_processes_one_after_the_other(family: Family) -> None:
     assert sum(family.spans().values()) == 5 * 320
 
 
-def test_many_processes_at_once(family: Family) -> None:
-    """Forty that join, record and have ended before anybody has seen them."""
-    family.of(
-        """
-    if __name__ == "__main__":
-        with trace() as profiler:
-            reap(*[in_child(lambda: spans(f"child {n}", 10)) for n in range(40)])
-        assert len(profiler.statistics().recorder.workers) == 40
-    """,
-        STEPSCOPE_JOIN="1",
-    )
-    assert sum(family.spans().values()) == 400
-    assert len(family.spans()) == 40
-
-
 def test_the_session_directory_is_removed(family: Family) -> None:
     """As by who cleans up /dev/shm: everybody goes on, and what cannot be had of a worker any more is counted."""
     family.of("""

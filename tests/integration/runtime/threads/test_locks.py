@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-import weakref
 from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.threads import locks
-from tests.support.terminations import WORK, delivered, run
+from tests.support.terminations import WORK, ends
 
 PROGRAM = (
     """
@@ -50,38 +46,20 @@ time.sleep(60)
 )
 
 
-@pytest.mark.parametrize("line", [1, 2, 3])
-@pytest.mark.parametrize("where", ["Metadata.add", "Inbox.put", "StreamHandler.emit", "enumerate"])
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("enumerate", 1),
+        *((name, line) for name in ("Metadata.add", "Inbox.put", "StreamHandler.emit") for line in (1, 2, 3)),
+    ],
+)
 def test_a_signal_at_the_acquisition_of_a_lock(where: str, line: int, tmp_path: Path) -> None:
     """Its handler does not wait, so everything is delivered, long before the deadline."""
-    said = run(f"WHERE, LINE = {where!r}, {line if where != 'enumerate' else 1}\n" + PROGRAM, tmp_path, code=-15)
-    assert said == "now\n"
-    assert delivered(tmp_path)
+    ends(f"WHERE, LINE = {where!r}, {line}\n" + PROGRAM, tmp_path, printed="now\n", code=-15)
 
 
 def test_a_handler_that_closes_at_the_acquisition_of_a_lock(tmp_path: Path) -> None:
     """It does not wait for threads that wait for its own; a later `close()` does."""
     handler = "import signal\ndef handle(*_):\n    profiler.close(); print('left', flush=True)\n"
     script = handler + "WHERE, LINE = 'Inbox.put', 2\nsignal.signal(signal.SIGTERM, handle)\n" + PROGRAM
-    said = run(script.replace("time.sleep(60)\n", ""), tmp_path, code=0)
-    assert said == "now\nleft\n"
-    assert delivered(tmp_path)
-
-
-def test_which_thread_has_a_lock() -> None:
-    """Only the one that took it."""
-    lock = locks.reentrant()
-    reference = weakref.ref(lock)
-    assert not locks.holds_any_lock()
-    with lock:
-        seen: list[bool] = []
-        thread = threading.Thread(target=lambda: seen.append(locks.holds_any_lock()))
-        thread.start()
-        thread.join()
-        assert locks.holds_any_lock() and seen == [False]
-        assert locks.without(lock, locks.holds_any_lock) is False
-        assert locks.holds_any_lock()
-    assert not locks.holds_any_lock()
-    del lock
-    gc.collect()
-    assert reference() is None and not locks.holds_any_lock()
+    ends(script.replace("time.sleep(60)\n", ""), tmp_path, printed="now\nleft\n", code=0)

@@ -70,43 +70,6 @@ def test_calls_in_on_trace_ready(name: str, kind: str, output_dir: Path) -> None
     assert max(took) < 2
 
 
-@pytest.mark.parametrize("kind", ["plain", "coroutine"])
-def test_another_profiler_in_on_trace_ready(kind: str, tmp_path: Path) -> None:
-    """A callback may record with a profiler of its own, while the first goes on."""
-    outer_memory = sc.exporters.MemoryExporter()
-    runs: list[tuple[sc.Profiler, sc.exporters.MemoryExporter]] = []
-
-    def callback(window: sc.Window) -> None:
-        memory = sc.exporters.MemoryExporter()
-        inner = sc.trace(exporters=[memory], output_dir=tmp_path / f"inner{window.index}")
-        inner.start()
-        sc.instant(f"inside {window.index}")
-        inner.stop()
-        inner.close()
-        runs.append((inner, memory))
-
-    async def coroutine(window: sc.Window) -> None:
-        callback(window)
-
-    ready: Callable[[sc.Window], object] = callback if kind == "plain" else coroutine
-    with sc.trace(
-        schedule=EVERY_STEP, exporters=[outer_memory], on_trace_ready=ready, output_dir=tmp_path / "outer"
-    ) as outer:
-        for step in range(3):
-            sc.instant(f"step {step}")
-            outer.step()
-            outer.flush()
-    outer.raise_errors()
-    for index, (run, memory) in enumerate(runs):
-        closed_within(run, 4)
-        run.raise_errors()
-        assert f"inside {index}" in memory.names(kind=Kind.INSTANT)
-    assert len(runs) >= 3
-    assert [name for name in outer_memory.names(kind=Kind.INSTANT) if name.startswith("step")] == [
-        f"step {step}" for step in range(3)
-    ]
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_in_an_exporter(name: str, output_dir: Path) -> None:
     """On the loop, in the middle of an export."""

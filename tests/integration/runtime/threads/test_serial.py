@@ -37,19 +37,6 @@ def beside(call: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_a_call_waits_for_its_turn() -> None:
-    """While another thread is inside; it is made by who made it."""
-    serial, hang, made = CallSerializer(), Hang(), list[int]()
-    first = beside(lambda: serial.run(hang))
-    assert hang.reached.wait(LONG)
-    second = beside(lambda: serial.run(lambda: made.append(threading.get_ident()), timeout_s=LONG))
-    assert not made
-    hang.over.set()
-    first.join(LONG)
-    second.join(LONG)
-    assert made == [second.ident] and not serial.is_own
-
-
 def test_a_call_whose_patience_ends_is_made_later() -> None:
     """By the thread that was inside; so are others that are deferred meanwhile, and their errors are stored."""
     serial, hang, made = CallSerializer(), Hang(), list[int]()

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
-
 from stepscope.runtime._core import counter, instant, span
 from stepscope.runtime.events.record import Kind
-from stepscope.runtime.recovery.session_files import SessionFiles
-from tests.support.basics import ROOT
-from tests.support.launch import run_to_end
-from tests.support.recording import PREAMBLE, check_self_times, recording, run_program
+from tests.support.recording import check_self_times, recording, run_program
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -107,33 +100,6 @@ def test_the_first_event_of_a_thread_in_a_handler() -> None:
         tell([len(log.spans), len({row.track for row in log.rows}), recorder.statistics().rings])
     """)
     assert result == [2000, 1, 1]
-
-
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(9)"])
-def test_a_process_that_ends_at_once_leaves_readable_files(end: str, tmp_path: Path) -> None:
-    """Events, arguments, names and open spans of all threads are in the session directory."""
-    program = f"""
-import signal
-def work():
-    with span("thread, open"):
-        together.wait()
-        threading.Event().wait()
-together = threading.Barrier(2)
-threading.Thread(target=work, daemon=True).start()
-together.wait()
-for number in range(1000):
-    instant("event", number=number)
-with span("open", text="x" * 300):
-    {end}
-"""
-    source = PREAMBLE.format(root=str(ROOT), options=f"session_dir={str(tmp_path)!r}") + program
-    ended = run_to_end([sys.executable, "-P", "-c", source], timeout=60)
-    assert ended.returncode in (-signal.SIGKILL, 9)
-    (directory,) = tmp_path.iterdir()
-    files = SessionFiles(directory)
-    assert sum(len(ring.events) for ring in files.rings()) == 1000
-    assert len(files.open_spans(1 << 62)) == 2
-    assert not files.notes
 
 
 def test_threads_may_outlive_the_recorder() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminations import DEAF, HOLDER, WORK, delivered, run
+from tests.support.terminations import DEAF, HOLDER, WORK, delivered, ends, run
 
 RESTORED = {
     "saved and restored": "signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, lambda *_: None))",
@@ -27,8 +27,7 @@ asyncio.run(handled())
 def test_a_handler_that_was_put_back_is_heard_in_native_code(how: str, tmp_path: Path) -> None:
     """Also where what was put back is that the signal has no handler."""
     script = HOLDER + WORK + "ours = holder()\n" + RESTORED[how] + "\nuntil(lambda: holder() == ours)\n" + DEAF
-    run(script + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
-    assert delivered(tmp_path)
+    ends(script + "deaf(ctypes.CDLL)", tmp_path)
 
 
 BUSY = """
@@ -47,8 +46,7 @@ def busy():
 
 def test_a_handler_that_was_put_back_just_now_finds_a_lock_held(tmp_path: Path) -> None:
     """It is called again when that is free."""
-    assert run(BUSY + WORK + RESTORED["saved and restored"] + "\nbusy()", tmp_path, code=-signal.SIGTERM) == "held\n"
-    assert delivered(tmp_path)
+    ends(BUSY + WORK + RESTORED["saved and restored"] + "\nbusy()", tmp_path, printed="held\n")
 
 
 @pytest.mark.parametrize(("call", "said"), [("term(), time.sleep(60)", "mine\n"), ("busy()", "mine\nheld\n")])
@@ -60,8 +58,7 @@ def chained(number, frame):
     before(number, frame)
 before = signal.signal(signal.SIGTERM, chained)
 """
-    assert run(BUSY + WORK + script + call, tmp_path, code=-signal.SIGTERM) == said
-    assert delivered(tmp_path)
+    ends(BUSY + WORK + script + call, tmp_path, printed=said)
 
 
 @pytest.mark.parametrize("where", ["profiler.start()", "run(profiler.start)"], ids=["main", "thread"])
@@ -96,5 +93,4 @@ profiler = sc.trace(output_dir="run", exporters=[Slow()])
 thread = threading.Thread(target=work)
 thread.start(), thread.join()
 """
-    run(script, tmp_path, code=-signal.SIGTERM)
-    assert delivered(tmp_path)
+    ends(script, tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminations import DEAF, HOLDER, WORK, delivered, run
+from tests.support.terminations import DEAF, HOLDER, WORK, delivered, ends
 
 ELSEWHERE = (
     """
@@ -37,14 +37,12 @@ threading.Thread(target=last).start()
 )
 def test_whatever_the_main_thread_does(where: str, tmp_path: Path) -> None:
     """Everything is delivered, and the process dies of the signal."""
-    run(ELSEWHERE + HOLDER + "run(work)\n" + where, tmp_path, code=-signal.SIGTERM, number=signal.SIGTERM)
-    assert delivered(tmp_path)
+    ends(ELSEWHERE + HOLDER + "run(work)\n" + where, tmp_path, number=signal.SIGTERM)
 
 
 def test_the_main_thread_is_in_native_code(tmp_path: Path) -> None:
     """It never comes back."""
-    run(ELSEWHERE + "run(work)\n" + DEAF + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
-    assert delivered(tmp_path)
+    ends(ELSEWHERE + "run(work)\n" + DEAF + "deaf(ctypes.CDLL)", tmp_path)
 
 
 @pytest.mark.parametrize("order", ["{0}; run(work)", "run(work); {0}"], ids=["before", "after"])
@@ -67,13 +65,12 @@ stays()
 assert said
 profiler.close()
 """
-    run(ELSEWHERE + HOLDER + script, tmp_path, code=0)
-    assert delivered(tmp_path)
+    ends(ELSEWHERE + HOLDER + script, tmp_path, code=0)
 
 
 def test_it_is_given_back_with_the_last_profiler(tmp_path: Path) -> None:
     """Wherever each is opened and closed, and at once on several threads."""
-    run(
+    ends(
         ELSEWHERE
         + HOLDER
         + """
@@ -98,9 +95,7 @@ term()
 time.sleep(60)
 """,
         tmp_path,
-        code=-signal.SIGTERM,
     )
-    assert delivered(tmp_path)
 
 
 def test_a_profiler_of_the_main_thread_beside_it(tmp_path: Path) -> None:
@@ -114,14 +109,13 @@ work(sc.trace(output_dir="second/run"))
 print("ready", flush=True)
 time.sleep(60)
 """
-    run(ELSEWHERE + script, tmp_path, code=-signal.SIGTERM, number=signal.SIGTERM)
-    assert delivered(tmp_path)
+    ends(ELSEWHERE + script, tmp_path, number=signal.SIGTERM)
     assert delivered(tmp_path / "second")
 
 
 def test_children_have_it_as_without_a_profiler(tmp_path: Path) -> None:
     """Those that are forked, here and by other threads, and programs that they become."""
-    run(
+    ends(
         ELSEWHERE
         + HOLDER
         + """
@@ -143,4 +137,3 @@ profiler.close()
         tmp_path,
         code=0,
     )
-    assert delivered(tmp_path)

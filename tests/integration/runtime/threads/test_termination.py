@@ -11,35 +11,33 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import launched
-from tests.support.terminations import BOUND, START, WORK, delivered, run
+from tests.support.terminations import BOUND, START, WORK, delivered, ends, run
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_delivers_and_kills(asked: signal.Signals, tmp_path: Path) -> None:
     """The parent sees a process that died of the signal, and the files are complete; nothing of Python's exit runs."""
-    said = run(
+    ends(
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may ignore it\n"
         + WORK
         + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)",
         tmp_path,
+        printed="ready\n",
         code=-asked,
         number=asked,
     )
-    assert said == "ready\n"
-    assert delivered(tmp_path)
 
 
 def test_sighup_that_is_ignored(tmp_path: Path) -> None:
     """A program that `nohup` started goes on when its terminal is closed."""
-    said = run(
+    ends(
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         + WORK
         + "print('ready', flush=True)\nos.kill(os.getpid(), signal.SIGHUP)\ntime.sleep(0.1)\nprofiler.close(); print('done')",
         tmp_path,
+        printed="ready\ndone\n",
         code=0,
     )
-    assert said == "ready\ndone\n"
-    assert delivered(tmp_path)
 
 
 def test_a_second_sigterm_does_not_cut_the_flush_short(tmp_path: Path) -> None:
@@ -78,9 +76,8 @@ profiler = sc.trace(output_dir="run", exporters=[sc.exporters.MemoryExporter(han
         + "print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)"
     )
     began = time.monotonic()
-    run(script, tmp_path, code=-signal.SIGTERM, number=signal.SIGTERM)
+    ends(script, tmp_path, number=signal.SIGTERM)
     assert time.monotonic() - began < 30
-    assert delivered(tmp_path)
 
 
 LEAVING = """
@@ -104,8 +101,7 @@ def sync():
 @pytest.mark.parametrize("leave", ["asyncio.run(main())", "sync()"])
 def test_sigterm_while_the_profiler_is_left(leave: str, tmp_path: Path) -> None:
     """It comes while a backend stops, as `with` or `async with` ends: everything is delivered before the process dies."""
-    run(BOUND + LEAVING + leave, tmp_path, code=-signal.SIGTERM)
-    assert delivered(tmp_path)
+    ends(BOUND + LEAVING + leave, tmp_path)
 
 
 WAITING = (
@@ -141,8 +137,7 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 )
 def test_handlers_of_the_program_are_left_alone(script: str, tmp_path: Path) -> None:
     """Set before or after, by signal or by asyncio: they decide, and the trace is closed at the exit that they cause."""
-    run(script, tmp_path, code=5, number=signal.SIGTERM if "term()" not in script else None)
-    assert delivered(tmp_path)
+    ends(script, tmp_path, code=5, number=signal.SIGTERM if "term()" not in script else None)
 
 
 def test_a_handler_that_is_set_while_it_is_looked_whose_it_is(tmp_path: Path) -> None:
@@ -193,7 +188,7 @@ term()
 
 def test_a_forked_child_dies_at_once(tmp_path: Path) -> None:
     """Who terminates a worker does not wait for its parent's trace, and the parent's trace goes on."""
-    run(
+    ends(
         WORK
         + """
 child = os.fork()
@@ -208,7 +203,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         tmp_path,
         code=0,
     )
-    assert delivered(tmp_path)
 
 
 def test_an_interrupt_waits_for_closing(tmp_path: Path) -> None:
@@ -229,8 +223,7 @@ except KeyboardInterrupt:
     sys.exit(5)
 """
     )
-    run(script, tmp_path, code=5)
-    assert delivered(tmp_path)
+    ends(script, tmp_path, code=5)
 
 
 STUCK = """

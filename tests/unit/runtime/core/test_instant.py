@@ -92,15 +92,3 @@ def test_misuse_of_flows_is_named(recorded: bool) -> None:
         with refused(TypeError, "flow(name, id, phase", "1"):
             flow("x")  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
     assert log.rows == []
-
-
-def test_nothing_is_recorded_while_nothing_records() -> None:
-    """Nothing is interned or counted either."""
-    counts = _core.counts()
-    broken: Any = object()
-    with recording() as log:
-        log.record(False)
-        instant("unseen", value=broken)
-        counter("unseen", broken)
-        flow("unseen", 1, "end")
-    assert log.rows == [] and _core.counts() == counts

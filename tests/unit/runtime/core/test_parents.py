@@ -97,6 +97,7 @@ def test_suspended_time_is_nobodys_parent() -> None:
     assert callback.parent == outer.id and callback.track != outer.track
 
 
+@pytest.mark.checklist("F18")
 @pytest.mark.parametrize("backend", ["asyncio", "asyncio+uvloop", "trio"])
 def test_anyio(backend: str) -> None:
     """Task groups and worker threads, on every loop that anyio has."""
@@ -114,9 +115,10 @@ def test_anyio(backend: str) -> None:
                 group.start_soon(child)
 
     name, _, uvloop = backend.partition("+")
-    with recording() as log:
+    with recording() as log, span("around"):
         anyio.run(main, backend=name, backend_options={"use_uvloop": True} if uvloop else {})
     children = log.events(Kind.SPAN, "child")
+    assert log.span("main").parent == log.span("around").id
     assert {row.parent for row in children} == {log.span("main").id}
     assert {row.parent for row in log.events(Kind.SPAN, "work")} == {row.id for row in children}
     assert len({row.track for row in log.spans}) >= 4

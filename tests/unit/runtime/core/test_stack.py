@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+
+import pytest
 
 from stepscope.runtime import _core
 from stepscope.runtime._core import span
@@ -49,31 +52,6 @@ def test_open_spans_of_a_thread() -> None:
     assert between[0].self_dur == between[0].dur - log.span("finished").dur - log.span("inner").dur
 
 
-def test_open_spans_of_many_threads() -> None:
-    """Each of 200 threads shows its own."""
-    together = threading.Barrier(201)
-
-    def work(number: int) -> None:
-        with span(f"outer {number}"), span(f"inner {number}"):
-            together.wait()
-            together.wait()
-
-    with recording():
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
-        for thread in threads:
-            thread.start()
-        together.wait()
-        rows = open_rows()
-        together.wait()
-        for thread in threads:
-            thread.join()
-    assert open_rows() == []
-    by_name = {row.name: row for row in rows}
-    assert len(rows) == len(by_name) == 400
-    assert all(by_name[f"inner {number}"].parent == by_name[f"outer {number}"].id for number in range(200))
-    assert len({row.track for row in rows}) == 200
-
-
 def test_spans_left_out_of_order_are_not_shown() -> None:
     """A span that has ended is not open, though its frame is still below another."""
     below, above = span("below"), span("above")
@@ -86,44 +64,38 @@ def test_spans_left_out_of_order_are_not_shown() -> None:
     assert open_rows() == []
 
 
-def test_stacks_of_ended_threads_are_used_again() -> None:
-    """Also of threads whose last spans were a task's: 300 event loops leave nothing behind."""
+def one_after_another(number: int) -> None:
+    """Threads of which each runs an event loop."""
+    for _ in range(number):
+        thread = threading.Thread(target=lambda: asyncio.run(task()))
+        thread.start()
+        thread.join()
 
-    async def work() -> None:
-        with span("in a task"):
-            await asyncio.sleep(0)
 
-    def threads(number: int) -> None:
-        for _ in range(number):
-            thread = threading.Thread(target=lambda: asyncio.run(work()))
-            thread.start()
-            thread.join()
+def in_one_loop(number: int) -> None:
+    """Tasks, ten of them at once."""
 
+    async def main() -> None:
+        for _ in range(number // 10):
+            await asyncio.gather(*(task() for _ in range(10)))
+
+    asyncio.run(main())
+
+
+async def task() -> None:
+    with span("in a task"):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("run", [one_after_another, in_one_loop])
+def test_stacks_of_ended_threads_and_tasks_are_used_again(run: Callable[[int], None]) -> None:
+    """Any number of them leaves nothing behind, also threads whose last spans were a task's."""
     with recording() as log:
-        threads(10)
+        run(10)
         before = stacks()
-        threads(300)
+        run(300)
     assert stacks() <= before + 64
-    assert len({row.track for row in log.spans}) == 310
-
-
-def test_stacks_of_ended_tasks_are_used_again() -> None:
-    """A loop may run any number of tasks."""
-
-    async def work() -> None:
-        with span("in a task"):
-            await asyncio.sleep(0)
-
-    async def main(rounds: int) -> None:
-        for _ in range(rounds):
-            await asyncio.gather(*(work() for _ in range(10)))
-
-    with recording() as log:
-        asyncio.run(main(10))
-        before = stacks()
-        asyncio.run(main(200))
-    assert len(log.spans) == 2100
-    assert stacks() <= before + 64
+    assert len(log.spans) == 310
 
 
 def test_a_thread_that_ends_with_open_spans() -> None:

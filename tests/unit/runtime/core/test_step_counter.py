@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from stepscope.runtime import _core
@@ -20,7 +18,6 @@ class Steps(StepCounter):
     def __init__(self, next_change: int = NEVER, serial: int = 7) -> None:
         self.next_change, self.serial, self.live = next_change, serial, True
         self.changes: list[tuple[int, int]] = []
-        self.ignored = 0
 
     def _transition(self, step: int, at: int) -> None:
         self.changes.append((step, at))
@@ -29,9 +26,6 @@ class Steps(StepCounter):
         self._end_change()
         self._end_change()
         assert _core.changing(0) == 0
-
-    def _step_ignored(self) -> None:
-        self.ignored += 1
 
 
 def test_steps_are_counted_and_marked() -> None:
@@ -65,17 +59,6 @@ def test_marks_do_not_depend_on_recording() -> None:
     assert (second.ts, second.track, second.parent) == (at, track, parent)
 
 
-def test_changes_are_reported_when_they_are_due() -> None:
-    """`_transition` gets the step and the moment of its mark, and the consumer waits until it is done."""
-    steps = Steps(next_change=2)
-    with recording() as log:
-        for _ in range(5):
-            steps.step()
-    marks = {mark.step: mark.ts for mark in log.of(Kind.STEP)}
-    assert steps.changes == [(2, marks[2]), (4, marks[4])]
-    assert _core.changing(0) == 0
-
-
 def test_an_error_at_a_change_reaches_the_caller() -> None:
     """The step is counted and marked all the same, and the consumer does not wait for a change that is over."""
 
@@ -87,46 +70,6 @@ def test_an_error_at_a_change_reaches_the_caller() -> None:
     with recording() as log, pytest.raises(ValueError, match="at a change"):
         steps.step()
     assert (steps.number, len(log.of(Kind.STEP)), _core.changing(0)) == (1, 1, 0)
-
-
-def test_what_was_asked_is_reported_at_the_next_step() -> None:
-    """Also where no change is due; and who steps is known."""
-    steps = Steps()
-    with recording():
-        steps.step()
-        steps._asked = True  # pyright: ignore[reportPrivateUsage]
-        steps.step()
-    assert [step for step, _ in steps.changes] == [2]
-    assert steps.stepper == threading.get_ident()
-
-
-def test_steps_outside_a_run_are_ignored() -> None:
-    """Nothing is counted or marked; the profiler is told."""
-    steps = Steps()
-    steps.live = False
-    with recording() as log:
-        steps.step()
-    assert (steps.ignored, steps.number, log.rows) == (1, 0, [])
-
-
-def test_steps_of_several_profilers_and_threads() -> None:
-    """Marks of several counters stay apart; any thread may step."""
-    counters = [Steps(serial=number) for number in (1, 2, 3)]
-
-    def work(steps: Steps) -> None:
-        for _ in range(500):
-            steps.step()
-
-    with recording() as log:
-        threads = [threading.Thread(target=work, args=(steps,)) for steps in counters]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for number in (1, 2, 3):
-        marks = [mark for mark in log.of(Kind.STEP) if mark.id == number]
-        assert [mark.step for mark in marks] == list(range(1, 501))
-        assert len({mark.track for mark in marks}) == 1
 
 
 def test_large_step_numbers() -> None:

@@ -6,19 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import uvloop
 
 from stepscope.runtime import _core
-from stepscope.runtime._core import counter, flow, instant, span
+from stepscope.runtime._core import instant, span
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.events.tracks import Track, TrackKind
-from tests.support.recording import Log, Row, check_self_times, recording
+from tests.support.recording import Row, check_self_times, recording
 
 
 def track_of(row: Row) -> Track:
@@ -26,16 +23,6 @@ def track_of(row: Row) -> Track:
     track = tracks.get(row.track)
     assert track is not None
     return track
-
-
-def run_on_each_loop(main: Callable[[], object]) -> list[Log]:
-    """Runs a coroutine function on asyncio's loop and on uvloop's, within a span named `loop`."""
-    logs: list[Log] = []
-    for factory in (asyncio.SelectorEventLoop, uvloop.new_event_loop):
-        with recording() as log, span("loop"), asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(main())  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-        logs.append(log)
-    return logs
 
 
 async def pause(turns: int = 1) -> None:
@@ -70,75 +57,6 @@ async def test_interleaved_tasks_do_not_mix() -> None:
         thread = tracks.get(track.parent)
         assert thread is not None and thread.kind is TrackKind.THREAD and thread.pid == track.pid
     assert len({row.track for row in log.spans}) == 50
-
-
-@pytest.mark.checklist("F18")
-async def test_parents_reach_across_tasks_and_threads() -> None:
-    """What a span starts and waits for hangs on it: tasks, groups of tasks, worker threads."""
-
-    async def child(name: str) -> None:
-        with span(name):
-            await pause()
-
-    def blocking(name: str) -> None:
-        with span(name):
-            pass
-
-    with recording() as log, span("parent"):
-        await asyncio.create_task(child("create_task"))
-        await asyncio.gather(child("gather"), child("gather"))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(child("group"))
-        await asyncio.to_thread(blocking, "to_thread")
-        with ThreadPoolExecutor(1) as pool:
-            context = contextvars.copy_context()
-            in_context: Callable[[], None] = lambda: context.run(blocking, "executor")  # noqa: E731
-            await asyncio.get_running_loop().run_in_executor(pool, in_context)
-            await asyncio.get_running_loop().run_in_executor(pool, blocking, "without context")
-    parent = log.span("parent")
-    started = [row for row in log.spans if row.name not in ("parent", "without context")]
-    assert len(started) == 6 and {row.parent for row in started} == {parent.id}
-    assert parent.track not in {row.track for row in started}
-    assert log.span("without context").parent == 0
-    assert track_of(log.span("to_thread")).kind is TrackKind.THREAD
-    # The span waited for all of it; only that is taken from its own time.
-    waited = [row for row in log.events(Kind.SPAN, "suspended") if row.parent == parent.id]
-    assert parent.self_dur == parent.dur - sum(row.dur for row in waited)
-
-
-def test_tasks_of_a_loop_hang_on_the_span_around_it() -> None:
-    """Also in a thread whose first context the loop makes."""
-
-    async def main() -> None:
-        with span("main"):
-            await asyncio.gather(inner(), inner())
-
-    async def inner() -> None:
-        with span("inner"):
-            await pause()
-
-    for log in run_on_each_loop(main):
-        assert log.span("main").parent == log.span("loop").id
-        assert {row.parent for row in log.events(Kind.SPAN, "inner")} == {log.span("main").id}
-        assert log.span("loop").parent == 0
-
-
-async def test_every_kind_of_event_lies_on_the_track_of_its_task() -> None:
-    """Instants, counters, flows and step marks as well."""
-    steps = _core.StepCounter()
-    steps.next_change, steps.live = 1 << 60, True
-
-    async def child() -> None:
-        with span("span"):
-            instant("instant")
-            counter("counter", 1)
-            flow("flow", 1, "start")
-            steps.step()
-
-    with recording() as log:
-        await asyncio.create_task(child())
-    assert len(log.rows) == 5 and len({row.track for row in log.rows}) == 1
-    assert {row.parent for row in log.rows if row.kind is not Kind.SPAN} == {log.span("span").id}
 
 
 async def test_tasks_that_die_with_open_spans() -> None:

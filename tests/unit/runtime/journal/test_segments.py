@@ -23,7 +23,7 @@ from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import writer as journal_writer
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.segments import MAX_DESCRIPTORS, first_names, segment_paths
+from stepscope.runtime.journal.segments import MAX_DESCRIPTORS, segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
@@ -244,7 +244,7 @@ def test_the_oldest_files_give_way_to_new_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "batch", "segment_bytes"), [(1 << 16, 20, 1 << 20), (1 << 16, 200, 1 << 20), (1 << 20, 20, 4096)]
+    ("limit", "batch", "segment_bytes"), [(1 << 16, 20, 1 << 20), (1 << 16, 200, 1 << 20), (1 << 17, 20, 4096)]
 )
 def test_one_endless_window_keeps_its_last_events(tmp_path: Path, limit: int, batch: int, segment_bytes: int) -> None:
     """However large batches are beside segments."""
@@ -351,16 +351,6 @@ def test_a_damaged_header_of_a_later_file_hides_nothing(tmp_path: Path) -> None:
                 assert [row for item in reader if isinstance(item, EventBatch) for row in described(item)] == whole
                 assert reader.damage.header and not reader.damage.harm()
         file.write_bytes(intact)
-
-
-def test_names() -> None:
-    """Files of a directory, as journals."""
-    assert first_names(["journal", "journal.2", "a.journal.10", "journal.x", "b.ssj"]) == [
-        "a.journal",
-        "b.ssj",
-        "journal",
-        "journal.x",
-    ]
 
 
 @pytest.mark.parametrize(

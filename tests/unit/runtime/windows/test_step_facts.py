@@ -226,6 +226,7 @@ def test_signals_are_what_was_added_during_the_step() -> None:
     block["value"] = [500.0, 1e6, 1200.0, 3e6]
     found = facts([marks(2), block])
     assert found["cpu_ns"][0] == 700 and found["resident_bytes"][0] == 3e6
+    assert np.isnan(found["cpu_ns"][1]), "the end of this step was not read: no other reading is taken for it"
     assert all(np.isnan(found[name]).all() for name in SIGNALS if name not in {"cpu_ns", "resident_bytes"})
 
 
@@ -261,21 +262,6 @@ def test_unions_and_what_they_cover(intervals: list[tuple[int, int]], at: list[i
     assert covered_before(begin, end, np.array(at, np.int64)).tolist() == [
         len([each for each in numbers if each < limit]) for limit in at
     ]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9)), max_size=20),
-    st.integers(0, 9),
-)
-def test_intervals_that_are_still_needed(rows: list[tuple[int, int, int, int]], until: int) -> None:
-    """Those that end later stay, in their order."""
-    intervals = _core.SpanIntervals(255, 13, 100)
-    intervals.extend(np.array(rows, np.int64))
-    for every in (2, 2**64 - 1):
-        assert np.frombuffer(intervals.ends(every), np.int64).tolist() == [row[3] for row in rows[::every]]
-    intervals.drop_until(until)
-    left = np.frombuffer(intervals.to_bytes(), np.int64).reshape(-1, 4).tolist()
-    assert left == [list(row) for row in rows if row[3] > until] and len(intervals) == len(left)
 
 
 def test_intervals_are_read_by_one_thread_at_a_time() -> None:

@@ -149,19 +149,6 @@ def test_pauses_cut_spans_drop_the_rest_and_are_events() -> None:
     assert state.statistics().outside == {RECORDER: 1}
 
 
-def test_a_gap_of_the_ring_is_counted_in_its_window() -> None:
-    """Dropped events count as produced, and the gap is passed on."""
-    state = windows()
-    state.open(StepMark(0, 0, 1))
-    batches = state.route(RECORDER, join_blocks([instant_block(5), gap_block(10, 20, dropped=17)]), b"")
-    assert Kind.GAP in events_of(batches)["kind"]
-    close(state, 100)
-    state.watermark(RECORDER, 100)
-    ((window, _),) = finished(state)
-    ledger = window.ledger()[RECORDER]
-    assert (ledger.produced, ledger.accepted, ledger.dropped) == (18, 1, {"overflow": 17})
-
-
 @pytest.mark.parametrize(
     ("region", "still_open", "pause", "track"),
     [
