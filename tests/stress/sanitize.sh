@@ -17,7 +17,7 @@ nouns=(span strings arguments journal_columns instant ring attach session stack 
 library() { "$cc" -print-file-name="lib$1.so"; }
 # The interpreter is not instrumented, so the sanitizer's library must be loaded before it.
 if [ "$kind" = address ]; then
-  nouns+=(interrupted exit fork joining workers worker_accounts recovery recovery_gaps fuzz signals_recorded)
+  nouns+=(interrupted exit fork joining workers worker_accounts late_release recovery recovery_gaps fuzz signals_recorded)
   flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
   preload="$(library asan) $(library ubsan)"
   # Python's own allocator hides what was freed; what the interpreter never frees is no leak of ours.

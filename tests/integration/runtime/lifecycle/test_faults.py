@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import traceback
 from collections.abc import Generator
@@ -13,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.accounting.error_log import InternalErrors
+from stepscope.runtime.accounting.error_log import MAX_RETAINED, InternalErrors
 from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events.record import Kind
 from tests.support.collecting import until
@@ -183,3 +184,28 @@ def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
             assert other.flush()
     assert memory.names(kind=Kind.INSTANT) == ["after"]
     assert faults_of(other) == 1
+
+
+def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """All are counted; the first are kept, without what their frames held; the log has the first of each kind."""
+
+    def fail(kind: type[Exception]) -> None:
+        held = bytearray(1)
+        raise kind(f"with {len(held)}")
+
+    faults = InternalErrors("somebody")
+    with caplog.at_level(logging.ERROR, "stepscope"):
+        for number in range(MAX_RETAINED + 4):
+            try:
+                fail(KeyError if number % 2 else MemoryError)
+            except Exception as error:
+                faults.record("fail", error)
+    assert (faults.raised.count, len(faults.raised.errors), faults.raised.first) == (
+        MAX_RETAINED + 4,
+        MAX_RETAINED,
+        "fail(): MemoryError: with 1",
+    )
+    assert [record.message.split(" in ")[0] for record in caplog.records] == ["somebody: a fault of stepscope"] * 2
+    trace = faults.raised.errors[0].__traceback__
+    assert trace is not None and trace.tb_next is not None
+    assert trace.tb_next.tb_frame.f_locals == {}

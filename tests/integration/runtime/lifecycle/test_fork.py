@@ -149,3 +149,24 @@ def test_forks_beside_threads_that_record() -> None:
     tell([sum(made) == seen, recorder.statistics().dropped])
     """)
     assert result == [True, 0]
+
+
+def test_children_of_children() -> None:
+    """Each generation has a session of its own, or none."""
+    (result,) = run("""
+    def grandchild():
+        mine = own_recorder()
+        instant("grandchild")
+        assert mine.statistics().produced == 1
+    def child():
+        reap(in_child(grandchild))
+        mine = own_recorder()
+        instant("child")
+        reap(in_child(lambda: instant("inert")))
+        reap(in_child(grandchild))
+        assert mine.statistics().produced == 1
+    instant("parent")
+    reap(in_child(child))
+    tell(recorder.statistics().produced)
+    """)
+    assert result == 1

@@ -109,6 +109,34 @@ def test_recording_again_after_a_close_is_safe_from_a_kill(tmp_path: Path) -> No
     assert found["helper"] == found["open"] == found["open too"] == 1
 
 
+def test_recording_again_loses_nothing(tmp_path: Path) -> None:
+    """Many times, with threads that come and go, and with threads that stay."""
+    done = run(
+        tmp_path,
+        """
+        def work():
+            for number in range(50):
+                with sc.span("thread", number=number):
+                    pass
+        asked, done = threading.Semaphore(0), threading.Semaphore(0)
+        def stays():
+            while asked.acquire():
+                work(), done.release()
+        threading.Thread(target=stays, daemon=True).start()
+        for number in range(10):
+            memory = sc.exporters.MemoryExporter()
+            with trace(number, memory) as profiler:
+                thread = threading.Thread(target=work)
+                thread.start(), asked.release(), work()
+                thread.join(), done.acquire()
+            assert memory.names(kind=sc.exporters.Kind.SPAN).count("thread") == 150
+            assert not profiler.audit() and not profiler.diagnostics(), profiler.diagnostics()
+            assert not left()
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_process_that_has_joined_and_lives(method: str, tmp_path: Path) -> None:
     """The session stays for it: it records for the next profiler, too. Once both have ended nobody needs it, and it goes after a day."""

@@ -248,30 +248,35 @@ with sc.span("first"):
     pass
 assert profiler.flush(60)  # the journal is open by then: what is missing below is descriptors for processes that join
 
-def worker(number, held):
+def record(name):
+    for _ in range(100):
+        with sc.span(name):
+            pass
+
+def worker(number):
     child = os.fork()
     if not child:
+        for each in taken:  # a child has descriptors of its own
+            os.close(each)
         sc.join()
-        for _ in range(100):
-            with sc.span(f"of worker {number}"):
-                pass
-        os.read(held[0], 1)
-        for _ in range(100):
-            with sc.span(f"later of worker {number}"):
-                pass
+        record(f"of worker {number}")
+        if before:
+            os.read(held[0], 1)
+            record(f"later of worker {number}")
         os._exit(0)
     return child
 
-held = os.pipe()
-children = [worker(number, held) for number in range(3)] if before else []
-if before:
-    while len(profiler.statistics().recorder.workers) < 3 or min(w.drained for w in profiler.statistics().recorder.workers) < 100:
-        with sc.span("own"):
-            time.sleep(0.01)
+def drained():
+    return [worker.drained for worker in profiler.statistics().recorder.workers]
+
+taken, held = [], os.pipe()
+children = [worker(number) for number in range(3)] if before else []
+while before and (len(drained()) < 3 or min(drained()) < 100):
+    with sc.span("own"):
+        time.sleep(0.01)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 reserve = os.open("/dev/null", os.O_RDONLY)
 top = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
-taken = []
 resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
 try:
     while True:
@@ -279,21 +284,8 @@ try:
 except OSError:
     pass
 try:
-    if not before:  # a child has descriptors of its own
-        def joining(number):
-            child = os.fork()
-            if not child:
-                for each in taken:
-                    os.close(each)
-                sc.join()
-                for _ in range(100):
-                    with sc.span(f"of worker {number}"):
-                        pass
-                os._exit(0)
-            return child
-        children = [joining(number) for number in range(3)]
-    else:
-        os.write(held[1], b"123")
+    children = children or [worker(number) for number in range(3)]
+    os.write(held[1], b"123")
     for child in children:
         os.waitpid(child, 0)
     for _ in range(30):

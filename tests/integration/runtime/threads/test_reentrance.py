@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from stepscope.runtime.schedule.action import ProfilerAction
 pytestmark = pytest.mark.timeout(method="thread")
 
 EVERY_STEP = sc.schedule(wait=0, warmup=0, active=1)
+TWO_WINDOWS = sc.schedule(wait=1, warmup=1, active=1, repeat=2)
 CALLS = ("stop", "close", "flush", "pause", "resume", "step", "start")
 
 
@@ -41,94 +43,87 @@ def closed_within(profiler: sc.Profiler, seconds: float) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kind", ["plain", "coroutine"])
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_in_on_trace_ready(name: str, kind: str, output_dir: Path) -> None:
-    """A callback that stops, closes or restarts its own profiler neither waits for itself nor breaks it."""
-    called = threading.Event()
-    took: list[float] = []
+class Exporting(sc.exporters.MemoryExporter):
+    """Makes a call on the loop, in the middle of an export."""
 
-    def callback(_: sc.Window) -> None:
+    def __init__(self, inside: Callable[[], None]) -> None:
+        super().__init__()
+        self._inside = inside
+
+    async def export(self, batch: EventBatch) -> None:
+        await super().export(batch)
+        if "tick" in self.names():
+            self._inside()
+
+
+class Changing(ScriptedBackend):
+    """Makes a call while the action changes; what is called then happens when the change is over."""
+
+    def __init__(self, inside: Callable[[], None], *, bound: bool) -> None:
+        super().__init__(thread_bound=bound)
+        self._inside = inside
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        super().transition(before, after, at)
+        self._inside()
+
+
+def coroutine(inside: Callable[[], None]) -> Callable[[sc.Window], Coroutine[Any, Any, None]]:
+    """A callback that makes a call."""
+
+    async def ready(_: sc.Window) -> None:
+        inside()
+
+    return ready
+
+
+def planned(inside: Callable[[], None]) -> Callable[[int], ProfilerAction]:
+    """A schedule that makes a call; it is answered first."""
+
+    def schedule(step: int) -> ProfilerAction:
+        if 1 < step < 4:
+            inside()
+        return ProfilerAction.RECORD if step else ProfilerAction.NONE
+
+    return schedule
+
+
+PLACES: dict[str, Callable[[Callable[[], None]], dict[str, Any]]] = {
+    "callback": lambda inside: {"schedule": EVERY_STEP, "on_trace_ready": lambda _: inside()},
+    "coroutine": lambda inside: {"schedule": EVERY_STEP, "on_trace_ready": coroutine(inside)},
+    "exporter": lambda inside: {"exporters": [Exporting(inside)]},
+    "backend": lambda inside: {"schedule": TWO_WINDOWS, "backends": [Changing(inside, bound=False)]},
+    "bound backend": lambda inside: {"schedule": TWO_WINDOWS, "backends": [Changing(inside, bound=True)]},
+    "schedule": lambda inside: {"schedule": planned(inside)},
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_in_parts(name: str, where: str, output_dir: Path) -> None:
+    """One that stops, closes or restarts its own profiler neither waits for itself nor breaks it."""
+    called, took = threading.Event(), list[float]()
+
+    def inside() -> None:
         began = time.monotonic()
         call(profiler, name)
         took.append(time.monotonic() - began)
         called.set()
 
-    async def coroutine(window: sc.Window) -> None:
-        callback(window)
-
-    ready: Callable[[sc.Window], object] = callback if kind == "plain" else coroutine
-    profiler = sc.trace(schedule=EVERY_STEP, on_trace_ready=ready, output_dir=output_dir)
+    settings = PLACES[where](inside)
+    profiler = sc.trace(output_dir=output_dir, **settings)
     profiler.start()
     sc.instant("tick")
     profiler.step()
-    assert called.wait(30)
-    for _ in range(3):
-        profiler.step()
-    closed_within(profiler, 4)
-    profiler.raise_errors()
-    assert max(took) < 2
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_in_an_exporter(name: str, output_dir: Path) -> None:
-    """On the loop, in the middle of an export."""
-
-    class Calling(sc.exporters.MemoryExporter):
-        async def export(self, batch: EventBatch) -> None:
-            await super().export(batch)
-            if "tick" in self.names():
-                call(profiler, name)
-
-    exporter = Calling()
-    profiler = sc.trace(exporters=[exporter], output_dir=output_dir)
-    profiler.start()
-    sc.instant("tick")
-    profiler.step()
-    deadline = time.monotonic() + 30
-    while "tick" not in exporter.names() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    profiler.step()
-    closed_within(profiler, 4)
-    profiler.raise_errors()
-    assert exporter.names().count("tick") == 1
-
-
-@pytest.mark.parametrize("bound", [False, True])
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_in_a_backend(name: str, bound: bool, output_dir: Path) -> None:
-    """While the action changes; what is called then happens when the change is over."""
-
-    class Calling(ScriptedBackend):
-        def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-            super().transition(before, after, at)
-            call(profiler, name)
-
-    profiler = sc.trace(
-        schedule=sc.schedule(wait=1, warmup=1, active=1, repeat=2),
-        backends=[Calling(thread_bound=bound)],
-        output_dir=output_dir,
-    )
-    profiler.start()
-    for _ in range(8):
+    if where in ("callback", "coroutine", "exporter"):
+        assert called.wait(30)
+    for _ in range(7):
         profiler.step()
     closed_within(profiler, 8)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_in_a_schedule(name: str, output_dir: Path) -> None:
-    """A schedule that calls its own profiler is answered first."""
-
-    def schedule(step: int) -> ProfilerAction:
-        if 1 < step < 4:
-            call(profiler, name)
-        return ProfilerAction.RECORD if step else ProfilerAction.NONE
-
-    profiler = sc.trace(schedule=schedule, output_dir=output_dir)
-    profiler.start()
-    for _ in range(6):
-        profiler.step()
-    closed_within(profiler, 8)
+    profiler.raise_errors()
+    assert called.is_set() and (where not in ("callback", "coroutine") or max(took) < 2)
+    for exporter in settings.get("exporters", ()):
+        assert exporter.names().count("tick") == 1
 
 
 def test_step_does_not_wait_for_the_stop_of_another_thread(output_dir: Path) -> None:

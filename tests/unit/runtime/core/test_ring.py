@@ -136,28 +136,3 @@ def test_accounts_are_exact_for_any_burst(policy: str) -> None:
         options=f"{ONE_SMALL_RING}, overflow={policy!r}",
     )
     assert outcome == [True, True, True]
-
-
-def test_rings_keep_what_was_drained() -> None:
-    """As long as slots wait for the journals, recovery finds their events; a thread goes on in another ring when one is full."""
-    ((waiting, unreleased), freed, known) = run_program(
-        """
-        def record():
-            for _ in range(300):
-                with span("x"):
-                    pass
-
-        _core.release_late(True)
-        record()
-        log.take()
-        tell([_core.ring_statistics()["waiting"], _core.unreleased()])
-        _core.mark_rings()
-        record()
-        log.take()
-        _core.release_rings()
-        tell(_core.unreleased())
-        tell(len(log.rows))
-        """,
-        options="ring_slots=1024",
-    )
-    assert (waiting, unreleased, freed, known) == (0, 300, 300, 600)

@@ -52,6 +52,31 @@ def test_open_spans_of_a_thread() -> None:
     assert between[0].self_dur == between[0].dur - log.span("finished").dur - log.span("inner").dur
 
 
+def test_open_spans_of_many_threads() -> None:
+    """Each of 200 threads shows its own."""
+    together = threading.Barrier(201)
+
+    def work(number: int) -> None:
+        with span(f"outer {number}"), span(f"inner {number}"):
+            together.wait()
+            together.wait()
+
+    with recording():
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
+        for thread in threads:
+            thread.start()
+        together.wait()
+        rows = open_rows()
+        together.wait()
+        for thread in threads:
+            thread.join()
+    assert open_rows() == []
+    by_name = {row.name: row for row in rows}
+    assert len(rows) == len(by_name) == 400
+    assert all(by_name[f"inner {number}"].parent == by_name[f"outer {number}"].id for number in range(200))
+    assert len({row.track for row in rows}) == 200
+
+
 def test_spans_left_out_of_order_are_not_shown() -> None:
     """A span that has ended is not open, though its frame is still below another."""
     below, above = span("below"), span("above")

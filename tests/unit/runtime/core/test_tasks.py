@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.runtime import _core
-from stepscope.runtime._core import instant, span
+from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.events.tracks import Track, TrackKind
@@ -57,6 +57,24 @@ async def test_interleaved_tasks_do_not_mix() -> None:
         thread = tracks.get(track.parent)
         assert thread is not None and thread.kind is TrackKind.THREAD and thread.pid == track.pid
     assert len({row.track for row in log.spans}) == 50
+
+
+async def test_every_kind_of_event_lies_on_the_track_of_its_task() -> None:
+    """Instants, counters, flows and step marks as well."""
+    steps = _core.StepCounter()
+    steps.next_change, steps.live = 1 << 60, True
+
+    async def child() -> None:
+        with span("span"):
+            instant("instant")
+            counter("counter", 1)
+            flow("flow", 1, "start")
+            steps.step()
+
+    with recording() as log:
+        await asyncio.create_task(child())
+    assert len(log.rows) == 5 and len({row.track for row in log.rows}) == 1
+    assert {row.parent for row in log.rows if row.kind is not Kind.SPAN} == {log.span("span").id}
 
 
 async def test_tasks_that_die_with_open_spans() -> None:

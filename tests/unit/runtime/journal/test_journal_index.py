@@ -187,6 +187,22 @@ def test_frames_that_end_before_they_begin_are_not_read_twice(tmp_path: Path, mo
         assert [batch.events.tobytes() for batch in found] == events
 
 
+def test_steps_are_looked_for_in_the_indexes_of_their_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others say costs a merge of all steps of many windows nothing."""
+    monkeypatch.setattr(journal_index, "STRETCH_BYTES", 1)
+    path = written(tmp_path, [(number // 8, number % 8 == 7, True) for number in range(80)])
+    with JournalReader(path) as reader:
+        index = reader.index()
+        assert index is not None and len(index.records) > 20
+        (row,) = index.parts[0][index.parts[0]["window"] == 4]
+        others = index.without(row, (35, 35), (350, 360))
+        own = [record for at, record in index.records if row["begin"] < at and record.before < row["end"]]
+        stretches = memoryview(b"".join(record.stretches for record in own))
+        index.records = [(at, msgspec.structs.replace(each, stretches=stretches)) for at, each in index.records]
+        again = index.without(row, (35, 35), (350, 360))
+    assert others and again == others * len(own)
+
+
 def test_durations_below_zero_count_as_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A span of no step that begins in the time of some steps is read with them, though it seems to end before."""
     monkeypatch.setattr(journal_index, "STRETCH_BYTES", 1)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime._core import Aggregates
 from stepscope.runtime.display.text_table import (
+    Column,
     columns,
     human_count,
     human_number,
@@ -22,6 +23,7 @@ from stepscope.runtime.display.text_table import (
     markdown_code,
     printable,
     shorten,
+    text_table,
 )
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind, empty_block
@@ -292,6 +294,12 @@ def test_shortening_keeps_both_ends(text: str, limit: int) -> None:
 def test_values_for_people(text: str, expected: str) -> None:
     """Times have three digits and a unit, also just below the next unit; numbers four, or are whole; one has no plural."""
     assert text == expected
+
+
+def test_a_table_refuses_ragged_rows() -> None:
+    """A cell too few is a fault, not a shifted column."""
+    with pytest.raises(ValueError, match="zip"):
+        text_table([Column("A"), Column("B")], [["1"]])
 
 
 def test_code_in_markdown() -> None:
