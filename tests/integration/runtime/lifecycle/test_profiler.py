@@ -361,3 +361,39 @@ def test_windows_that_follow_each_other_leave_nothing_out(output_dir: Path) -> N
     borders = [(window.start_ns, window.end_ns) for window in memory.windows]
     assert all(before[1] == after[0] for before, after in itertools.pairwise(borders[:-1]))
     assert memory.names().count("schedule") == 10
+
+
+def test_events_of_many_threads_arrive_in_their_steps(output_dir: Path) -> None:
+    """Threads that record while the main thread steps lose nothing, and each event's step is that of its time."""
+    memory = MemoryExporter()
+    stop = threading.Event()
+    recorded: list[int] = []
+
+    def work() -> None:
+        count = 0
+        while not stop.is_set():
+            sc.instant("tick")
+            count += 1
+        recorded.append(count)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        for thread in threads:
+            thread.start()
+        for _ in range(200):
+            sc.instant("main")
+            profiler.step()
+        stop.set()
+        for thread in threads:
+            thread.join()
+    stats = profiler.statistics()
+    assert stats.pipeline is not None
+    dropped = sum(stats.pipeline.windows.dropped.get("recorder", {}).values())
+    assert names_of(memory, kind=Kind.INSTANT).count("tick") + dropped == sum(recorded)
+    starts = {step.number: step for step in memory.windows[0].steps}
+    for event in memory.events(kind=Kind.INSTANT):
+        step = starts.get(int(event["step"]))
+        if step is None:  # after the last call of step()
+            assert int(event["step"]) == 200 and int(event["ts"]) >= starts[199].end_ns
+        else:
+            assert step.start_ns <= int(event["ts"]) <= step.end_ns

@@ -113,3 +113,34 @@ time.sleep(0.1)
     assert all(account.balanced() for account in window.ledger.sources.values())
     spans = journal_spans(path)
     assert len(spans) > 0 and journal_problems(spans) == []
+
+
+def test_threads_that_die_while_they_record(output_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an exception in a span, by `_thread.exit`, or with spans that nobody ends: what had ended is there."""
+    monkeypatch.setattr(threading, "excepthook", print)
+    kept: list[span] = []
+
+    def die(number: int) -> None:
+        with span("whole"):
+            pass
+        if number % 3 == 2:
+            kept.append(span("left open"))
+            kept[-1].__enter__()
+            return
+        with span("cut off"):
+            _thread.exit() if number % 3 else exit_by_error()
+
+    def exit_by_error() -> None:
+        raise SystemExit
+
+    with sc.trace(output_dir=output_dir):
+        for start in range(0, 300, 30):
+            threads = [threading.Thread(target=die, args=(number,)) for number in range(start, start + 30)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    spans = journal_spans(output_dir / "journal")
+    found = Counter(strings.text(int(name)) for name in spans["name"])
+    assert (found["whole"], found["cut off"]) == (300, 200)
+    assert journal_problems(spans) == []

@@ -365,3 +365,29 @@ def test_each_shortage_has_its_own_time(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = names(tmp_path / "journal")
     assert found["second"] == 1 and "first" not in found
+
+
+def test_a_full_disk(family: Family, small_disk: Path) -> None:
+    """Where there is no memory for rings nothing crashes, and what a ring could not take is counted."""
+    family.of(f"""
+    if __name__ == "__main__":
+        with trace(options=sc.Options(session_dir={str(small_disk)!r})) as profiler:
+            def work():
+                sc.join("worker")
+                spans("few", 10)
+                filler = open({str(small_disk / "filler")!r}, "wb", buffering=0)
+                try:
+                    while filler.write(bytes(4096)):
+                        pass
+                except OSError:
+                    pass
+                spans("many", 20_000)
+            reap(in_child(work))
+            profiler.flush()
+        (worker,) = profiler.statistics().recorder.workers
+        assert worker.produced == 20_010 == worker.drained + worker.dropped, worker
+        print([worker.drained, worker.dropped, worker.broken])
+    """)
+    ((drained, dropped, broken),) = family.said
+    assert dropped > 0 == broken
+    assert sum(family.spans().values()) == drained >= 10

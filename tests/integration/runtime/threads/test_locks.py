@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from pathlib import Path
 
 import pytest
 
+from stepscope.runtime.threads import locks
 from tests.support.terminations import WORK, ends
 
 PROGRAM = (
@@ -63,3 +67,22 @@ def test_a_handler_that_closes_at_the_acquisition_of_a_lock(tmp_path: Path) -> N
     handler = "import signal\ndef handle(*_):\n    profiler.close(); print('left', flush=True)\n"
     script = handler + "WHERE, LINE = 'Inbox.put', 2\nsignal.signal(signal.SIGTERM, handle)\n" + PROGRAM
     ends(script.replace("time.sleep(60)\n", ""), tmp_path, printed="now\nleft\n", code=0)
+
+
+def test_which_thread_has_a_lock() -> None:
+    """Only the one that took it."""
+    lock = locks.reentrant()
+    reference = weakref.ref(lock)
+    assert not locks.holds_any_lock()
+    with lock:
+        seen: list[bool] = []
+        thread = threading.Thread(target=lambda: seen.append(locks.holds_any_lock()))
+        thread.start()
+        thread.join()
+        assert locks.holds_any_lock() and seen == [False]
+        assert locks.without(lock, locks.holds_any_lock) is False
+        assert locks.holds_any_lock()
+    assert not locks.holds_any_lock()
+    del lock
+    gc.collect()
+    assert reference() is None and not locks.holds_any_lock()
