@@ -15,6 +15,7 @@ from stepscope.analysis.reading.recording import Recording, load
 from stepscope.analysis.rules import RULES_OF_STEPS, RULES_OF_TASKS
 from stepscope.analysis.rules.event_loops import loops_of
 from stepscope.analysis.rules.evidence import Job
+from stepscope.analysis.rules.operators import fused_optimizer, optimizer_share
 from stepscope.analysis.rules.processors import machine_use
 from stepscope.analysis.tables import data_pipeline
 from stepscope.analysis.tables.collectives import Key, fastest_of
@@ -133,7 +134,7 @@ def _nothing(rank: RankSummary, steps: int) -> str:
     if busy := _busy_device(rank):
         return busy
     if spans + uncovered < MOSTLY:
-        return NOTHING
+        return _slow_optimizer(rank) or NOTHING
     samples = rank.samples_in_steps()
     places = most_sampled(samples, 1) if len(samples) >= FEWEST_SAMPLES else ()
     named = rank.largest_span()
@@ -145,6 +146,16 @@ def _nothing(rank: RankSummary, steps: int) -> str:
     parts += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
     where = f"; {places[0].share:.0%} of the samples of the stack are in {places[0]}" if places else ""
     return f"No fault that is known. {', '.join(parts)}{where}."
+
+
+def _slow_optimizer(rank: RankSummary) -> str:
+    """The verdict of a run in which an optimizer that could be fused takes a part of the step; empty for others."""
+    share, fused = optimizer_share(rank), fused_optimizer(rank)
+    return (
+        f"Nothing stands out. The optimizer takes {share:.0%} of each step: {fused}."
+        if fused and share >= FINDING
+        else ""
+    )
 
 
 def _busy_device(rank: RankSummary) -> str:

@@ -119,7 +119,12 @@ FUSED = "aten::_fused_"
 """How the names of its operators begin."""
 
 
-def _fused_optimizer(rank: RankSummary) -> str:
+def optimizer_share(rank: RankSummary) -> float:
+    """The optimizer's share of a step, by the median."""
+    return float(np.median(rank.phase(Phase.OPTIMIZER))) / rank.step_ns
+
+
+def fused_optimizer(rank: RankSummary) -> str:
     """The fused optimizer to take on the CPU in place of one that updates each tensor by several operators, and why; empty where none is
     known."""
     names = sorted({match[1] for row in rank.rows if (match := OPTIMIZER_STEP.fullmatch(row.name))})
@@ -133,11 +138,11 @@ def _fused_optimizer(rank: RankSummary) -> str:
 def check_slow_optimizer(job: Job) -> list[Finding]:
     """Finds an optimizer that takes longer than forward, backward and all else together, where the host computes."""
     rank = job.main
-    cost = float(np.median(rank.phase(Phase.OPTIMIZER))) / rank.step_ns
+    cost = optimizer_share(rank)
     if cost < MAJORITY or rank.devices or not rank.rows:
         return []
     spent = human_time(cost * rank.step_ns)
-    fused = _fused_optimizer(rank)
+    fused = fused_optimizer(rank)
     fewer = "fewer updates: larger batches, or gradients accumulated over several"
     return [
         Finding(

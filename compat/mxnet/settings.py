@@ -134,10 +134,10 @@ def _check_objects(settings: MXNetSettings) -> None:
         raise MXNetValueError("set_config(): filename must not be empty; name a file")
     kinds: tuple[tuple[str, Any], ...] = (("backends", Backend), ("exporters", Exporter))
     for name, contract in kinds:
-        items = getattr(settings, name)
+        items: object = getattr(settings, name)
         if not isinstance(items, tuple):
             raise MXNetValueError(f"set_config(): {name} must be a list, {got(items)}; write {name}=[...]")
-        for item in items:
+        for item in cast("tuple[object, ...]", items):
             if isinstance(item, type) or not isinstance(item, contract):
                 raise MXNetValueError(f"set_config(): {name} must have a {contract.__name__} each, {got(item)}")
     others: tuple[tuple[str, Any, str], ...] = (

@@ -44,7 +44,8 @@ ANSWER_S = 0.05
 BEGIN_CLOSING_S = 0.05
 """Minimum time for closing a backend, even after the deadline."""
 IDLE = 5.0
-"""Seconds between two drains while nothing is recorded and processes that have joined may end."""
+"""Seconds until one more drain when nothing is recorded any more, for what came late. After it the loop sleeps until it is woken, or
+drains as often while it must look for something."""
 
 
 class DrainLoop:
@@ -299,35 +300,46 @@ class DrainLoop:
             await self.drain()
 
     async def _drain_for_ever(self) -> None:
+        rested = False  # nothing was recorded, and nobody woke the loop, since the drain before the last one
         while not self._stopping:
-            timeout = AFTER_FAULT
+            timeout: float | None = AFTER_FAULT
             with self._contained("drain"):
                 timeout = RECHECK_S if await self._drain() else self._interval()
-            if timeout == math.inf:
-                await self._sleep()
+            if timeout is None:
+                rested = await self._sleep(math.inf if rested and not self._is_watching() else IDLE)
             else:
+                rested = False
                 timer = self._loop.call_later(timeout, self._wake.set)
                 await self._wake.wait()
                 timer.cancel()
             self._wake.clear()
 
-    async def _sleep(self) -> None:
-        """Waits for a wake-up while nothing is recorded. No timer runs meanwhile."""
+    def _is_watching(self) -> bool:
+        """Whether something may happen that wakes nobody, though nothing is recorded: a process that has joined may end, and the
+        flight recorder's triggers look at the time."""
+        return self._recorder.workers.are_watched() or any(one.flight is not None for one in self._pipelines)
+
+    async def _sleep(self, seconds: float) -> bool:
+        """Waits for a wake-up while nothing is recorded. No other timer runs meanwhile. Returns whether the time is over."""
         joins = self._recorder.workers.join_signal
         self._signal_check.cancel()
-        self._loop.add_reader(joins.fd, self._on_join, joins)
+        if joins.fd >= 0:
+            self._loop.add_reader(joins.fd, self._on_join, joins)
         try:
-            await self._wake.wait()
+            with anyio.move_on_after(seconds) as waiting:
+                await self._wake.wait()
         finally:
-            self._loop.remove_reader(joins.fd)
+            if joins.fd >= 0:
+                self._loop.remove_reader(joins.fd)
             self._check_signals()
+        return waiting.cancelled_caught
 
     def _on_join(self, joins: JoinSignal) -> None:
         joins.clear()
         self._request_drain()
 
-    def _interval(self) -> float:
-        """Seconds until the next drain without a wake-up; infinite while nothing is recorded and nobody has joined."""
+    def _interval(self) -> float | None:
+        """Seconds until the next drain without a wake-up; `None` while nothing is recorded and nothing waits."""
         if self._recorder.late_release.waiting():
             return CROWDED_S
         if any(pipeline.is_awaited() or not self._queues[pipeline].empty for pipeline in self._pipelines):
@@ -335,7 +347,7 @@ class DrainLoop:
         if _core.recording() or any(pipeline.busy() for pipeline in self._pipelines):
             intervals = [pipeline.options.drain_interval for pipeline in self._pipelines]
             return min([*intervals, *self._recorder.workers.interval()], default=IDLE)
-        return IDLE if self._recorder.workers.are_watched() else math.inf
+        return None
 
     @contextlib.contextmanager
     def _contained(self, where: str) -> Generator[None]:

@@ -301,7 +301,6 @@ class Workers:
         """Closes the files of all."""
         for worker in list(self._living.values()):
             self._remove(worker, "ended")
-        self.join_signal.close()
 
     def _attach(self) -> None:
         joins, self._failure = _core.joins(), None

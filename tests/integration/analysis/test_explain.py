@@ -610,3 +610,18 @@ def test_why_a_saved_step_was_slow(tmp_path: Path) -> None:
     assert text.startswith("step 40 took") and text.endswith("more in data")
     assert text in " ".join(str(answer).split()) and text in report_html(tmp_path / "run")
     assert "by hand" not in str(answer.ranks[0].saved)
+
+
+@pytest.mark.parametrize("operator", ["aten::mul_", "aten::_fused_adam_"])
+def test_an_optimizer_that_is_not_fused(operator: str, tmp_path: Path) -> None:
+    """It is no fault, and yet the verdict names the quicker one."""
+
+    def step(_: int) -> None:
+        with sc.span("aten::mm", category="cpu_op"):
+            time.sleep(0.003)
+        with sc.span("Optimizer.step#Adam.step"), sc.span(operator, category="cpu_op"):
+            time.sleep(0.002)
+
+    answer = explain(record(tmp_path / "run", step))
+    assert not answer.findings and answer.verdict.startswith("Nothing stands out")
+    assert ("Adam(..., fused=True)" in answer.verdict) is (operator == "aten::mul_")

@@ -376,6 +376,10 @@ QUIET = """
 import os, sys, threading, time
 from pathlib import Path
 from stepscope import mxnet
+from stepscope.runtime.loop import drain_loop
+from stepscope.runtime.threads import signals
+
+drain_loop.IDLE, signals.LOOKS = 0.2, 0.1
 
 def switches():
     counts = {}
@@ -388,7 +392,7 @@ def switches():
 def wait_until_quiet():
     before = switches()
     while True:
-        time.sleep(1.5)  # longer than the period of the timer that checks signals
+        time.sleep(0.5)  # longer than both
         if (after := switches()) == before:
             return
         before = after
