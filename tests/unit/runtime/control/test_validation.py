@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.collector.settings import CollectorSettings
+from stepscope.compat.frameworks.loop_settings import LoopSettings
+from stepscope.compat.mxnet.settings import MXNetSettings
 from stepscope.runtime.control.entry_points.control_file import ControlFile
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.control.entry_points.environment import EnvironmentOptions
@@ -106,6 +108,8 @@ PROGRAMS: list[tuple[type[Checked], dict[str, Any], str]] = [
     (sc.exporters.OtlpOptions, {"compression": "zstd"}, "OtlpOptions.compression is 'zstd': Invalid enum value 'zstd'; known: gzip, none"),
     (sc.exporters.OtlpOptions, {"resource": {"a": 1, "b": [2]}}, "OtlpOptions.resource[...] is {'a': 1, 'b': [2]}: Expected `bool | int | float | str`, got `array`"),
     (CollectorSettings, {"directory": "data"}, "CollectorSettings.directory is 'data': Expected `Path`, got `str`"),
+    (MXNetSettings, {"profile_process": "sever"}, "MXNetSettings.profile_process is 'sever': Invalid enum value 'sever'; did you mean 'server'?"),
+    (LoopSettings, {"unit": "epochs"}, "LoopSettings.unit is 'epochs': Invalid enum value 'epochs'; did you mean 'epoch'?"),
 ]  # fmt: skip
 
 
