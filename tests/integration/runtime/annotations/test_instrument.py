@@ -256,6 +256,30 @@ def test_a_model_and_its_layers() -> None:
         assert made.names == ("Sequential.1.1.forward",)
 
 
+def test_an_exception_while_instrumenting_takes_all_back() -> None:
+    """A class that raises something else than what is expected leaves nothing half done."""
+
+    class Strange(type):
+        def __setattr__(cls, name: str, value: object) -> None:
+            if name == "second" and not isinstance(value, types.FunctionType):
+                raise AssertionError
+            if name == "second":
+                raise KeyError(name)
+            super().__setattr__(name, value)
+
+    class Target(metaclass=Strange):
+        def first(self) -> int:
+            return 1
+
+        def second(self) -> int:
+            return 2
+
+    before = vars(Target)["first"]
+    with pytest.raises(KeyError):
+        sc.instrument(Target)
+    assert vars(Target)["first"] is before
+
+
 def test_torch_is_not_imported_for_it() -> None:
     """Nor is any other framework, by importing stepscope."""
 

@@ -192,12 +192,14 @@ def test_task_groups_run_in_the_same_order(factory: Callable[[Any], None], loop_
 
         async def main() -> None:
             factory(asyncio.get_running_loop())
-            async with sc.trace(output_dir=output_dir / where) if where == "inside" else contextlib.nullcontext():
+            inside: Any = sc.trace(output_dir=output_dir / where) if where == "inside" else contextlib.nullcontext()
+            async with inside:
                 await of_anyio(order)
                 await of_asyncio(order)
 
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            with sc.trace(output_dir=output_dir / where) if where == "around" else contextlib.nullcontext():
+            around: Any = sc.trace(output_dir=output_dir / where) if where == "around" else contextlib.nullcontext()
+            with around:
                 runner.run(main())
         return order
 

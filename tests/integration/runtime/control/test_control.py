@@ -112,6 +112,10 @@ def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         say(path, start_step=1, steps=1, run_id="past")
         step_until(profiler, lambda: "is in the past" in status(path)["answer"])
         assert sum("is in the past" in record.getMessage() for record in caplog.records) == 1
+        say(path, start_step="next", steps=1, run_id="a")
+        step_until(profiler, lambda: status(path)["answer"] == taken)
+        say(path, start_step=1, steps=1, run_id="past")
+        step_until(profiler, lambda: "is in the past" in status(path)["answer"])
         say(path, start_step=100_000, steps=1, run_id="far")
         step_until(profiler, lambda: status(path)["answer"] == "recording step 100000")
     assert [said(window)["run_id"] for window in windows] == ["a", "b"]

@@ -11,10 +11,11 @@ import pytest
 
 import stepscope as sc
 from stepscope.errors import ControlError
-from stepscope.runtime.control.entry_points.environment import VARIABLE
 from tests.support.armed_loop import QUICK, numbers, work
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
+
+VARIABLE = "STEPSCOPE_OPTIONS"
 
 
 def trained(directory: Path) -> tuple[sc.Profiler, list[sc.Window]]:

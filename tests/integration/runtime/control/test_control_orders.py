@@ -21,6 +21,7 @@ import stepscope
 from stepscope import Control
 from stepscope.cli.main import main
 from stepscope.control import WindowRequest
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.control.request_router import PLAN
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.end_change import EndChange
@@ -30,6 +31,7 @@ from tests.support.basics import ROOT, poll
 from tests.support.collectors import Running, collecting
 from tests.support.launch import launched
 from tests.support.looping import QUICK
+from tests.support.messages import refused
 
 # over the collector
 
@@ -132,6 +134,8 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
                 assert said["outcome"] == "refused" and "is past" in said["reason"]
                 status, said = await order(running.url, token=token, steps=1, job="other")
                 assert status == 404
+                status, said = await order(running.url, token=token, steps=0)
+                assert status == 400
                 status, said = await order(running.url, token=token, start_step=5, stop_step=3)
                 assert status == 400 and "before start_step 5" in said["detail"]
                 url = running.url.replace("ws:", "http:")
@@ -142,8 +146,11 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
                 code = await asyncio.to_thread(main, ["arm", *arguments, "--status"])
                 assert code == 0 and capsys.readouterr().out.count("recorded 'r0'") == 3
                 await _none_waits(running.url, token=token)
-                code = await asyncio.to_thread(main, ["arm", *arguments, "--extend", "--steps", "2"])
-                assert code == 1
+                for wrong in (
+                    [*arguments, "--extend", "--steps", "2"],
+                    [*arguments, "--token-file", str(tmp_path), "--status"],
+                ):
+                    assert await asyncio.to_thread(main, ["arm", *wrong]) == 1
         finally:
             del os.environ["STEPSCOPE_TOKEN"]
     audit = [json.loads(line) for line in (tmp_path / "collector" / "audit.jsonl").read_text().splitlines()]
@@ -300,6 +307,12 @@ async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
             _, said = await order(running.url, steps=2, overlap="queue")
             assert said["outcome"] == "refused", said
             assert said["ranks"][0]["text"].endswith("ask again when it is over"), said
+
+
+def test_an_order_is_bounded() -> None:
+    """A collector cannot have a process read more than a command may take."""
+    with refused(Exception, "32768"):
+        protocol.decode(protocol.encode(protocol.Order(1, b"x" * (protocol.MAX_ORDER + 1))))
 
 
 def of_a_collector(output_dir: Path, windows: list[Any]) -> stepscope.Profiler:

@@ -50,10 +50,13 @@ def test_what_is_asked_for_in_another_stage(tmp_path: Path) -> None:
     with job(tmp_path, settings) as running:
         running.ask("never", start_step=1_000_000, steps=2)
         running.until_window("queued")
+        waits = "it is for the stage 'validate', and this is 'fit'"
+        running.ask("later", steps=2, stage="validate")
+        running.until_answer(waits)
         running.ask("now", steps=2, stage="fit")
         check(running, "now", "fit")
         running.ask("later", steps=2, stage="validate")
-        running.until_answer("it is for the stage 'validate', and this is 'fit'")
+        running.until_answer(waits)
         go_on(running, "fit", "validate", (0,))
         check(running, "later", "validate")
 

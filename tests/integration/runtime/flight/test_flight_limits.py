@@ -100,6 +100,22 @@ def test_loops_that_never_step(output_dir: Path) -> None:
     profile.check_accounts()
 
 
+def test_thousands_of_steps_in_bounded_memory(output_dir: Path) -> None:
+    """What is kept does not grow with the run, and files neither."""
+    profile = Profile(output_dir, steps=10, keep_newest=2, keep_slowest=1, max_bytes=1 << 20)
+    with profile.profiler as profiler:
+        for round_ in range(40):
+            profile.steps(250)
+            assert profiler.flush()
+            profiler.save(f"round {round_}")
+        assert len(profile.windows) == 40
+        assert profile.flight.retained.peak_bytes <= 1 << 20
+        assert profile.flight.retained.bytes < 1 << 19
+        assert profile.flight.steps_retained <= 11
+        assert len(list((output_dir / "windows").iterdir())) <= 3
+    profile.check_accounts()
+
+
 def test_newest_and_slowest_are_kept(output_dir: Path) -> None:
     """Everything else is deleted, in each exporter that has files by window; a file of all windows is left."""
     each, board, all_ = output_dir / "w{window}.json", output_dir / "board", output_dir / "all.json"

@@ -155,11 +155,16 @@ def test_damaged_files_of_what_was_kept(tmp_path: Path) -> None:
     (path, *_) = flight.kept()
     data = path.read_bytes()
     (tmp_path / "elsewhere").write_bytes(data)
+
+    def hole() -> None:
+        path.write_bytes(data)
+        os.truncate(path, 1 << 40)
+
     harms: dict[str, Callable[[], object]] = {
         "truncated": lambda: path.write_bytes(data[: len(data) // 2]),
         "garbage": lambda: path.write_bytes(os.urandom(len(data))),
         "flipped": lambda: path.write_bytes(bytes([data[0] ^ 1]) + data[1:500] + b"\xff" * 64 + data[564:]),
-        "hole": lambda: (path.write_bytes(data), os.truncate(path, 1 << 40)),
+        "hole": hole,
         "link": lambda: path.symlink_to(tmp_path / "elsewhere"),
         "fifo": lambda: os.mkfifo(path),
         "directory": path.mkdir,

@@ -222,6 +222,8 @@ def test_memory_high_fires_when_it_is_reached() -> None:
 
     assert [fired(1, 0.5), fired(2, 0.95), fired(3, 0.99), fired(4, 0.89), fired(5, 0.95)] == [0, 1, 0, 0, 0]
     assert [fired(6, 0.5), fired(6.5, 0.99), fired(7, 0.99)] == [0, 0, 1]
+    (found,) = MemoryHigh(limit=1 << 20, interval=0).evaluator().look(News(now=SECOND))
+    assert found.at_once and isinstance(found.value, float) and found.value > 1 and "of 1 MiB are used" in found.text
 
 
 # settings

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from stepscope.compat.torch.windows.callbacks import Callbacks
 from stepscope.runtime.accounting.error_log import MAX_RETAINED, MAX_TEXT, ErrorLog
 from tests.support.raised import length
 
@@ -140,6 +141,21 @@ def test_one_that_takes_no_note() -> None:
     ((_, text),) = keeper.retained
     assert text.startswith("Frozen")
     assert keeper.count == 2 and length(error) == 1
+
+
+def test_a_callback_that_raises_the_same_again() -> None:
+    """Of every window: it is counted, and kept as it was first."""
+    error = ValueError("of the program")
+
+    def fail(view: object) -> None:
+        raise error
+
+    callbacks = Callbacks(fail)
+    for number in range(20):
+        callbacks.put(number)
+    callbacks.finish()
+    assert (callbacks.raised.count, callbacks.raised.errors) == (20, [error])
+    assert length(error) == length(callbacks.raised.errors[0]) < 4
 
 
 def test_what_the_program_handles_is_left_to_it() -> None:
