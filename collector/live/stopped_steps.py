@@ -86,10 +86,11 @@ def finding_of(stopped: Stopped, streams: Sequence[Stream]) -> LiveFinding | Non
         stopped: those of `streams` that have stopped.
         streams: of ranks that run.
     """
-    if not any(stream.windows.is_open for stream in stopped.streams):
+    open = [stream for stream in stopped.streams if stream.windows.is_open]
+    if not open:
         return None
     all_stopped = len(stopped.streams) == len(streams)
-    behind = _behind(streams) if all_stopped else stopped.streams
+    behind = _behind(streams) if all_stopped else open
     ranks = sorted(stream.run.rank for stream in behind if stream.run.rank is not None)
     run = (behind or streams)[0].run
     name = printable(shorten(run.name, MOST_NAME))
