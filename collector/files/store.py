@@ -82,6 +82,8 @@ class Store:
         self._removing: set[str] = set()
         self._opening = threading.Lock()
         """Guards which files are open, and which are being deleted; never held while the disk is waited for."""
+        self.problem = ""
+        """Why the last write of a stream failed; empty if it did not."""
         self._waiting = 0
         """Streams that wait to be kept."""
         self._coming: set[str] = set()
@@ -258,6 +260,7 @@ class Store:
         def over(error: OSError | None) -> None:
             self.quota.wrote(growth)
             self._writes.pop(file, None)
+            self.problem = "" if error is None else f"streams cannot be written: {error.strerror or error}"
             self.bytes += file.size - before - size
             if begins:
                 self.changed(hello.stream)

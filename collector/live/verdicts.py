@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.live.step_times import median
-from stepscope.collector.live.stopped_steps import MOST_NAME, stopped_steps
+from stepscope.collector.live.stopped_steps import MOST_NAME, finding_of, running, stopped_of, without_late
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import JobVerdict, LiveFinding
@@ -78,7 +78,7 @@ class Verdicts:
         self._decoded: dict[str, _Decoded] = {}
         """Facts that were made of the ranks that were compared last, by job."""
         self._stopped: dict[str, list[LiveFinding]] = {}
-        """Of jobs that end no more steps, by the names of runs."""
+        """Of jobs of which some ranks, or all, end no more steps."""
         self._judged_at: dict[str, tuple[float, int]] = {}
         """When something had come last of each job that is judged, by the monotonic clock, and of how many ranks there was anything."""
 
@@ -157,7 +157,7 @@ class Verdicts:
         return join_facts([facts for _, facts in reversed(found)])
 
     def _jobs(self) -> dict[str, list[Stream]]:
-        """The jobs with further steps since the last time, with their ranks. Notes which of the others have stopped."""
+        """The jobs with further steps since the last time, with the ranks that are compared. Notes which ranks have stopped."""
         now = time.monotonic()
         jobs: dict[str, list[Stream]] = {}
         for rank in self._streams:
@@ -167,8 +167,13 @@ class Verdicts:
         newest = {job: (max(one.steps_at for one in streams), len(streams)) for job, streams in jobs.items()}
         latest = sorted(jobs, key=lambda job: -newest[job][0])[:MAX_JOBS]
         self._found = {job: verdict for job, verdict in self._found.items() if job in latest}
-        chosen = {job: jobs[job] for job in latest if newest[job] != self._judged_at.get(job)}
-        self._stopped = {job: _stopped(jobs[job], now) for job in latest}
+        compared: dict[str, list[Stream]] = {}
+        self._stopped = {}
+        for job in latest:
+            found = [_going_on(members, now) for members in _by_name(jobs[job], lambda stream: stream.run.name)]
+            compared[job] = [stream for streams, _ in found for stream in streams]
+            self._stopped[job] = [finding for _, finding in found if finding is not None]
+        chosen = {job: compared[job] for job in latest if newest[job] != self._judged_at.get(job)}
         self._judged_at = {job: newest[job] for job in latest}
         self._failed &= set(latest)
         self._decoded = {job: decoded for job, decoded in self._decoded.items() if job in latest}
@@ -191,10 +196,15 @@ def _of_runs(name: str, finding: LiveFinding) -> LiveFinding:
     )
 
 
-def _stopped(streams: list[Stream], now: float) -> list[LiveFinding]:
-    """A finding for each name of whose runs none ends steps."""
-    found = (stopped_steps(each, now) for each in _by_name(streams, lambda stream: stream.run.name))
-    return [finding for finding in found if finding is not None]
+def _going_on(streams: list[Stream], now: float) -> tuple[list[Stream], LiveFinding | None]:
+    """The ranks that are compared, and a finding that names others. All ranks compare in the same steps, so one that has ended or is late
+    would silence the verdict on those that go on; if none does, all are compared.
+
+    Args:
+        streams: of the runs of one name in a job, with summaries.
+    """
+    there = running(streams, now)
+    return without_late(there) or streams, finding_of(stopped_of(there, now), there)
 
 
 def judged_steps(facts: Facts) -> Facts:

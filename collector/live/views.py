@@ -105,7 +105,7 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: int
     """Streams of which nothing can be evicted, because they cannot be read, written or deleted."""
     problem: str
-    """That the disk does not answer, why the limit cannot be kept, or what is wrong with the first of those; empty if nothing
+    """That the disk does not answer, or is full, why the limit cannot be kept, or what is wrong with the first of those; empty if nothing
     is."""
 
 

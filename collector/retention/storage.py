@@ -187,7 +187,7 @@ class Storage:
             deleted_streams=self._deleted.count.streams,
             deleted_events=self._deleted.count.events,
             unreadable=len(self.unreadable),
-            problem=late or self._problem or fault,
+            problem=late or self._store.problem or self._problem or fault,
         )
 
     def enforce(self, wanted: int = 0, surplus_streams: int = 0) -> Measurement:

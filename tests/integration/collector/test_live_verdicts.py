@@ -289,10 +289,33 @@ async def test_a_job_that_ends_no_more_steps(
         await poll(lambda: verdicts.of(None) and verdicts.of(None)[0].findings)
         (finding,) = verdicts.of(None)[0].findings
         assert (finding.id, finding.ranks) == ("steps-stopped", [2]) and "py-spy dump --pid" in finding.action
-        next(iter(streams)).latest.add_summary(summary([STEP], first=80))
+        next(iter(streams)).latest.add_summary(summary([STEP], first=71))
         await poll(lambda: not verdicts.of(None)[0].findings)
     finally:
         task.cancel()
+
+
+def job_of_which_one_stops(ends: bool) -> Streams:
+    """Rank 2 ended its last step a minute ago, before rank 1 became slow."""
+    late = [32_000_000 if rank == 1 else STEP for rank in range(3)]
+    streams = streams_of(*(summary([STEP] * 100 + [late[rank]] * (0 if rank == 2 else 30)) for rank in range(3)))
+    stopped = streams.ranks["job-2"].latest
+    stopped.steps_at -= 60
+    for rank in streams:
+        rank.latest.windows.opened(msgspec.msgpack.encode(WindowOpened(index=0, at_ns=BEGIN)))
+        rank.latest.windows.stepped_to(0, 10, 60)
+    stopped.ended = ends
+    return streams
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_rank_that_ends_no_more_steps_is_named_and_silences_nobody(ends: bool) -> None:
+    """The others are compared in all of their steps; one that has ended is not named."""
+    verdicts = await judging(job_of_which_one_stops(ends))
+    (verdict,) = verdicts.of(None)
+    found = {finding.id: finding.ranks for finding in verdict.findings}
+    assert found == ({} if ends else {"steps-stopped": [2]}) | {"slow-rank": [1]} and verdict.ranks == 2
+    assert ends or "py-spy dump --pid" in verdict.findings[0].action
 
 
 def test_a_job_is_judged_while_it_runs(tmp_path: Any) -> None:

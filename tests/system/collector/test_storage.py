@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.windows.window import Window
 from tests.support.collecting import CollectorProcess, ask, collecting, until
-from tests.support.launch import run_to_end
+from tests.support.launch import run_to_end, start
 from tests.support.messages import refused
 from tests.support.viewers.browser import open_page
 
@@ -116,3 +117,29 @@ def test_a_directory_has_one_name(tmp_path: Path) -> None:
     with refused(OSError, "identity"):
         Store(CollectorSettings(directory=tmp_path)).identity()
     assert (tmp_path / "identity").read_text() == "something else"
+
+
+FULL = """
+import os, sys
+import stepscope as sc
+exporter = sc.CollectorExporter(sys.argv[1], settings=sc.exporters.LinkSettings(closing_seconds=60))
+with sc.trace(exporters=[exporter], output_dir=sys.argv[2], options=sc.Options(close_timeout=60)):
+    for _ in range(2000):
+        sc.instant("note", text=os.urandom(1000).hex())
+assert exporter.unsent_files is None
+"""
+
+
+def test_a_full_disk_is_shown_until_there_is_room(small_disk: Path, tmp_path: Path) -> None:
+    """Ranks keep what cannot be written, and send it then."""
+    with collecting(small_disk / "collector") as collector:
+
+        def problem() -> str:
+            storage = collector.get("/v1/job")["storage"]
+            return storage["problem"] if storage else ""
+
+        rank = start([sys.executable, "-c", FULL, collector.url, str(tmp_path / "run")])
+        assert "No space left" in until(problem)
+        subprocess.run(["mount", "-o", "remount,size=64M", str(small_disk)], check=True)
+        assert rank.wait() == 0
+        until(lambda: not problem())
