@@ -70,29 +70,6 @@ def times_of(events: Block) -> list[tuple[int, int]]:
     return list(zip(events["ts"].tolist(), events["dur"].tolist(), strict=True))
 
 
-def test_events_come_when_they_end() -> None:
-    """A span is given when it has ended, shifted to where recording began; the watermark waits for open ones."""
-    playback = Playback(in_memory([(1000, 100), (1010, 20), (1050, 500)]), 1.0, False)
-    assert playback.next_ns(0) is None
-    playback.begin(5000)
-    assert playback.next_ns(5000) == 30
-    assert times_of(due(playback, 5029)[0]) == []
-    events, watermark = due(playback, 5030)
-    assert (times_of(events), watermark) == ([(5010, 20)], 5000)
-    events, watermark = due(playback, 5100)
-    assert (times_of(events), watermark) == ([(5000, 100)], 5050)
-    assert not playback.finished
-    assert times_of(due(playback, 9999)[0]) == [(5050, 500)]
-    assert playback.finished
-
-
-def test_half_speed_makes_everything_twice_as_long() -> None:
-    """Times and durations are divided by the speed."""
-    playback = Playback(in_memory([(1000, 100), (1200, 10)]), 0.5, False)
-    playback.begin(0)
-    assert times_of(due(playback, 10_000)[0]) == [(0, 200), (400, 20)]
-
-
 def test_what_is_not_recorded_is_skipped_and_cut() -> None:
     """Recording that ends gives the parts up to there; recording that begins again, the parts from there."""
     playback = Playback(in_memory([(0, 1000), (100, 50), (400, 50), (700, 50)]), 1.0, False)

@@ -23,7 +23,6 @@ from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.action import ProfilerAction
-from stepscope.runtime.schedule.schedule import schedule
 from tests.support.basics import ROOT
 from tests.support.operators import record, torch, train
 from tests.support.readings import decoded, texts
@@ -191,14 +190,6 @@ def test_shapes_and_memory_arrive_with_their_operators(tmp_path: Path) -> None:
     assert report.training_thread_ns > 0
 
 
-def test_flops_are_torchs(tmp_path: Path) -> None:
-    """Estimates of floating-point operations become arguments of their operators."""
-    memory = record(tmp_path, lambda _: torch.mm(torch.ones(3, 5), torch.ones(5, 7)), TorchBackend(with_flops=True))
-    found = dict(zip(memory.names(), memory.arguments(), strict=True))
-    assert found["aten::mm"]["FLOPs"] == 2 * 3 * 5 * 7
-    assert "FLOPs" not in found["aten::fill_"]
-
-
 def test_python_functions_enclose_their_operators(tmp_path: Path) -> None:
     """With stacks the functions that called an operator are its ancestors."""
 
@@ -214,22 +205,6 @@ def test_python_functions_enclose_their_operators(tmp_path: Path) -> None:
         span = by_id[int(span["parent"])]
         ancestors.append(strings.text(int(span["name"])))
     assert any(name.endswith(": innermost") for name in ancestors), ancestors
-
-
-def test_windows_that_follow_each_other_directly_are_whole(tmp_path: Path) -> None:
-    """Each of three adjacent windows has the operators of its steps, and no others."""
-
-    def work(profiler: sc.Profiler) -> None:
-        for step in range(6):
-            for _ in range(step + 1):
-                torch.ones(1).tanh()
-            profiler.step()
-
-    memory = record(tmp_path, work, TorchBackend("kineto"), schedule=schedule(wait=0, warmup=0, active=2, repeat=3))
-    spans = memory.events(kind=Kind.SPAN)
-    tanh = spans[[name == "aten::tanh" for name in texts(spans)]]
-    assert Counter(tanh["step"].tolist()) == {step: step + 1 for step in range(6)}
-    assert [memory.names(window).count("aten::tanh") for window in range(3)] == [3, 7, 11]
 
 
 async def test_a_warm_up_that_leads_nowhere_is_undone() -> None:

@@ -102,20 +102,6 @@ def test_a_ready_made_exporter_serves_one_run(tmp_path: Path) -> None:
     assert "give a function that makes an exporter" in str(caught.value.exceptions[0])
 
 
-def test_tensorboard_files_of_ranks_are_beside_each_other(tmp_path: Path) -> None:
-    """One directory for all ranks, as TensorBoard wants it, with the names that it looks for."""
-    loop = Loop(LoopSettings(output_dir=str(tmp_path), schedule=None), "x")
-    loop.open("fit", rank=1, world_size=2)
-    loop.enter("work")
-    loop.exit("work")
-    loop.step()
-    loop.close()
-    loop.raise_errors()
-    (file,) = (tmp_path / "fit" / "tensorboard").iterdir()
-    assert file.name.endswith(".pt.trace.json")
-    assert '"world_size": 2' in file.read_text() or '"world_size":2' in file.read_text()
-
-
 class Hooks(TracingCallback):
     """A callback whose hook raises."""
 
@@ -314,20 +300,6 @@ def test_the_end_of_a_run_names_its_results_and_the_verdict(tmp_path: Path, capl
     loop.close()
     (logged,) = [record.getMessage() for record in caplog.records]
     assert logged.startswith("stepscope recorded nothing of 'evaluate': ") and "shorter than wait+warmup" in logged
-
-
-def test_only_rank_0_names_results(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job has one answer."""
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    loop = Loop(LoopSettings(), "demo")
-    loop.open("fit", directory=tmp_path)
-    for _ in range(5):
-        loop.step()
-    loop.close()
-    assert not caplog.records
 
 
 def test_a_long_run_gets_no_verdict(

@@ -260,15 +260,6 @@ def test_an_output_has_its_directory_made(tmp_path: Path) -> None:
         assert (tmp_path / out).exists()
 
 
-def test_convert_one_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One window can be had alone; one that is not there is an error."""
-    record(tmp_path / "run")
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.json"), "--window", "1"]) == 0
-    assert spans(tmp_path / "out.json") == ["work 1"]
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "none.json"), "--window", "9"]) == 4
-    said(capsys.readouterr().err, "window 9")
-
-
 def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that was cut off gives what it has, and the user is told that it is not all."""
     journal = record(tmp_path / "run")

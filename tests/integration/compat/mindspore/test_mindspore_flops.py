@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
-from stepscope.mindspore import Profiler
 from stepscope.runtime._core import span
 from tests.support import mindspore_output as output
 from tests.support.basics import require
-from tests.support.messages import refused
 
 
 def table(directory: Path, name: str) -> list[list[str]]:
@@ -75,12 +72,3 @@ def test_declared_flops(tmp_path: Path) -> None:
     nothing = output.recorded(tmp_path / "none")
     nothing.analyse()
     assert not list((nothing.directories[0] / PRODUCTS).glob("flops*"))
-
-
-@pytest.mark.parametrize(
-    ("value", "error"), [(0, ValueError), (-1, ValueError), ("1e12", TypeError), (True, TypeError)]
-)
-def test_a_peak_that_is_none(tmp_path: Path, value: Any, error: type[Exception]) -> None:
-    """Is refused, with its name."""
-    with refused(error, "peak_flops"):
-        Profiler(output_path=tmp_path, start_profile=False, peak_flops=value)

@@ -27,7 +27,6 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.router import RECORDER
-from stepscope.runtime.windows.step_parts import parts_of
 from tests.support import mindspore_output as output
 from tests.support.basics import missing, require
 from tests.support.messages import refused
@@ -236,18 +235,6 @@ def test_flame_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("A7", "B15", "C6", "D18")
-def test_parallel_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The place of the process in its job, as JSON."""
-    monkeypatch.setenv("RANK_ID", "3")
-    monkeypatch.setenv("RANK_SIZE", "8")
-    profiler = output.recorded(tmp_path, parallel_strategy=True)
-    profiler.analyse()
-    layout = json.loads((profiler.directories[0] / "parallel_strategy_3.json").read_text())
-    assert (layout["rank_id"], layout["rank_size"], layout["device_target"]) == (3, 8, "CPU")
-    assert output.info(profiler.directories[0])["rank_id"] == "3"
-
-
-@pytest.mark.checklist("A7", "B15", "C6", "D18")
 @pytest.mark.parametrize("declared", [False, True])
 def test_the_layout_of_a_device_mesh(tmp_path: Path, declared: bool) -> None:
     """Sizes and groups are in the JSON, and `explain` and the report show them; what the program declares goes before."""
@@ -281,15 +268,6 @@ def test_the_layout_of_a_device_mesh(tmp_path: Path, declared: bool) -> None:
     page = content_of(recording, [RankSummary(rank) for rank in recording.ranks], answer)
     del groups["all"]
     assert {group.kind: list(group.ranks) for group in page.groups} == groups
-
-
-def test_communication_in_the_times_of_steps(tmp_path: Path) -> None:
-    """Collectives are told from computing, by their names, whatever recorded them."""
-    profiler = output.recorded(tmp_path)
-    profiler.analyse()
-    row = output.rows(profiler.directories[0], "step_trace_time.csv")[0]
-    assert float(row["Communication(Not Overlapped)"]) > 0
-    assert not (profiler.directories[0] / PRODUCTS / "communication.json").exists()
 
 
 @pytest.mark.checklist("B11", "C4", "C25", "D10", "D16")
@@ -533,27 +511,6 @@ def test_use_of_processors(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("D13")
-@pytest.mark.parametrize("busy", [60.0, 98.0])
-def test_advice_on_busy_processors(tmp_path: Path, busy: float) -> None:
-    """Where the processors are all busy the suggestion is less work, as in `explain`, and no more workers."""
-    operators: list[dict[str, Any]] = [
-        {"id": 1, "type": "Map", "workers": 3, "children": [2], "capacity": 16},
-        {"id": 2, "type": "Generator", "workers": 1, "children": [], "capacity": 16},
-    ]
-    with sc.trace(output_dir=tmp_path / "run") as profiler:
-        sc.instant("data pipeline", category="data pipeline", source="MindSpore", interval_ms=20, operators=operators)
-        for name, value in (("Map(id=1) queue", 0), ("Generator(id=2) queue", 16)):
-            sc.counter(name, value, category="data pipeline")
-        sc.counter("host cpu %", busy, category="host")
-        profiler.step()
-    Profiler.offline_analyse(tmp_path)
-    summary = json.loads((tmp_path / "run" / PRODUCTS / "minddata_pipeline_summary_0.json").read_text())
-    (suggestion,) = summary["bottleneck_suggestion"]
-    assert ("num_parallel_workers above 3" in suggestion) is (busy < 95)
-    assert ("more workers do not help while the processors are 98% busy" in suggestion) is (busy > 95)
-
-
-@pytest.mark.checklist("D13")
 def test_use_of_processors_by_operators(tmp_path: Path) -> None:
     """Each operator of MindSpore's pipeline that was sampled has its use; what was not recorded is left out."""
     with sc.trace(output_dir=tmp_path / "run") as profiler:
@@ -663,38 +620,3 @@ def test_points_of_steps(tmp_path: Path, trains: bool) -> None:
     without = output.recorded(tmp_path / "none")
     without.analyse()
     assert not list((without.directories[0] / PRODUCTS).glob("step_trace_raw*")), "no operators, so no points"
-
-
-@pytest.mark.checklist("D9")
-def test_phases_are_those_of_explain(tmp_path: Path) -> None:
-    """One computation: the table has the numbers of the steps that `stepscope.load` reads."""
-    with output.recording(tmp_path, data_simplification=False) as profiler:
-        for _ in range(4):
-            slept("data_wait", "dataloader")
-            slept("evaluate")
-            profiler.step()
-    (directory,) = profiler.directories
-    (rank,) = load(directory / RAW / "journal").ranks
-    parts = parts_of(rank.steps)
-    steps = {step["step"]: step["phases"] for step in phases_of(directory)["steps"]}
-    numbers = rank.steps["step"].tolist()
-    assert len(numbers) >= 3
-    for at, number in enumerate(numbers):
-        assert steps[number]["data"] == parts["data"][at] / 1000
-        assert steps[number]["other spans"] == parts["other spans"][at] / 1000
-        assert steps[number]["rest"] == parts["not covered"][at] / 1000
-
-
-@pytest.mark.checklist("D8")
-def test_phases_are_the_users(tmp_path: Path) -> None:
-    """Instead of two points named in the environment: any phase, by its own name, as a span."""
-    with output.recording(tmp_path) as profiler:
-        phases = ("encode", "search", "update")
-        for phase in phases:
-            with span(phase):
-                time.sleep(0.002)
-        profiler.step()
-    assert {row.name for row in profiler.operators()} == set(phases)
-    step, *_ = output.rows(profiler.directories[0], "step_phases.csv")
-    assert {name for name in step if name.startswith("span: ")} == {f"span: {phase}(us)" for phase in phases}
-    assert all(float(step[f"span: {phase}(us)"]) >= 2000 for phase in phases)

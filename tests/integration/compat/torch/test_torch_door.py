@@ -79,27 +79,6 @@ def test_documented_programs(
     ]
 
 
-@pytest.mark.checklist("B1", "B2")
-def test_a_trace_for_each_window(pair: Callable[[Program], tuple[Any, Any]], tmp_path: Path) -> None:
-    """`on_trace_ready` comes for the same windows, with the same `step_num`, and the files hold the same operators."""
-    pair(schedule)
-    names = sorted(path.name for path in (tmp_path / "ours").glob("*.json"))
-    assert (
-        names == sorted(path.name for path in (tmp_path / "theirs").glob("*.json")) == ["trace_5.json", "trace_9.json"]
-    )
-    for name in names:
-        mine, theirs = (json.loads((tmp_path / who / name).read_text()) for who in ("ours", "theirs"))
-        rows = [
-            Counter(
-                event["name"] for event in trace["traceEvents"] if event.get("cat") in ("cpu_op", "user_annotation")
-            )
-            for trace in (mine, theirs)
-        ]
-        assert rows[0] == rows[1]
-        # Keys that torch's tools look for.
-        assert {"schemaVersion", "trace_id", "host_name", "displayTimeUnit", "baseTimeNanoseconds"} <= set(mine)
-
-
 @pytest.mark.parametrize("program", [tensorboard, by_hand], ids=lambda program: program.__name__)
 def test_tensorboard_reads_what_the_handler_writes(program: Program, tmp_path: Path) -> None:
     """The plugin's own loader finds the worker and the operators, with as many calls as in the table."""

@@ -256,35 +256,6 @@ def test_a_view_is_frozen(mode: Any) -> None:
     assert len({view.get_trace_id() for view in views}) == 4
 
 
-@pytest.mark.parametrize("acc", [False, True])
-def test_accumulated_events(acc: bool) -> None:
-    """With `acc_events` all windows so far count, without it the last one: as torch has it."""
-
-    def work(p: Any) -> tuple[Any, list[int]]:
-        seen: list[int] = []
-
-        def ready(view: Any) -> None:
-            seen.append(counts(view)["aten::tanh"])
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with p.profile(
-                activities=cpu(),
-                schedule=p.schedule(**ONCE),
-                acc_events=acc,
-                on_trace_ready=ready,
-            ) as prof:
-                for step in range(7):
-                    for _ in range(step + 1):
-                        torch.ones(2).tanh()
-                    prof.step()
-        return counts(prof), seen
-
-    mine, other = work(ours), work(torch.profiler)
-    assert mine == other
-    assert mine[1] == ([3, 9] if acc else [3, 6])
-
-
 def test_memory_timelines(tmp_path: Path) -> None:
     """Files of all formats, the same twice, after a trace was exported; sizes are torch's own for the same work."""
 
