@@ -302,20 +302,6 @@ def test_anomaly_detection_that_was_left_on(mode: bool, tmp_path: Path, monkeypa
     assert ("anomaly-detection" in found) is mode
 
 
-def test_a_pipeline_of_another_library(tmp_path: Path) -> None:
-    """It is no pipeline that explain knows, and a reading that cannot be is left out."""
-
-    def step(number: int) -> None:
-        time.sleep(0.001)
-        if number == 0:
-            describe_pipeline()
-            describe_pipeline("tf.data")
-        sc.counter("batch waited for (ms)", 1e308 if number % 2 else 3.0, category="data pipeline")
-
-    (rank,) = explain(record(tmp_path / "run", step)).ranks
-    assert [(each.source, each.waited_ns) for each in rank.pipelines] == [("MindSpore", 3e6)]
-
-
 def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The finding has the cost of the wait alone, and the function that waits."""
     monkeypatch.delenv(SIGNALS_VARIABLE)

@@ -18,7 +18,6 @@ from stepscope.cli.main import main
 from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.windows.window import which_windows
 from tests.integration.collector.test_merge import rank_run
-from tests.support.basics import require
 from tests.support.commands import stepscope
 from tests.support.ranks.streams import write_stream
 from tests.support.viewers.scene import Scene, make_window, training
@@ -159,6 +158,7 @@ def test_a_window_that_is_not_there(run: Path) -> None:
     for command in (("explain", run), ("report", run, "-o", run / "page.html"), ("convert", run, "x.json")):
         done = stepscope(*command, "--window", "7", cwd=run)
         assert done.returncode == 4 and "from 0 to 2" in done.stderr
+    assert "Step 0" not in stepscope("windows", run, cwd=run).stdout, "only a run that an optimizer steps has a startup"
     assert which_windows([0, 1]) == "it has windows 0 and 1" and which_windows([4]) == "it has only window 4"
 
 
@@ -172,24 +172,6 @@ def test_a_trace_is_named_for_what_it_is(run: Path, tmp_path: Path) -> None:
     (run / "trace.json").rename(tmp_path / "trace.json")
     done = stepscope("explain", tmp_path / "trace.json", cwd=tmp_path)
     assert done.returncode == 1 and "if stepscope wrote it, name the directory of its run" in done.stderr
-
-
-def test_step_0_is_reported_as_startup(tmp_path: Path) -> None:
-    """Of a run whose steps an optimizer ends, so that the list agrees with the number of steps in the answer."""
-    require("torch")
-    program = tmp_path / "train.py"
-    program.write_text(
-        "import torch\n"
-        "model = torch.nn.Linear(2, 2)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(5):\n"
-        "    model(torch.ones(1, 2)).sum().backward()\n"
-        "    optimizer.step()\n"
-    )
-    done = stepscope("run", "--quiet", "--out", "run", program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Step 0 is startup" in stepscope("windows", "run", cwd=tmp_path).stdout
-    assert "Step 0" not in stepscope("windows", run_of_spans(tmp_path / "other"), cwd=tmp_path).stdout
 
 
 def test_the_windows_that_a_flight_recorder_saved_are_listed(

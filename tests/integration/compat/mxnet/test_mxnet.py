@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -260,35 +258,3 @@ def test_formats_and_orders_of_statistics() -> None:
         mxnet.dumps(format="jsn")
     assert "many" in mxnet.dumps(reset=True)
     assert "many" not in mxnet.dumps()
-
-
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from stepscope import mxnet
-mxnet.set_config(filename="profile.json", continuous_dump=True, dump_period=0.01)
-mxnet.set_state("run")
-for number in range(1000):
-    with mxnet.Event(f"event {number}"):
-        pass
-file = Path("profile.json")
-while not file.exists() or "event 999" not in file.read_text():
-    time.sleep(0.01)
-print("there", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.checklist("E6", "F8")
-def test_a_killed_program_leaves_a_valid_file(here: Path) -> None:
-    """What was recorded a moment before is in it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], cwd=here, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "there\n"
-            assert sum(event["cat"] == "event" for event in load("profile.json") if event["ph"] == "X") == 1000
-        finally:
-            process.kill()
-    assert sum(event["cat"] == "event" for event in load("profile.json") if event["ph"] == "X") == 1000

@@ -7,7 +7,6 @@ import csv
 import re
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -110,29 +109,6 @@ def test_frames_have_numbers_and_a_rate() -> None:
     assert [event["args"] for event in drawn] == [{"source": "camera", "frame": number} for number in range(5)]
     with refused(TypeError, "passes()", "Frame", "Event('e')"):
         mxnet.passes(mxnet.Event("e"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.checklist("E9")
-async def test_frames_as_decorators() -> None:
-    """Of functions and coroutine functions each call is a pass, of generators each resumption, as with tasks."""
-    begin()
-    frame = mxnet.Domain("d").new_frame("frame")
-
-    @frame
-    def function() -> int:
-        return 1
-
-    @frame
-    async def coroutine() -> int:
-        return 2
-
-    @frame
-    def numbers() -> Iterator[int]:
-        yield from (1, 2)
-
-    assert function() == 1 and await coroutine() == 2 and list(numbers()) == [1, 2]
-    assert function.__name__ == "function"
-    assert [one.number for one in mxnet.passes(frame)] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.checklist("E11")

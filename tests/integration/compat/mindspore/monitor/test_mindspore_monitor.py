@@ -254,19 +254,6 @@ def test_a_bad_file(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     assert "rank0_start8_stop8" in job.windows()
 
 
-@pytest.mark.checklist("A24")
-def test_the_same_content_is_the_same(job: Job) -> None:
-    """The content decides, not the file's time."""
-    monitor = job.monitor()
-    job.change(start_step=4, stop_step=5)
-    seen = monitor.config
-    for _ in range(5):
-        job.write(start_step=4, stop_step=5)
-        os.utime(job.config, (0, 0))
-        time.sleep(0.03)
-    assert monitor.config is seen
-
-
 @pytest.mark.checklist("A20", "A21", "F9")
 def test_nothing_is_shared(job: Job) -> None:
     """Two monitors of one host read the same file by a thread of the process; there is neither process nor memory of
@@ -370,24 +357,6 @@ def test_killed(job: Job) -> None:
     assert len(output.operators(found[0].directory.parent)) >= 15
     assert found[0].directory.is_relative_to(job.output / f"rank0_start2_stop{steps[-1] - 1}_try")
     assert len(list(job.output.glob("rank0_*"))) == len(analysis.windows)
-
-
-@pytest.mark.checklist("A26", "A31", "F7", "F8")
-def test_terminated(job: Job) -> None:
-    """SIGTERM inside a window: it ends in order, with its products and the name of what was recorded."""
-    job.write(start_step=2, stop_step=1000, analyse_mode=0)
-    program = textwrap.dedent(KILLED).format(root=str(ROOT), config=str(job.config.parent), output=str(job.output))
-    with launched([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while int(process.stdout.readline()) < 20:
-            pass
-        process.send_signal(signal.SIGTERM)
-        last = int(["20", *process.stdout.read().split()][-1])
-        assert process.wait(60) == -signal.SIGTERM
-    (name, directory), *others = job.windows().items()
-    # The signal may come between the end of a step and the line that says so.
-    assert (name in {f"rank0_start2_stop{step}" for step in (last, last + 1)}, others) == (True, [])
-    assert output.steps_of(directory)[:19] == list(range(2, 21))
 
 
 @pytest.mark.checklist("A5", "A28", "C20", "F13")
