@@ -109,7 +109,7 @@ def test_bytes_of_torchs_collectives(tmp_path: Path) -> None:
     assert fastest_of([table]) == {}
 
 
-@pytest.mark.checklist("D16", "C4", "B11")
+@pytest.mark.checklist("D10", "D16", "C4", "B11")
 def test_files_of_mindspore_for_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An analysis of both ranks has waiting and bandwidth with MindSpore's keys; an analysis of one has no waiting."""
     for rank, seconds in ((0, 0.1), (1, 0.001)):

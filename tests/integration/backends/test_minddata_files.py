@@ -10,6 +10,7 @@ import pytest
 
 from stepscope.analysis.tables.data_pipeline import DataPipeline, PipelineBuilder
 from stepscope.backends.mindspore.data_pipeline import events_of, read_batches
+from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
 from tests.support.messages import refused
 
@@ -68,6 +69,16 @@ def test_a_pipeline(tmp_path: Path) -> None:
     assert (batch.used, batch.used_per_worker) == (15, 7.5)  # 30 % of one processor in one of two samples
     assert found.input_of(control) is batch and found.input_of(batch) is source and found.input_of(source) is None
     assert (found.source, found.interval_ms, found.waited_ms, found.handed_on_ms) == ("MindSpore", 20, (7, 3), (0, 2))
+
+
+def test_use_of_processors(tmp_path: Path) -> None:
+    """The file has percent of one processor; what an operator uses in the system is recorded beside all that it uses."""
+    block, _ = events_of(write(tmp_path), AT_MS * 1_000_000, (AT_MS + 9000) * 1_000_000)
+    found: dict[str, list[float]] = {}
+    for event in block:
+        found.setdefault(strings.name_of(event), []).append(float(event["value"]))
+    assert (found["Batch(id=1) processor"], found["Batch(id=1) system"]) == ([0, 30], [0, 10])
+    assert "EpochCtrl(id=0) system" not in found
 
 
 def test_only_the_samples_of_a_window(tmp_path: Path) -> None:

@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -151,13 +149,6 @@ def test_wrong_values_are_refused_at_once(given: dict[str, Any], facts: list[str
     """When the handler is made."""
     with refused((TypeError, ValueError), *facts):
         ours.StepscopeProfileKwargs(**given)
-
-
-def test_copies(tmp_path: Path) -> None:
-    """A handler may be copied and pickled, as launchers do."""
-    handler = ours.StepscopeProfileKwargs(settings={"output_dir": str(tmp_path)})
-    twin = pickle.loads(pickle.dumps(copy.deepcopy(handler)))
-    assert twin == handler and handler.to_kwargs() == {"settings": {"output_dir": str(tmp_path)}}
 
 
 def loop(run: Any, steps: int) -> None:
