@@ -10,7 +10,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events.record import Kind
-from tests.support.arming import SOCKET, say_in_environment
+from tests.support.arming import say_in_environment
 from tests.support.basics import require
 from tests.support.callback_cases import CASES, Case
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill
@@ -130,17 +130,6 @@ def test_ranks_and_copies(case: Case, tmp_path: Path, monkeypatch: pytest.Monkey
     assert other.profiler is None and not other.errors
 
 
-def test_an_operator_has_steps_recorded(case: Case, tmp_path: Path) -> None:
-    """The steps that were asked for, and by default no others."""
-    runs = Runs()
-    traced = case.make(tmp_path / "runs", exporters=[runs], control=SOCKET)
-    case.fit(traced, tmp_path, order_at=3)
-    check_well(traced)
-    assert runs.steps(case.stage) == [(4, 5)]
-    assert runs.windows(case.stage)[0].metadata["armed"]["trigger"] == "socket"
-    assert any(name.startswith("aten::") for name in runs.spans(case.stage))
-
-
 @pytest.mark.checklist("B6")
 def test_the_environment_has_steps_recorded(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment's schedule and directory count, whatever the program asks for."""
@@ -151,16 +140,3 @@ def test_the_environment_has_steps_recorded(case: Case, tmp_path: Path, monkeypa
     check_well(traced)
     assert runs.steps(case.stage) == [(2, 3)]
     assert (tmp_path / "said" / case.stage / "journal").is_file() and not (tmp_path / "programs").exists()
-
-
-def test_the_end_names_the_results(case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Once for each training, with the verdict, from the default schedule."""
-    traced = case.make(tmp_path / "runs")
-    case.fit(traced, tmp_path, batches=40)
-    check_well(traced)
-    (named,) = [
-        record.getMessage() for record in caplog.records if record.getMessage().startswith("stepscope recorded")
-    ]
-    first, verdict = named.split("\n")[:2]
-    assert first == f"stepscope recorded {case.stage!r}: `stepscope report {tmp_path / 'runs' / case.stage}` shows it"
-    assert verdict.strip() and "no verdict" not in verdict and "were recorded; 20 or more are needed" not in verdict

@@ -232,7 +232,7 @@ def test_a_recording_between_two_steps_is_reported_as_missed(output_dir: Path) -
     profiler.stop()
 
     def serve() -> None:
-        for _ in range(300):
+        for _ in range(20):
             profiler.start()
             profiler.stop()
 

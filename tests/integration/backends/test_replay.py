@@ -134,15 +134,6 @@ def test_watermarks_are_honest_and_nothing_is_lost(
     assert sorted((first, last) for first, last, _ in given_parts) == sorted(expected)
 
 
-def test_infinite_speed_keeps_durations() -> None:
-    """As fast as possible: everything at once, with its durations, and nothing while nothing is recorded."""
-    playback = Playback(in_memory([(1000, 100), (9000, 5)]), math.inf, False)
-    assert nothing(due(playback, 0))
-    playback.begin(50)
-    assert times_of(due(playback, 51)[0]) == [(50, 100), (8050, 5)]
-    assert playback.finished
-
-
 def test_infinite_speed_waits_while_nothing_is_recorded() -> None:
     """What was not given when a window ended starts with the next one."""
     count = 40_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import clock as process_clock
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind
 from stepscope.runtime.events.tracks import TrackKind
@@ -194,16 +192,6 @@ def test_blocks_that_the_sink_refuses_are_counted() -> None:
     assert rig.sink.passed == stop
 
 
-def test_the_clock_is_described() -> None:
-    """The trust report says how the device's clock was mapped, and how well."""
-    device = SimulatedDevice(clock_drift=-80.0)
-    assert device.report().clock == "not read yet"
-    rig = Rig(clock_drift=-80.0, clock_error=0)
-    rig.record(300 * MS)
-    assert "rate 1.000080006" in rig.device.report().clock
-    assert rig.device.report().mode == "simulated"
-
-
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
@@ -222,22 +210,6 @@ def test_a_device_has_one_profiler_at_a_time() -> None:
     rig = Rig()
     with refused(BackendError, "simulated", "SimulatedDevice"):
         rig.device.open(CollectingSink())
-
-
-class LoopSink(CollectingSink):
-    """A sink that runs the device on the running loop."""
-
-    def __init__(self) -> None:
-        super().__init__(start=self._run, accept=self._accepted)
-        self.tasks: list[asyncio.Future[None]] = []
-        self.arrived = anyio.Event()
-
-    def _run(self, work: Any) -> None:
-        self.tasks.append(asyncio.ensure_future(work()))
-
-    def _accepted(self, nbytes: int) -> bool:
-        self.arrived.set()
-        return True
 
 
 async def test_aclose_does_not_wait_for_late_buffers() -> None:
@@ -267,21 +239,3 @@ async def test_what_a_deadline_cuts_off_is_reported_lost() -> None:
     assert counts.lost == sum(loss.count for loss in sink.losses) > 0
     assert counts.delivered == len(sink.events) > 0
     assert counts.produced == counts.delivered + counts.lost == 4_000_000
-
-
-async def test_a_device_can_be_opened_again_while_its_last_run_still_sleeps() -> None:
-    """The old loop's work ends, and only the new one goes on."""
-    device = SimulatedDevice(flush_delay=0.05, kernels_per_second=10_000)
-    first, second = LoopSink(), LoopSink()
-    device.open(first)
-    device.transition(NONE, RECORD, process_clock.now())
-    await anyio.lowlevel.checkpoint()
-    await device.aclose()
-    first.close()
-    device.open(second)
-    device.transition(NONE, RECORD, process_clock.now())
-    await second.arrived.wait()
-    await asyncio.gather(*first.tasks)
-    assert len(second.tasks) == 1 and not second.tasks[0].done()
-    await device.aclose()
-    await asyncio.gather(*second.tasks)

@@ -191,23 +191,6 @@ def test_shapes_and_memory_arrive_with_their_operators(tmp_path: Path) -> None:
     assert report.training_thread_ns > 0
 
 
-def test_python_functions_enclose_their_operators(tmp_path: Path) -> None:
-    """With stacks the functions that called an operator are its ancestors."""
-
-    def innermost() -> None:
-        torch.ones(2).relu()
-
-    memory = record(tmp_path, lambda _: innermost(), TorchBackend(with_stack=True))
-    spans = memory.events(kind=Kind.SPAN)
-    by_id = {int(span["id"]): span for span in spans}
-    span = spans[texts(spans).index("aten::relu")]
-    ancestors: list[str] = []
-    while span["parent"]:
-        span = by_id[int(span["parent"])]
-        ancestors.append(strings.text(int(span["name"])))
-    assert any(name.endswith(": innermost") for name in ancestors), ancestors
-
-
 async def test_a_warm_up_that_leads_nowhere_is_undone() -> None:
     """After WARMUP and NONE torch's profiler is off, nothing is delivered, and recording works as ever."""
     sink = CollectingSink()

@@ -374,18 +374,6 @@ def test_convert_says_what_the_run_dropped(tmp_path: Path, capsys: pytest.Captur
     assert f"dropped: {dropped:,} at journal (cap)" in capsys.readouterr().out
 
 
-def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that goes on is not recovered behind its back; a copy can be forced."""
-    with sc.trace(output_dir=tmp_path / "run") as profiler:
-        with sc.span("work"):
-            pass
-        profiler.flush()
-        assert main(["recover", str(tmp_path / "run")]) == 1
-        said(capsys.readouterr().err, "--force")
-        assert main(["recover", str(tmp_path / "run"), "--force", "--out", str(tmp_path / "copy.journal")]) == 0
-    assert (tmp_path / "copy.journal").exists()
-
-
 def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty directory is a failure, and so is one that is not there, as it is for `convert`."""
     assert main(["recover", str(tmp_path)]) == 1
