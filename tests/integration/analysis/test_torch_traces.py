@@ -24,8 +24,8 @@ from stepscope.analysis.tables.devices import DeviceBuilder, answers
 from stepscope.analysis.tables.rank_summary import arguments
 from stepscope.analysis.terminal import show
 from stepscope.runtime.errors import FormatError
-from tests.support.basics import html_of, require
-from tests.support.commands import stepscope
+from tests.support.basics import html_of
+from tests.support.commands import python, stepscope
 from tests.support.torch_trace import kernel, kineto_text, loop, rows, save, span, step
 
 EVENTS = [*rows(), *loop()]
@@ -299,18 +299,28 @@ def test_whatever_is_in_a_file(layout: str, changes: list[tuple[float, int, byte
         assert answer.trust and report_html(path)
 
 
+SAVES = """
+import sys
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+with profile(
+    activities=[ProfilerActivity.CPU],
+    schedule=schedule(wait=0, warmup=1, active=25),
+    on_trace_ready=lambda done: done.export_chrome_trace(sys.argv[1]),
+) as profiler:
+    for _ in range(26):
+        torch.ones(64, 64).mm(torch.ones(64, 64))
+        profiler.step()
+"""
+
+
 def test_a_trace_that_torch_saves(tmp_path: Path) -> None:
     """With a schedule: its steps, and operators in them."""
-    profiler, path = require("torch.profiler"), tmp_path / "host.pt.trace.json"
-    torch = require("torch")
-    with profiler.profile(
-        activities=[profiler.ProfilerActivity.CPU],
-        schedule=profiler.schedule(wait=0, warmup=1, active=25),
-        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
-    ) as running:
-        for _ in range(26):
-            torch.ones(64, 64).mm(torch.ones(64, 64))
-            running.step()
+    path = tmp_path / "host.pt.trace.json"
+    done = python("-c", SAVES, path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     (rank,) = sc.load(path).ranks
     assert len(rank.steps) == 25 and rank.names(rank.events()["name"]).count("aten::mm") == 25
     assert (rank.steps["operators"] > 0).all()
