@@ -17,6 +17,7 @@ from stepscope.backends.simulated.scripted import (
     Raise,
     ScriptedBackend,
     Span,
+    Watermark,
 )
 from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
@@ -117,6 +118,16 @@ async def test_closing_delivers_what_is_delayed_at_once() -> None:
     sink.close()
     for work in sink.work:
         await work()  # type: ignore[operator]
+
+
+def test_watermarks_of_the_script() -> None:
+    """With its own watermarks a backend can be slow, or lie."""
+    backend, sink = opened(
+        Watermark(10, on="start"), Deliver([Span("a", 5, 1)], watermark=50), Watermark(3), auto_watermark=False
+    )
+    record(backend, 1000, 2000)
+    assert sink.watermarks == [1010, 1050, 1003]
+    assert sink.passed == 1050
 
 
 @pytest.mark.parametrize("on", ["open", "warmup", "start", "stop", "aclose"])

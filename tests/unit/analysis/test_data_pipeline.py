@@ -136,7 +136,7 @@ def loader_pipeline(directory: Path, workers: int, busy_us: float, **recorded: A
         (1, 990, {}, None, "workers", "each worker of Photos(id=1) is busy making batches 99% of the time"),
         (1, 990, {"used": "forged"}, None, "workers",
          "each worker of Photos(id=1) is busy making batches 99% of the time"),
-        (2, 100, {"used": {"processor_ms": 0.1}}, 5, "idle",
+        (2, 100, {"used": {"processor_ms": 0.1}}, 5.5, "idle",
          "each of the 2 workers of Photos(id=1) is busy making batches 5% of the time and uses 5% of a processor: "
          "fewer may do as well"),
     ],

@@ -36,12 +36,15 @@ def test_annotations() -> None:
                 raise KeyError
         nvtx.mark("here", color="red", domain="d", category="c", payload=1.5)
         nvtx.mark()
-    assert [(row.name, row.category, row.arguments, bool(row.flags & Flag.ERROR)) for row in log.spans] == [
-        ("plain", "user_annotation", {}, False),
-        ("all", "loading", {"color": "red", "nvtx_category": "io", "payload": 3}, False),
-        ("keywords", "user_annotation", {"color": 0xFF0000, "nvtx_category": 2, "payload": 0}, False),
-        ("named", "user_annotation", {}, True),
-        ("", "user_annotation", {}, True),
+    assert [(row.name, row.category, row.arguments) for row in log.spans[:3]] == [
+        ("plain", "user_annotation", {}),
+        ("all", "loading", {"color": "red", "nvtx_category": "io", "payload": 3}),
+        ("keywords", "user_annotation", {"color": 0xFF0000, "nvtx_category": 2, "payload": 0}),
+    ]
+    assert [(row.name, bool(row.flags & Flag.ERROR)) for row in log.spans[2:]] == [
+        ("keywords", False),
+        ("named", True),
+        ("", True),
     ]
     assert [(row.name, row.category, row.arguments) for row in log.of(Kind.INSTANT)] == [
         ("here", "d", {"color": "red", "nvtx_category": "c", "payload": 1.5}),
