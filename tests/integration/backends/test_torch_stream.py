@@ -183,18 +183,6 @@ def test_auto_takes_the_mode_that_serves() -> None:
         TorchBackend(activities=["cpu"])
 
 
-@pytest.mark.parametrize(("asked", "mode"), [({}, "stream"), ({"record_shapes": True}, "kineto")])
-def test_auto_is_decided_at_open(tmp_path: Path, asked: dict[str, bool], mode: str) -> None:
-    """The report says which mode was taken."""
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU, so that auto takes kineto in any case")
-    backend = TorchBackend(**asked)  # type: ignore[arg-type]
-    record(tmp_path, lambda _: add(), backend)
-    report = backend.report()
-    assert (report.mode, report.notes) == (mode, ())
-    assert report.training_thread_ns > 0
-
-
 def test_without_arming_auto_falls_back_and_says_so(tmp_path: Path) -> None:
     """torch imported before stepscope: kineto records, and the report gives the reason."""
     code = (
