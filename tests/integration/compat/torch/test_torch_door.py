@@ -75,26 +75,6 @@ def test_documented_programs(
     ]
 
 
-@pytest.mark.parametrize("mode", ["stream", "kineto"])
-def test_times_are_torchs_within_reason(mode: Any) -> None:
-    """Operators take about as long in both tables, and add up to the time of the region around them."""
-    a = torch.randn(700, 700)
-
-    def work(p: Any) -> Any:
-        arguments = {"mode": mode} if p is ours else {}
-        with p.profile(activities=cpu(), **arguments) as prof, p.record_function("region"):
-            for _ in range(8):
-                torch.mm(a, a)
-        return {row.key: row for row in prof.key_averages()}
-
-    mine, theirs = work(ours), work(torch.profiler)
-    # The machine may be busy with something else in either run.
-    assert 0.05 < mine["aten::mm"].cpu_time / theirs["aten::mm"].cpu_time < 20
-    for rows in (mine, theirs):
-        total = sum(row.self_cpu_time_total for row in rows.values())
-        assert total == pytest.approx(rows["region"].cpu_time_total, rel=0.05)
-
-
 def test_attributes_that_programs_read(tmp_path: Path) -> None:
     """Events and averages are objects of torch's own classes, with parents and children."""
     util = torch.autograd.profiler_util
