@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
 
-from stepscope.backends import ReplayBackend, TorchBackend
+from stepscope.backends import TorchBackend
 from stepscope.backends.base import Backend
 from stepscope.backends.conformance import CHECKS, Case, check_backend, check_block, check_restart, check_window
 from stepscope.backends.simulated.scripted import Counter, Deliver, Instant, Raise, ScriptedBackend, Span
 from stepscope.backends.simulated.simulated import SimulatedDevice
-from stepscope.exporters.specimens import every_kind
 from stepscope.runtime.events import clock, strings
 from stepscope.runtime.events.record import Flag, Kind, empty_block
 from stepscope.runtime.events.tracks import TrackKind, new
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from tests.support.basics import require
-from tests.support.journals import write_journal
 from tests.support.messages import refused
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
@@ -62,13 +59,6 @@ def test_torch_keeps_the_contract(mode: Any, check: Callable[[Case], None]) -> N
             torch.mm(operand, operand).sum()
 
     check(Case(lambda: TorchBackend(mode=mode), exercise, deadline=20, silent=mode == "stream"))
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_replay_keeps_the_contract(tmp_path: Path, check: Callable[[Case], None]) -> None:
-    """A recorded trace has an end, after which nothing is left to deliver."""
-    journal = write_journal(tmp_path / "recorded.journal", [every_kind()])
-    check(Case(lambda: ReplayBackend(journal), silent=True))
 
 
 class Faulty(ScriptedBackend):

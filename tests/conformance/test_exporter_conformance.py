@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import importlib
 import inspect
 import io
 import json
@@ -26,7 +25,6 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.parquet import ParquetExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import TensorBoardExporter
-from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader
@@ -210,19 +208,3 @@ def test_checks_are_all_listed() -> None:
         if inspect.iscoroutinefunction(value) and not name.startswith("_") and name != "check_exporter"
     }
     assert written == {check.__name__ for check in conformance.CHECKS}
-
-
-async def test_places_are_refused_with_an_output_error(tmp_path: Path) -> None:
-    """The error says where and why."""
-    obstacle = tmp_path / "file"
-    obstacle.touch()
-    run = conformance.Case(JournalExporter, tmp_path, None, True).run()
-    for place in (obstacle / "journal", obstacle / "run" / "journal"):
-        with refused(OutputError, "cannot create the file", place):
-            await JournalExporter(place).open(run)
-
-
-def test_base_names_the_contract() -> None:
-    """Those who write exporters find all they need in one module."""
-    base = importlib.import_module("stepscope.exporters.base")
-    assert {"EventBatch", "Exporter", "Run", "Window"} <= set(base.__all__)

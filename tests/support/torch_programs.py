@@ -16,36 +16,6 @@ def inputs() -> Any:
     return torch.randn(4, 1, 8, 8)
 
 
-def inference(p: P, directory: Path) -> Any:
-    """The recipe's first program: execution time of a model."""
-    model, pictures = network(), inputs()
-    with p.profile(activities=[p.ProfilerActivity.CPU], record_shapes=True) as prof:
-        with p.record_function("model_inference"):
-            model(pictures)
-    print(prof.key_averages().table(sort_by="cpu_time_total", row_limit=10))
-    print(prof.key_averages(group_by_input_shape=True).table(sort_by="cpu_time_total", row_limit=10))
-    return prof
-
-
-def memory(p: P, directory: Path) -> Any:
-    """The recipe's program on memory."""
-    model, pictures = network(), inputs()
-    with p.profile(activities=[p.ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as prof:
-        model(pictures)
-    print(prof.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=10))
-    print(prof.key_averages().table(sort_by="cpu_memory_usage", row_limit=10))
-    return prof
-
-
-def tracing(p: P, directory: Path) -> Any:
-    """The recipe's program on traces."""
-    model, pictures = network(), inputs()
-    with p.profile(activities=[p.ProfilerActivity.CPU]) as prof:
-        model(pictures)
-    prof.export_chrome_trace(str(directory / "trace.json"))
-    return prof
-
-
 def stacks(p: P, directory: Path) -> Any:
     """The recipe's program on stacks."""
     model, pictures = network(), inputs()
@@ -125,4 +95,4 @@ def by_hand(p: P, directory: Path) -> Any:
     return prof
 
 
-PROGRAMS = (inference, memory, tracing, stacks, schedule, tensorboard, by_hand)
+PROGRAMS = (stacks, schedule, tensorboard, by_hand)

@@ -161,24 +161,6 @@ def test_a_damaged_journal(tmp_path: Path) -> None:
     assert statistics is not None and statistics.slowest_ns < 20 * MS  # no step has the time of those that are missing
 
 
-def test_lost_steps_of_a_run_that_was_killed(tmp_path: Path) -> None:
-    """Its window has no end of its own: the step before those that are lost is left out."""
-    writer = JournalWriter(tmp_path / "journal")
-    writer.open(run_in(tmp_path))
-    sizes: list[int] = []
-    for block in np.array_split(steps_of(90), 3):
-        writer.write_batch(EventBatch("recorder", 0, block, b""))
-        sizes.append((tmp_path / "journal").stat().st_size)
-    data = bytearray((tmp_path / "journal").read_bytes())
-    writer.close()
-    data[sizes[1] - 10] ^= 0xFF
-    (tmp_path / "journal").write_bytes(data)
-    answer = answered(tmp_path)
-    statistics = answer.ranks[0].statistics
-    assert statistics is not None and statistics.slowest_ns < 20 * MS
-    assert any("30 steps missing" in note for note in RankSummary(load(tmp_path).ranks[0]).notes)
-
-
 def test_a_journal_whose_last_steps_are_damaged(tmp_path: Path) -> None:
     """The last step that is there does not last until the window's end."""
     writer = JournalWriter(tmp_path / "journal")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from stepscope.analysis.page.render import report_html
 from stepscope.analysis.tables.collectives import CollectiveTable, fastest_of, is_collective
 from stepscope.compat.mindspore.analysis.analysis import PRODUCTS
 from stepscope.compat.mindspore.output_layout import RAW
-from stepscope.mindspore import DynamicProfilerMonitor, Profiler
+from stepscope.mindspore import Profiler
 from stepscope.runtime.events.record import Kind
 from tests.support import mindspore_output as output
 from tests.support.basics import missing, require
-from tests.support.collecting import until
 from tests.support.messages import said
 
 SIZE = 3_000_000
@@ -89,17 +87,6 @@ def test_groups_of_ranks_are_not_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("D16")
-def test_one_rank_alone_knows_no_waiting(tmp_path: Path) -> None:
-    """Bytes and bandwidth are known all the same."""
-    record(tmp_path, 0, 0.001)
-    answer = explain(tmp_path)
-    found = {each.name: each for each in answer.ranks[0].collectives}["all_reduce"]
-    assert found.wait_ns is None and found.bytes == SIZE
-    assert found.bandwidth == pytest.approx(SIZE / found.ns * 1e9)
-    assert "waits for other ranks" not in str(answer)
-
-
-@pytest.mark.checklist("D16")
 def test_bytes_of_torchs_collectives(tmp_path: Path) -> None:
     """Known from shapes and types of their tensors."""
     torch = require("torch")
@@ -122,7 +109,7 @@ def test_bytes_of_torchs_collectives(tmp_path: Path) -> None:
     assert fastest_of([table]) == {}
 
 
-@pytest.mark.checklist("D16", "C4", "B11")
+@pytest.mark.checklist("D10", "D16", "C4", "B11")
 def test_files_of_mindspore_for_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An analysis of both ranks has waiting and bandwidth with MindSpore's keys; an analysis of one has no waiting."""
     for rank, seconds in ((0, 0.1), (1, 0.001)):
@@ -219,35 +206,6 @@ def test_several_recordings_of_each_rank(tmp_path: Path, monkeypatch: pytest.Mon
     assert analysis.complete and analysis.notes == ()
     waits = waits_below(tmp_path)
     assert len(waits) == 6 and all(wait is not None and wait > 5 for wait in waits[:3]) and waits[3:] == [0, 0, 0]
-
-
-def begins_with(monitor: DynamicProfilerMonitor, step: int) -> bool:
-    """Whether the monitor has read a file that asks for this step."""
-    return monitor.config is not None and monitor.config.start_step == step
-
-
-@pytest.mark.checklist("D16")
-def test_windows_of_the_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has the waiting of its own steps."""
-    for rank, seconds in ((0, 0.02), (1, 0.001)):
-        monkeypatch.setenv("RANK_ID", str(rank))
-        monkeypatch.setenv("RANK_SIZE", "2")
-        monitor = DynamicProfilerMonitor(tmp_path / f"cfg{rank}", tmp_path / "out", 0.02, agree=False)
-        monitor.config_path.parent.mkdir(exist_ok=True)
-        for first in (3, 12):
-            monitor.config_path.write_text(
-                json.dumps({"start_step": first, "stop_step": first, "profile_communication": True})
-            )
-            until(partial(begins_with, monitor, first))
-            for _ in range(8):
-                with sc.span("AllReduce-op4", bytes=9):
-                    time.sleep(seconds)
-                monitor.step()
-        monitor.close()
-    analysis = Profiler.offline_analyse(tmp_path / "out", data_simplification=False)
-    assert analysis.complete and analysis.notes == ()
-    waits = waits_below(tmp_path / "out")
-    assert len(waits) == 4 and all(wait is not None and wait > 5 for wait in waits[:2]) and waits[2:] == [0, 0]
 
 
 @pytest.mark.checklist("D16")

@@ -28,19 +28,6 @@ def findings(path: Path) -> dict[str, Finding]:
     return {finding.id: finding for finding in explain(path).findings}
 
 
-def test_a_device_that_idles(tmp_path: Path) -> None:
-    """One stream, whose kernels take a third of the time: with what the host did, and what the device did all through the run."""
-    path = record(tmp_path / "run", [SimulatedDevice(streams=1, kernels_per_second=500, device=5)])
-    found = findings(path)
-    assert 0.5 < (found["device-idle"].cost or 0) < 0.8 and "communication-exposed" not in found
-    assert any("the host is in" in evidence for evidence in found["device-idle"].evidence)
-    (device,) = explain(path).ranks[0].devices
-    assert device.name == "simulated device 5" and 0.5 < device.idle < 0.8
-    assert sum(kernel.count for kernel in device.kernels) > 100
-    meanwhile = {activity.name: activity.share for activity in device.meanwhile}
-    assert {"waiting for data", "launching kernels"} <= meanwhile.keys() and sum(meanwhile.values()) < 1.001
-
-
 def test_devices_that_are_busy(tmp_path: Path) -> None:
     """Several, whose gaps hardly ever coincide: any of them is busy nearly all the time. Each is said by itself."""
     devices = [
@@ -69,13 +56,6 @@ def copying(pinned: bool, copy_us: float = 400.0) -> list[dict[str, object]]:
     events = loop()
     name = f"Memcpy HtoD ({'Pinned' if pinned else 'Pageable'} -> Device)"
     return [*events, *(kernel(name, 1_000.0 * n + 400, copy_us, category="gpu_memcpy") for n in range(30))]
-
-
-def test_a_device_that_the_steps_wait_for(tmp_path: Path) -> None:
-    """A device that computes all the time is said, with its longest kernel."""
-    events = [event for event in loop(kernel_us=930.0) if event["cat"] != "python_function"]
-    verdict = explain(save(tmp_path / "a.json", [*rows(), *events])).verdict
-    assert verdict.startswith("Nothing stands out: GPU 0 computes 93% of the time, 100% of it in gemm."), verdict
 
 
 def test_copies_that_nothing_hides(tmp_path: Path) -> None:

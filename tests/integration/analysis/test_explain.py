@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import json
 import re
 import time
 from collections.abc import Callable
@@ -62,22 +61,6 @@ OPERATORS: list[dict[str, Any]] = [
 def describe_pipeline(source: str = "MindSpore") -> None:
     """Records the facts of a pipeline."""
     sc.instant("data pipeline", category="data pipeline", source=source, interval_ms=20, operators=OPERATORS)
-
-
-def test_data_that_is_waited_for(tmp_path: Path) -> None:
-    """It is the first finding, with what it costs; the parts of the step add up."""
-
-    def step(_: int) -> None:
-        span(LOADER, 0.006)
-        span("work", 0.002)
-
-    answer = explain(record(tmp_path / "run", step))
-    first = answer.findings[0]
-    assert first.id == "input-bound-in-process" and (first.cost or 0) > 0.5 and not answer.refused
-    assert "num_workers" in first.action and first.steps
-    shares = answer.ranks[0].shares
-    assert sum(share.share for share in shares) == pytest.approx(1, abs=1e-6)
-    assert shares[0].name == "data" and "none dropped" in answer.trust
 
 
 @pytest.mark.checklist("D13")
@@ -191,33 +174,6 @@ def test_more_pipelines_than_are_shown(tmp_path: Path) -> None:
     assert "2 more data pipelines not shown" in text and "2 more data pipelines not shown" in page
 
 
-@pytest.mark.checklist("D18")
-def test_a_layout_that_is_declared(tmp_path: Path) -> None:
-    """As metadata of a run; the answer has it also where there is too little to judge."""
-    with sc.trace(output_dir=tmp_path / "run", metadata={"parallel_layout": {"dp": 2, "pipeline": 4}}) as profiler:
-        profiler.step()
-    answer = explain(tmp_path / "run")
-    assert answer.refused and answer.layout is not None and answer.layout.sizes == {"data": 2, "pipeline": 4}
-    assert "Layout  data 2 × pipeline 4 (declared)" in str(answer)
-    with sc.trace(output_dir=tmp_path / "other") as profiler:
-        profiler.step()
-    assert explain(tmp_path / "other").layout is None
-
-
-def test_a_stall_with_a_period(tmp_path: Path) -> None:
-    """Every tenth step."""
-
-    def step(number: int) -> None:
-        span("work", 0.002)
-        if number % 10 == 9:
-            span("save", 0.08)
-
-    answer = explain(record(tmp_path / "run", step, 50))
-    found = {finding.id: finding for finding in answer.findings}
-    assert "periodic-stall" in found and "10 steps" in found["periodic-stall"].title
-    assert {9, 19, 29, 39, 49} & set(found["periodic-stall"].steps)
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_that_start_anew_for_each_pass(persistent: bool, tmp_path: Path) -> None:
     """The first batch of each pass is waited for: for new workers, or for something else."""
@@ -256,13 +212,6 @@ def test_too_few_steps_are_refused(steps: int, said: str, tmp_path: Path) -> Non
     assert answer.refused and said in answer.refused and not answer.findings
 
 
-def test_names_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
-    """And not as what they say."""
-    record(tmp_path / "run", lambda _: span("[bold]x[/bold]\x1b[31m</script>", 0.002))
-    done = stepscope("explain", tmp_path / "run", cwd=tmp_path)
-    assert done.returncode == 0 and "\x1b[31m" not in done.stdout
-
-
 def test_there_is_nothing(tmp_path: Path) -> None:
     """One line says what is missing where."""
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -271,28 +220,6 @@ def test_there_is_nothing(tmp_path: Path) -> None:
         explain(tmp_path)
     done = stepscope("explain", tmp_path / "nowhere", cwd=tmp_path)
     assert done.returncode == 1 and "nowhere" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_run_that_still_records(tmp_path: Path) -> None:
-    """As far as it is on the disk."""
-    with sc.trace(output_dir=tmp_path / "run") as profiler:
-        for _ in range(40):
-            span(LOADER, 0.003)
-            profiler.step()
-        profiler.flush()
-        answer = explain(tmp_path / "run")
-    assert answer.findings[0].id == "input-bound-in-process" and "still run" in answer.trust
-
-
-def test_the_newest_of_several_runs_is_explained(tmp_path: Path) -> None:
-    """They were written to one directory; the others are named."""
-    record(tmp_path / "run", lambda _: span(LOADER, 0.003))
-    record(tmp_path / "run", lambda _: span("work", 0.002), 25)
-    recording = sc.load(tmp_path / "run")
-    (rank,) = recording.ranks
-    assert rank.path.name == "journal-2" and len(rank.steps) == 25
-    assert recording.notes == [f"{tmp_path / 'run' / 'journal'} is of an earlier run: name it to read it"]
-    assert len(sc.load(tmp_path / "run" / "journal").ranks[0].steps) == 30
 
 
 def test_a_loop_of_python_alone_is_no_fault(tmp_path: Path) -> None:
@@ -358,20 +285,6 @@ def test_anomaly_detection_that_was_left_on(mode: bool, tmp_path: Path, monkeypa
             profiler.step()
     found = {finding.id for finding in explain(tmp_path / "run").findings}
     assert ("anomaly-detection" in found) is mode
-
-
-def test_a_pipeline_of_another_library(tmp_path: Path) -> None:
-    """It is no pipeline that explain knows, and a reading that cannot be is left out."""
-
-    def step(number: int) -> None:
-        time.sleep(0.001)
-        if number == 0:
-            describe_pipeline()
-            describe_pipeline("tf.data")
-        sc.counter("batch waited for (ms)", 1e308 if number % 2 else 3.0, category="data pipeline")
-
-    (rank,) = explain(record(tmp_path / "run", step)).ranks
-    assert [(each.source, each.waited_ns) for each in rank.pipelines] == [("MindSpore", 3e6)]
 
 
 def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,28 +358,6 @@ def test_a_rank_that_waits_for_processors(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.ranks == (1,) and float(times[0][0]) >= float(times[0][1]) > 20
     page = content_of(recording, summaries, judge(recording, summaries))
     assert {"#data", "#communication"} <= set(page.rank_columns) and "#other spans" not in page.rank_columns
-
-
-def test_the_command_prints_a_screen_or_json(tmp_path: Path) -> None:
-    """The same answer."""
-    record(tmp_path / "run", lambda _: span(LOADER, 0.004))
-    screen = stepscope("explain", tmp_path / "run", cwd=tmp_path)
-    assert "Input-bound" in screen.stdout and "Try" in screen.stdout and len(screen.stdout.splitlines()) < 24
-    answer = json.loads(stepscope("explain", "--json", tmp_path / "run", cwd=tmp_path).stdout)
-    assert (
-        answer["findings"][0]["id"] == "input-bound-in-process" and answer["verdict"] == answer["findings"][0]["title"]
-    )
-
-
-def test_what_was_recorded_as_arrays(tmp_path: Path) -> None:
-    """Windows, steps and events of each process."""
-    recording = sc.load(record(tmp_path / "run", lambda _: span("aten::mm", 0.001)))
-    (rank,) = recording.ranks
-    assert list(rank.windows) == [0] and len(rank.steps) == 30
-    assert (rank.steps["phases"][:, Phase.SPAN] > 500_000).all()
-    events = rank.events()
-    assert rank.names(events["name"]).count("aten::mm") == 30
-    assert np.diff(rank.steps["step"]).tolist() == [1] * 29
 
 
 def test_a_callback_that_blocks_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,12 +73,6 @@ def test_batches_that_take_long_to_hand_over(tmp_path: Path) -> None:
     assert "num_workers=0" in first.action and "2.1 times" in first.gain
 
 
-def test_workers_that_are_too_slow(tmp_path: Path) -> None:
-    """Another worker helps, as a step is long."""
-    first = answer(tmp_path, 12_000, 10_000, 1, 11_000).findings[0]
-    assert first.id == "input-bound-workers" and first.action == MORE_WORKERS and "4 workers" in first.gain
-
-
 def compute(seconds: float) -> None:
     """Uses a processor for so long."""
     end = time.thread_time() + seconds

@@ -24,8 +24,7 @@ from stepscope.analysis.tables.devices import DeviceBuilder, answers
 from stepscope.analysis.tables.rank_summary import arguments
 from stepscope.analysis.terminal import show
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events.record import Kind
-from tests.support.basics import ROOT, html_of
+from tests.support.basics import html_of
 from tests.support.commands import python, stepscope
 from tests.support.torch_trace import kernel, kineto_text, loop, rows, save, span, step
 
@@ -298,12 +297,6 @@ def test_whatever_is_in_a_file(layout: str, changes: list[tuple[float, int, byte
         assert "a.json" in str(error)
     else:
         assert answer.trust and report_html(path)
-
-
-def test_the_trace_of_a_device(tmp_path: Path) -> None:
-    """The one that other tests read with kineto mode."""
-    (rank,) = sc.load(ROOT / "tests" / "support" / "data" / "kineto-gpu.json").ranks
-    assert len(rank.events()) and (rank.events()["kind"] == Kind.FLOW_START).any()
 
 
 SAVES = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -128,22 +127,6 @@ def test_a_thread_that_only_steps_is_named(output_dir: Path) -> None:
         profiler.close()
     (note,) = [note for note in memory.windows[0].diagnostics if ONLY in note]
     assert serve.text in note and f"while the thread {train.text} recorded" in note
-
-
-def test_tasks_are_named_by_their_thread(output_dir: Path) -> None:
-    """A loop elsewhere, whose tasks have rows of their own."""
-
-    async def job() -> None:
-        with sc.span("in a task"):
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        await asyncio.gather(*(asyncio.create_task(job(), name=f"job {number}") for number in range(8)))
-
-    with workers("serve", "loop") as (serve, loop):
-        window = record(output_dir, bound(), serve, lambda: loop(lambda: asyncio.run(main())))
-    (note,) = window.diagnostics
-    assert f"while the thread {loop.text} recorded" in note
 
 
 def test_many_threads_are_counted(output_dir: Path) -> None:

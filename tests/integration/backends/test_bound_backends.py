@@ -129,27 +129,6 @@ def test_start_and_stop_on_another_thread_are_carried_out_by_the_one_that_steps(
     assert not any("bound" in note for note in profiler.diagnostics())
 
 
-def test_closing_on_another_thread_waits_for_a_step(output_dir: Path) -> None:
-    """close() gives the bound thread time to end the recording, and gets its last events."""
-    backend, memory = bound(), sc.exporters.MemoryExporter()
-    profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir)
-    profiler.start()
-    closed = threading.Event()
-
-    def close() -> None:
-        profiler.close()
-        closed.set()
-
-    with elsewhere(close):
-        while not closed.is_set():
-            profiler.step()
-            time.sleep(0.001)
-    profiler.raise_errors()
-    assert threads_of(backend) == {threading.get_ident()}
-    assert switches(backend)[-1] == ("RECORD", "NONE")
-    assert memory.names().count("device") == 1
-
-
 @pytest.mark.parametrize("end", [sc.Profiler.stop, sc.Profiler.close])
 def test_the_bound_thread_ends_what_another_one_has_stopped(
     output_dir: Path, end: Callable[[sc.Profiler], None]
@@ -253,7 +232,7 @@ def test_a_recording_between_two_steps_is_reported_as_missed(output_dir: Path) -
     profiler.stop()
 
     def serve() -> None:
-        for _ in range(300):
+        for _ in range(20):
             profiler.start()
             profiler.stop()
 

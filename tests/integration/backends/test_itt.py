@@ -231,30 +231,6 @@ def python(code: str, **changes: str) -> str:
     return done.stdout
 
 
-def test_importing_stepscope_first_arms_torch() -> None:
-    """Then the environment names our library, and torch calls it."""
-    code = (
-        "import os; from stepscope.backends.torch import arm as torch_arm; print(torch_arm.arm())\n"
-        "import torch; from stepscope.backends.torch.stream import check_armed; check_armed(torch)\n"
-        "print(os.environ[torch_arm.VARIABLE] == torch_arm.library(), torch_arm.arm())"
-    )
-    assert python(code).split() == ["True", "True", "True"]
-
-
-def test_importing_torch_first_is_reported() -> None:
-    """Too late to arm: the reason says what to do."""
-    code = (
-        "import torch; from stepscope.backends.torch import arm as torch_arm; print(torch_arm.arm(), torch_arm.reason())\n"
-        "from stepscope.backends.torch.stream import check_armed\n"
-        "from stepscope.runtime.errors import BackendError\n"
-        "try: check_armed(torch)\n"
-        "except BackendError as error: print(error)"
-    )
-    said = python(code)
-    assert said.startswith("False torch was imported before stepscope; for live operators import stepscope first")
-    assert "operators cannot arrive live: torch was imported before stepscope" in said
-
-
 def test_another_collector_is_left_in_place() -> None:
     """A collector that somebody else named stays named, and the reason says so."""
     code = (

@@ -70,29 +70,6 @@ def times_of(events: Block) -> list[tuple[int, int]]:
     return list(zip(events["ts"].tolist(), events["dur"].tolist(), strict=True))
 
 
-def test_events_come_when_they_end() -> None:
-    """A span is given when it has ended, shifted to where recording began; the watermark waits for open ones."""
-    playback = Playback(in_memory([(1000, 100), (1010, 20), (1050, 500)]), 1.0, False)
-    assert playback.next_ns(0) is None
-    playback.begin(5000)
-    assert playback.next_ns(5000) == 30
-    assert times_of(due(playback, 5029)[0]) == []
-    events, watermark = due(playback, 5030)
-    assert (times_of(events), watermark) == ([(5010, 20)], 5000)
-    events, watermark = due(playback, 5100)
-    assert (times_of(events), watermark) == ([(5000, 100)], 5050)
-    assert not playback.finished
-    assert times_of(due(playback, 9999)[0]) == [(5050, 500)]
-    assert playback.finished
-
-
-def test_half_speed_makes_everything_twice_as_long() -> None:
-    """Times and durations are divided by the speed."""
-    playback = Playback(in_memory([(1000, 100), (1200, 10)]), 0.5, False)
-    playback.begin(0)
-    assert times_of(due(playback, 10_000)[0]) == [(0, 200), (400, 20)]
-
-
 def test_what_is_not_recorded_is_skipped_and_cut() -> None:
     """Recording that ends gives the parts up to there; recording that begins again, the parts from there."""
     playback = Playback(in_memory([(0, 1000), (100, 50), (400, 50), (700, 50)]), 1.0, False)
@@ -155,15 +132,6 @@ def test_watermarks_are_honest_and_nothing_is_lost(
             if begin < last and (end > first or first <= begin):
                 expected.append((max(begin, first), min(end, last)))
     assert sorted((first, last) for first, last, _ in given_parts) == sorted(expected)
-
-
-def test_infinite_speed_keeps_durations() -> None:
-    """As fast as possible: everything at once, with its durations, and nothing while nothing is recorded."""
-    playback = Playback(in_memory([(1000, 100), (9000, 5)]), math.inf, False)
-    assert nothing(due(playback, 0))
-    playback.begin(50)
-    assert times_of(due(playback, 51)[0]) == [(50, 100), (8050, 5)]
-    assert playback.finished
 
 
 def test_infinite_speed_waits_while_nothing_is_recorded() -> None:

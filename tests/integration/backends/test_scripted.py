@@ -24,7 +24,6 @@ from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.schedule.action import ProfilerAction
-from stepscope.runtime.sources.sink import BackendReport
 from tests.support.messages import refused
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
@@ -148,23 +147,6 @@ def test_it_raises_where_the_script_says(on: Any) -> None:
     if on == "open":
         backend.transition(NONE, RECORD, 1)
         assert len(sink.losses) == 1
-
-
-def test_it_keeps_the_calls_it_got() -> None:
-    """A test of the runtime can see in which order and on which thread a backend is called."""
-    backend, _ = opened(report=BackendReport(mode="fake"), name="two")
-    thread = threading.Thread(target=record, args=(backend, 1, 2))
-    thread.start()
-    thread.join()
-    asyncio.run(backend.aclose())
-    assert [(call.what, call.before, call.after, call.at) for call in backend.calls] == [
-        ("open", None, None, None),
-        ("transition", NONE, RECORD, 1),
-        ("transition", RECORD, NONE, 2),
-        ("aclose", None, None, None),
-    ]
-    assert [call.thread == threading.get_ident() for call in backend.calls] == [True, False, False, True]
-    assert (backend.report().mode, backend.thread_bound, backend.name) == ("fake", False, "two")
 
 
 def test_one_that_is_bound_refuses_other_threads() -> None:

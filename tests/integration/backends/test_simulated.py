@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.simulated.simulated import SimulatedDevice
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import clock as process_clock
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind
 from stepscope.runtime.events.tracks import TrackKind
@@ -169,52 +167,6 @@ def test_launches_kernels_and_flows_belong_together() -> None:
     assert len({int(event["id"]) for event in (*kernels.values(), *launches.values())}) == 2 * len(kernels)
 
 
-def test_work_of_one_track_does_not_overlap() -> None:
-    """A stream runs one kernel at a time, and a thread launches one at a time."""
-    rig = Rig(streams=2, kernels_per_second=100_000)
-    rig.record(50 * MS)
-    for category in ("kernel", "cuda_runtime"):
-        spans = rig.spans(category)
-        for track in np.unique(spans["track"]):
-            own = np.sort(spans[spans["track"] == track], order="ts")
-            assert (own["ts"][:-1] + own["dur"][:-1] <= own["ts"][1:]).all()
-
-
-def test_two_windows_that_touch_are_one_recording() -> None:
-    """The change from one window to the next neither repeats nor skips a kernel."""
-    rig = Rig(kernels_per_second=10_000)
-    rig.device.transition(NONE, SAVE, rig.clock.at)
-    rig.wait(50 * MS)
-    rig.device.transition(SAVE, RECORD, rig.clock.at)
-    rig.record(50 * MS)
-    assert abs(len(rig.spans("kernel")) - 1000) <= 4
-    assert len(rig.device.truth) == len(rig.spans("kernel"))
-
-
-@pytest.mark.parametrize("rate", [40, 5_000, 1_250_000])
-def test_the_rate_is_kept(rate: int) -> None:
-    """From a few kernels to five million events a second."""
-    rig = Rig(kernels_per_second=rate)
-    rig.record(200 * MS)
-    assert abs(len(rig.spans("kernel")) - rate / 5) <= 4
-    assert rig.device.produced == len(rig.sink.events) == 4 * len(rig.spans("kernel"))
-
-
-def test_buffers_arrive_late_in_bursts_and_out_of_order() -> None:
-    """The first kernels come after the delay, in blocks of many, and streams overtake each other."""
-    rig = Rig(streams=4, kernels_per_second=40_000, flush_delay=0.1)
-    start, _ = rig.record(1000 * MS)
-    blocks = [delivery.events for delivery in rig.sink.deliveries if len(delivery.events)]
-    first = [int(block["ts"].min()) for block in blocks]
-    assert first != sorted(first)
-    assert np.mean([len(block) for block in blocks]) > 500
-    rig = Rig(streams=4, kernels_per_second=40_000, flush_delay=0.1)
-    rig.device.transition(NONE, RECORD, rig.clock.at)
-    rig.wait(100 * MS)
-    assert len(rig.sink.events) == 0
-    assert start < first[0]
-
-
 def test_losses_are_whole_buffers_and_all_reported() -> None:
     """produced = delivered + lost, and what was lost is about the share that was asked for."""
     rig = Rig(kernels_per_second=100_000, flush_delay=0.01, drop=0.25)
@@ -229,15 +181,6 @@ def test_losses_are_whole_buffers_and_all_reported() -> None:
     assert any(str(counts.lost) in note for note in rig.device.report().notes)
 
 
-def test_a_device_that_loses_everything_still_passes_the_end() -> None:
-    """A window must not wait for what is gone."""
-    rig = Rig(drop=1.0)
-    _, stop = rig.record(100 * MS)
-    assert len(rig.sink.events) == 0
-    assert rig.sink.passed == stop
-    assert sum(loss.count for loss in rig.sink.losses) == rig.device.produced > 0
-
-
 def test_blocks_that_the_sink_refuses_are_counted() -> None:
     """A full inbox costs those blocks only."""
     refusals = itertools.cycle([True, False])
@@ -247,16 +190,6 @@ def test_blocks_that_the_sink_refuses_are_counted() -> None:
     assert counts.refused == rig.sink.refused > 0
     assert counts.produced == counts.delivered + counts.refused
     assert rig.sink.passed == stop
-
-
-def test_the_clock_is_described() -> None:
-    """The trust report says how the device's clock was mapped, and how well."""
-    device = SimulatedDevice(clock_drift=-80.0)
-    assert device.report().clock == "not read yet"
-    rig = Rig(clock_drift=-80.0, clock_error=0)
-    rig.record(300 * MS)
-    assert "rate 1.000080006" in rig.device.report().clock
-    assert rig.device.report().mode == "simulated"
 
 
 @pytest.mark.parametrize(
@@ -277,38 +210,6 @@ def test_a_device_has_one_profiler_at_a_time() -> None:
     rig = Rig()
     with refused(BackendError, "simulated", "SimulatedDevice"):
         rig.device.open(CollectingSink())
-
-
-class LoopSink(CollectingSink):
-    """A sink that runs the device on the running loop."""
-
-    def __init__(self) -> None:
-        super().__init__(start=self._run, accept=self._accepted)
-        self.tasks: list[asyncio.Future[None]] = []
-        self.arrived = anyio.Event()
-
-    def _run(self, work: Any) -> None:
-        self.tasks.append(asyncio.ensure_future(work()))
-
-    def _accepted(self, nbytes: int) -> bool:
-        self.arrived.set()
-        return True
-
-
-async def test_it_runs_by_itself_on_the_loop() -> None:
-    """Between the transitions nobody needs to call it; it ends by itself after the last buffer."""
-    sink = LoopSink()
-    device = SimulatedDevice(flush_delay=0.01, kernels_per_second=20_000)
-    device.open(sink)
-    device.transition(NONE, RECORD, process_clock.now())
-    await sink.arrived.wait()
-    stop = process_clock.now()
-    device.transition(RECORD, NONE, stop)
-    [task] = sink.tasks
-    await asyncio.wait_for(task, 10)
-    assert sink.passed is not None and sink.passed >= stop
-    assert device.produced == len(sink.events) == 4 * len(device.truth)
-    await device.aclose()
 
 
 async def test_aclose_does_not_wait_for_late_buffers() -> None:
@@ -338,21 +239,3 @@ async def test_what_a_deadline_cuts_off_is_reported_lost() -> None:
     assert counts.lost == sum(loss.count for loss in sink.losses) > 0
     assert counts.delivered == len(sink.events) > 0
     assert counts.produced == counts.delivered + counts.lost == 4_000_000
-
-
-async def test_a_device_can_be_opened_again_while_its_last_run_still_sleeps() -> None:
-    """The old loop's work ends, and only the new one goes on."""
-    device = SimulatedDevice(flush_delay=0.05, kernels_per_second=10_000)
-    first, second = LoopSink(), LoopSink()
-    device.open(first)
-    device.transition(NONE, RECORD, process_clock.now())
-    await anyio.lowlevel.checkpoint()
-    await device.aclose()
-    first.close()
-    device.open(second)
-    device.transition(NONE, RECORD, process_clock.now())
-    await second.arrived.wait()
-    await asyncio.gather(*first.tasks)
-    assert len(second.tasks) == 1 and not second.tasks[0].done()
-    await device.aclose()
-    await asyncio.gather(*second.tasks)

@@ -1,4 +1,4 @@
-"""Kineto mode of the torch backend: against torch's own export of the same recording."""
+"""Kineto mode of the torch backend: against torch's own export of the same recording, and what takes long to convert."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepscope.backends.torch.backend import TorchBackend
 from stepscope.backends.torch.kineto import worker as kineto_worker
 from stepscope.backends.torch.kineto.mode import KinetoMode
 from stepscope.backends.torch.kineto.symbols import save_without_gil
-from stepscope.backends.torch.kineto.worker import FinishedTrace, KinetoWorker, SharedResult
+from stepscope.backends.torch.kineto.worker import FinishedTrace, Keeper, KinetoWorker, SharedResult
 from stepscope.backends.torch.settings import TorchSettings
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor, ClockMapping
@@ -191,47 +191,6 @@ def test_shapes_and_memory_arrive_with_their_operators(tmp_path: Path) -> None:
     assert report.training_thread_ns > 0
 
 
-def test_flops_are_torchs(tmp_path: Path) -> None:
-    """Estimates of floating-point operations become arguments of their operators."""
-    memory = record(tmp_path, lambda _: torch.mm(torch.ones(3, 5), torch.ones(5, 7)), TorchBackend(with_flops=True))
-    found = dict(zip(memory.names(), memory.arguments(), strict=True))
-    assert found["aten::mm"]["FLOPs"] == 2 * 3 * 5 * 7
-    assert "FLOPs" not in found["aten::fill_"]
-
-
-def test_python_functions_enclose_their_operators(tmp_path: Path) -> None:
-    """With stacks the functions that called an operator are its ancestors."""
-
-    def innermost() -> None:
-        torch.ones(2).relu()
-
-    memory = record(tmp_path, lambda _: innermost(), TorchBackend(with_stack=True))
-    spans = memory.events(kind=Kind.SPAN)
-    by_id = {int(span["id"]): span for span in spans}
-    span = spans[texts(spans).index("aten::relu")]
-    ancestors: list[str] = []
-    while span["parent"]:
-        span = by_id[int(span["parent"])]
-        ancestors.append(strings.text(int(span["name"])))
-    assert any(name.endswith(": innermost") for name in ancestors), ancestors
-
-
-def test_windows_that_follow_each_other_directly_are_whole(tmp_path: Path) -> None:
-    """Each of three adjacent windows has the operators of its steps, and no others."""
-
-    def work(profiler: sc.Profiler) -> None:
-        for step in range(6):
-            for _ in range(step + 1):
-                torch.ones(1).tanh()
-            profiler.step()
-
-    memory = record(tmp_path, work, TorchBackend("kineto"), schedule=schedule(wait=0, warmup=0, active=2, repeat=3))
-    spans = memory.events(kind=Kind.SPAN)
-    tanh = spans[[name == "aten::tanh" for name in texts(spans)]]
-    assert Counter(tanh["step"].tolist()) == {step: step + 1 for step in range(6)}
-    assert [memory.names(window).count("aten::tanh") for window in range(3)] == [3, 7, 11]
-
-
 async def test_a_warm_up_that_leads_nowhere_is_undone() -> None:
     """After WARMUP and NONE torch's profiler is off, nothing is delivered, and recording works as ever."""
     sink = CollectingSink()
@@ -381,3 +340,54 @@ def test_the_table_notes_operators_that_come_apart_from_spans(tmp_path: Path) ->
     summary = memory.windows[0].summary()
     assert summary.counts["apart"] == sum(row.count for row in summary.rows if row.category == "cpu_op")
     assert "operators whose time is also in Self of the spans around them" in summary.render()
+
+
+ADDS = 30_000
+
+
+def record_large(
+    directory: Path, windows: int, keeper: Keeper | None = None, *, adds: int = ADDS, **options: Any
+) -> tuple[sc.Profiler, Any]:
+    """Records windows of many operators, and closes at once."""
+    memory = sc.exporters.MemoryExporter()
+    ones = torch.ones(2)
+    with sc.trace(
+        schedule=schedule(wait=0, warmup=0, active=1, repeat=windows),
+        backends=[sc.TorchBackend("kineto", record_shapes=True, keeper=keeper)],
+        exporters=[memory],
+        output_dir=directory,
+        options=sc.Options(journal=False, **options),
+    ) as profiler:
+        for _ in range(windows):
+            for _ in range(adds):
+                torch.add(ones, ones)
+            profiler.step()
+    return profiler, memory
+
+
+def test_what_is_not_converted_in_time_is_missing(tmp_path: Path) -> None:
+    """The time for closing is too short: windows are incomplete, and the report does not say that nothing was dropped."""
+    closed = threading.Event()
+
+    def keep(trace: FinishedTrace) -> None:
+        closed.wait(30)
+        trace.result.release()
+
+    profiler, memory = record_large(tmp_path, 2, keep, close_timeout=4.0)
+    closed.set()
+    assert [window.complete for window in memory.windows] == [False, False]
+    report = str(profiler.report())
+    assert "missing   torch: " in report
+    assert "dropped   nothing\n" not in report and "accounts  balanced\n" not in report, report
+    why = [line for line in report.splitlines() if line.startswith("  why ") and "window" in line]
+    assert any("incomplete: 'torch' has nothing of" in line and "raise Options.close_timeout" in line for line in why)
+    assert not any("were spans, operators or a backend active" in line for line in why)
+
+
+def test_a_window_waits_while_the_work_advances(tmp_path: Path) -> None:
+    """Converting takes longer than a window lingers: it is whole all the same."""
+    profiler, memory = record_large(tmp_path, 1, adds=4 * ADDS, linger=0.6, close_timeout=60.0)
+    (window,) = memory.windows
+    assert window.complete, window.diagnostics
+    assert window.ledger.sources["torch"].accepted >= 4 * ADDS
+    assert "dropped   nothing\n" in str(profiler.report())

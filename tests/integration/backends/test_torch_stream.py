@@ -114,24 +114,6 @@ def test_two_graphs_are_not_mixed_up(tmp_path: Path) -> None:
     assert Counter(starts.values())["one"] == Counter(starts.values())["two"] >= 2
 
 
-def test_torch_is_bound_to_the_thread_that_steps(tmp_path: Path) -> None:
-    """start() on another thread than step(): operators are those of the thread that steps, and torch is off afterwards."""
-
-    def work(profiler: sc.Profiler) -> None:
-        def steps() -> None:
-            for _ in range(3):
-                add()
-                profiler.step()
-
-        thread = threading.Thread(target=steps)
-        thread.start()
-        thread.join()
-
-    memory = record(tmp_path, work, TorchBackend("stream"), schedule=schedule(wait=1, warmup=0, active=1, repeat=1))
-    assert memory.names().count("aten::add") == 1
-    assert not torch.autograd._profiler_enabled()
-
-
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_region_ends_where_it_ends(busy: bool, tmp_path: Path) -> None:
     """One that ends with a future, on another thread, is not open any longer than that; so is a function that waits."""
@@ -199,18 +181,6 @@ def test_auto_takes_the_mode_that_serves() -> None:
         TorchBackend("fast")  # type: ignore[arg-type]
     with refused(TypeError, "activities", "torch.profiler.ProfilerActivity", "cpu"):
         TorchBackend(activities=["cpu"])
-
-
-@pytest.mark.parametrize(("asked", "mode"), [({}, "stream"), ({"record_shapes": True}, "kineto")])
-def test_auto_is_decided_at_open(tmp_path: Path, asked: dict[str, bool], mode: str) -> None:
-    """The report says which mode was taken."""
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU, so that auto takes kineto in any case")
-    backend = TorchBackend(**asked)  # type: ignore[arg-type]
-    record(tmp_path, lambda _: add(), backend)
-    report = backend.report()
-    assert (report.mode, report.notes) == (mode, ())
-    assert report.training_thread_ns > 0
 
 
 def test_without_arming_auto_falls_back_and_says_so(tmp_path: Path) -> None:

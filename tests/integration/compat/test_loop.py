@@ -102,20 +102,6 @@ def test_a_ready_made_exporter_serves_one_run(tmp_path: Path) -> None:
     assert "give a function that makes an exporter" in str(caught.value.exceptions[0])
 
 
-def test_tensorboard_files_of_ranks_are_beside_each_other(tmp_path: Path) -> None:
-    """One directory for all ranks, as TensorBoard wants it, with the names that it looks for."""
-    loop = Loop(LoopSettings(output_dir=str(tmp_path), schedule=None), "x")
-    loop.open("fit", rank=1, world_size=2)
-    loop.enter("work")
-    loop.exit("work")
-    loop.step()
-    loop.close()
-    loop.raise_errors()
-    (file,) = (tmp_path / "fit" / "tensorboard").iterdir()
-    assert file.name.endswith(".pt.trace.json")
-    assert '"world_size": 2' in file.read_text() or '"world_size":2' in file.read_text()
-
-
 class Hooks(TracingCallback):
     """A callback whose hook raises."""
 
@@ -195,17 +181,21 @@ def test_keep_last_records_always(tmp_path: Path) -> None:
     assert len(memory.windows) == 1 and memory.events(kind=Kind.SPAN).size
 
 
-@pytest.mark.parametrize("name", ["lightning", "transformers", "accelerate", "keras", "composer"])
-def test_without_the_framework_the_door_says_what_to_install(name: str) -> None:
+def test_without_the_framework_the_door_says_what_to_install() -> None:
     """Importing stepscope loads none of them; importing the front door says how to get it."""
-    blocked = "; ".join(f"sys.modules[{module!r}] = None" for module in (name, f"pytorch_{name}"))
-    program = f"import sys; {blocked}; import stepscope; import stepscope.{name}"
+    program = """
+import importlib, sys, stepscope
+for name in ("lightning", "transformers", "accelerate", "keras", "composer"):
+    assert name not in sys.modules
+    sys.modules[name] = sys.modules[f"pytorch_{name}"] = None
+    try:
+        importlib.import_module(f"stepscope.{name}")
+    except ImportError as error:
+        assert str(error).startswith(f"stepscope.{name}") and "pip install" in str(error), error
+        print(name)
+"""
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: stepscope." + name) and "pip install" in last
-    loaded = f"import sys, stepscope; sys.exit({name!r} in sys.modules)"
-    subprocess.run([sys.executable, "-P", "-c", loaded], check=True, cwd=ROOT, timeout=60)
+    assert done.stdout.split() == ["lightning", "transformers", "accelerate", "keras", "composer"], done.stderr
 
 
 CALLS = ("open", "step", "enter", "leave", "close", "copy")
@@ -314,20 +304,6 @@ def test_the_end_of_a_run_names_its_results_and_the_verdict(tmp_path: Path, capl
     loop.close()
     (logged,) = [record.getMessage() for record in caplog.records]
     assert logged.startswith("stepscope recorded nothing of 'evaluate': ") and "shorter than wait+warmup" in logged
-
-
-def test_only_rank_0_names_results(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job has one answer."""
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    loop = Loop(LoopSettings(), "demo")
-    loop.open("fit", directory=tmp_path)
-    for _ in range(5):
-        loop.step()
-    loop.close()
-    assert not caplog.records
 
 
 def test_a_long_run_gets_no_verdict(

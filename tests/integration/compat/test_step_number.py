@@ -74,7 +74,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("at", [0, 3, 4, 5, 7])
+@pytest.mark.parametrize("at", [0, 4, 7])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
 def test_windows_are_where_torch_has_them(change: Callable[[Any], None], at: int) -> None:
     """Whether it is set in a wait, a warmup or a window. At the last step torch may call back twice."""

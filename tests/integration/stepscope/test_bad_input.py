@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,17 +13,8 @@ import pytest
 import stepscope as sc
 from stepscope.backends.simulated.scripted import Deliver, Span
 from stepscope.runtime.events.record import Kind
-from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from tests.support.commands import python
 from tests.support.messages import refused
-
-NAMES = {
-    "quotes": 'say "x" \\ {}',
-    "control characters": "a\nb\tc\x00d\x1be",
-    "lone surrogate": "half \ud83d",
-    "emoji": "train 🚂 größe",
-    "empty": "",
-}
 
 
 def load(path: Path) -> list[dict[str, object]]:
@@ -35,35 +25,6 @@ def load(path: Path) -> list[dict[str, object]]:
 
     events: list[dict[str, object]] = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
     return events
-
-
-def outputs(stats: ProfilerStatistics) -> dict[str, tuple[int, int, int]]:
-    """Per exporter: offered, exported, errors."""
-    assert stats.pipeline is not None
-    return {
-        output.name.partition(":")[0]: (output.ledger.offered, output.ledger.exported, output.errors)
-        for output in stats.pipeline.exporters
-    }
-
-
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
-def test_any_name_is_legal(name: str, output_dir: Path) -> None:
-    """As name of spans, counters, categories and arguments, as value, and as metadata; every output stays readable."""
-    memory = sc.exporters.MemoryExporter()
-    chrome = sc.ChromeTraceExporter(output_dir / "trace.json")
-    with sc.trace(exporters=[memory, chrome], output_dir=output_dir) as profiler:
-        profiler.add_metadata(name, name)
-        with sc.span(name, category=name or "c", **{name: name}):
-            sc.counter(name, 1)
-            sc.instant(name)
-            sc.flow(name, 1, "start")
-    profiler.raise_errors()
-    shown = name.encode("utf-8", "backslashreplace").decode()
-    assert memory.names(kind=Kind.SPAN).count(shown) == 1
-    (span,) = [event for event in load(output_dir / "trace.json") if event.get("ph") == "X" and event["name"] == shown]
-    assert span["args"] == {shown: shown}
-    exported = memory.windows[0].export(output_dir / "again.json")
-    assert any(event.get("name") == shown for event in load(exported))
 
 
 def test_a_name_of_a_megabyte_is_cut_and_counted(output_dir: Path) -> None:
@@ -110,34 +71,6 @@ def test_negative_durations_become_nothing(output_dir: Path) -> None:
     assert spans["forth"] == 0.5
     rows = {row.name: row for row in profiler.aggregates().rows}
     assert rows["back"].total_ns == 0
-
-
-def test_a_disk_that_fills_up_costs_the_outputs_on_it_only(small_disk: Path, tmp_path: Path) -> None:
-    """Training goes on, the other exporter has everything, what was lost is counted, and what was written is readable."""
-    memory = sc.exporters.MemoryExporter()
-    chrome = sc.ChromeTraceExporter(small_disk / "trace.json")
-    journal = sc.exporters.JournalExporter(small_disk / "journal")
-    with sc.trace(
-        schedule=sc.schedule(wait=0, warmup=0, active=1),
-        exporters=[memory, chrome, journal],
-        output_dir=tmp_path / "run",
-    ) as profiler:
-        for _ in range(8):
-            for _ in range(4000):
-                sc.instant("tick", key=secrets.token_hex(64))  # of which a journal needs every byte
-            profiler.step()
-            profiler.flush()
-    accounts = outputs(profiler.statistics())
-    assert accounts["memory"][0] == accounts["memory"][1] >= 32_000
-    assert len(memory.windows) == 8
-    for name in ("chrome", "journal"):
-        offered, exported, errors = accounts[name]
-        assert 0 < exported < offered
-        assert errors > 0
-    # How many errors there are depends on when the disk is full.
-    with refused(ExceptionGroup, "stepscope", snapshot=False) as caught:
-        profiler.raise_errors()
-    assert any("space" in str(error) for error in caught.value.exceptions)
 
 
 def test_a_directory_removed_while_it_is_written(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""A program whose torch profiler ends while a region or an operator is open: `torch_regions.py MODE DIRECTORY CASE`.
+"""A program whose torch profiler ends while a region or an operator is open: `torch_regions.py MODE DIRECTORY CASE...`.
 
-torch crashes if another profiler is in its slot when such a region ends. Prints stepscope's report.
+torch crashes if another profiler is in its slot when such a region ends. Prints for each case its name, stepscope's log and
+stepscope's report.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -39,7 +41,7 @@ def ours(exporter: sc.exporters.MemoryExporter | None = None, **more: Any) -> sc
     return sc.trace(
         backends=[sc.TorchBackend(MODE)],
         exporters=[memory if exporter is None else exporter],
-        output_dir=DIRECTORY,
+        output_dir=DIRECTORY / f"{len(list(DIRECTORY.iterdir()))}",
         **more,
     )  # type: ignore[arg-type]
 
@@ -248,9 +250,12 @@ CASES: list[Callable[[], sc.Profiler]] = [
 ]
 
 if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
     ends = torch.ops.profiler._record_function_exit._RecordFunction
     methods = region.__enter__, ends._op
-    memory = sc.exporters.MemoryExporter()
-    print({case.__name__: case for case in CASES}[sys.argv[3]]().report())
-    assert methods == (region.__enter__, ends._op)
+    for name in sys.argv[3:]:
+        memory = sc.exporters.MemoryExporter()
+        print(f"case {name}", flush=True)
+        print({case.__name__: case for case in CASES}[name]().report())
+        assert methods == (region.__enter__, ends._op)
     print("the program ended")

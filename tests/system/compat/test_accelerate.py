@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import Kind
-from tests.support.arming import say_in_environment
 from tests.support.basics import Deferred
 from tests.support.callback_cases import Training, accelerated, accelerator
 from tests.support.frameworks import Runs, check_well, fill
@@ -89,23 +86,6 @@ def test_without_a_schedule_everything_is_one_window(tmp_path: Path) -> None:
     assert len(run.errors) == 1
 
 
-def test_its_activities_and_details_are_torchs(tmp_path: Path) -> None:
-    """Shapes are recorded where they are asked for."""
-    memory = sc.exporters.MemoryExporter()
-    handler = ours.StepscopeProfileKwargs(
-        activities=["cpu"],
-        record_shapes=True,
-        schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 1},
-        on_trace_ready=memory,
-        settings={"output_dir": str(tmp_path)},
-    )
-    using = accelerator()
-    with using.profile(handler) as run:
-        train(using, run, 3)
-    check_well(run)
-    assert any("Input Dims" in arguments for arguments in memory.arguments())
-
-
 def test_torchs_own_handler_is_served(tmp_path: Path) -> None:
     """What programs give to torch's profiler as `on_trace_ready` writes each window here as there."""
     handler = ours.StepscopeProfileKwargs(
@@ -171,41 +151,11 @@ def test_wrong_values_are_refused_at_once(given: dict[str, Any], facts: list[str
         ours.StepscopeProfileKwargs(**given)
 
 
-def test_copies(tmp_path: Path) -> None:
-    """A handler may be copied and pickled, as launchers do."""
-    handler = ours.StepscopeProfileKwargs(settings={"output_dir": str(tmp_path)})
-    twin = pickle.loads(pickle.dumps(copy.deepcopy(handler)))
-    assert twin == handler and handler.to_kwargs() == {"settings": {"output_dir": str(tmp_path)}}
-
-
 def loop(run: Any, steps: int) -> None:
     """So many steps."""
     for _ in range(steps):
         torch.ones(2).tanh()
         run.step()
-
-
-@pytest.mark.checklist("B6")
-def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the program's schedule, in a directory where it says."""
-    say_in_environment(
-        monkeypatch,
-        schedule={"wait": 2, "active": 2, "repeat": 1},
-        output_dir=str(tmp_path / "said"),
-        options={"journal": False},
-    )
-    runs = Runs()
-    handler = ours.StepscopeProfileKwargs(settings={"exporters": [runs], "output_dir": str(tmp_path / "programs")})
-    with accelerator(handler).profile() as run:
-        loop(run, 8)
-    check_well(run)
-    assert runs.steps("profile") == [(2, 3)] and counts(run)["aten::tanh"] == 2
-    assert (tmp_path / "said" / "profile" / "journal").is_file() and not (tmp_path / "programs").exists()
-
-
-def counts(results: Any) -> dict[str, int]:
-    """How often each operator is in the table."""
-    return {row.key: row.count for row in results.key_averages()}
 
 
 def test_tables_and_events_are_torchs(tmp_path: Path) -> None:

@@ -79,20 +79,6 @@ def test_profile_batch_is_as_in_tensorboard(tmp_path: Path) -> None:
         ours.StepscopeCallback(profile_batch=3, schedule=CYCLE)
 
 
-def test_a_training_goes_on_counting(tmp_path: Path) -> None:
-    """Accumulated batches are counted over the ends of epochs and of trainings."""
-    made = model(gradient_accumulation_steps=2)
-    fit(made, batches=5, epochs=2)
-    assert int(made.optimizer.iterations) == 5
-    runs = Runs()
-    callback = ours.StepscopeCallback(
-        str(tmp_path), exporters=[runs], schedule=sc.schedule(skip_first=6, wait=0, warmup=0, active=2, repeat=1)
-    )
-    fit(made, callback, batches=8)
-    check_well(callback)
-    assert runs.steps("fit") == [(6, 7)]
-
-
 def logging() -> Any:
     """A callback that logs what is no single number, as metrics without an average do."""
 

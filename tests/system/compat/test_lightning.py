@@ -23,7 +23,6 @@ from tests.support.arming import say_in_environment
 from tests.support.basics import ROOT, Deferred
 from tests.support.frameworks import Runs, check_incomplete, check_well, steps
 from tests.support.launch import run_to_end
-from tests.support.messages import refused
 
 lightning: Any = Deferred("lightning.pytorch")
 models: Any = Deferred("tests.support.lightning_models")
@@ -168,13 +167,6 @@ def test_the_table_is_logged_or_written(tmp_path: Path, caplog: pytest.LogCaptur
     text = (tmp_path / "named" / "fit-table.txt").read_text()
     assert "run_training_batch" in text
     assert (tmp_path / "named" / "fit" / "journal").is_file()
-
-
-def test_wrong_settings_are_refused_before_training() -> None:
-    """By name, and without a warning from an object that was only half made."""
-    for kind in (ours.StepscopeCallback, ours.StepscopeProfiler):
-        with refused(TypeError, "shedule", "schedule"):
-            kind(shedule=None)
 
 
 SPAWNED = """

@@ -93,18 +93,6 @@ def test_the_names_of_other_trainers_work(tmp_path: Path) -> None:
         ours.StepscopeCallback(profiler_active_steps=0)
 
 
-def test_a_resumed_training_goes_on_counting(tmp_path: Path) -> None:
-    """Steps have the numbers of the training, not of the process."""
-    trainer(tmp_path, save_strategy="steps", save_steps=4, max_steps=4).train()
-    runs = Runs()
-    callback = ours.StepscopeCallback(
-        exporters=[runs], schedule=sc.schedule(wait=0, warmup=1, active=2, repeat=1, skip_first=4)
-    )
-    trainer(tmp_path, callback, max_steps=8).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
-    check_well(callback)
-    assert runs.steps("fit") == [(5, 6)]
-
-
 def test_a_resumed_training_is_recorded_by_default(tmp_path: Path) -> None:
     """The default schedule counts from where the training begins."""
     trainer(tmp_path, save_strategy="steps", save_steps=60, max_steps=60, num_train_epochs=9).train()

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
-import os
-import pty
 import re
 import shutil
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 
 import stepscope as sc
-from stepscope.cli.common.messages import Progress
 from stepscope.cli.common.values import size
 from stepscope.cli.main import NAMES, main
 from tests.support.chrome_traces import events_of
@@ -94,14 +89,6 @@ def test_help_has_examples_and_exit_codes(
     assert (re.search("-o[ ,]", said) is not None and "--out" in said) is (command in WRITE)
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first page leads to the others."""
-    assert usage_error("--help") == 0
-    said = capsys.readouterr().out
-    assert all(re.search(rf"^    {command} +\w", said, re.MULTILINE) for command in NAMES)
-    assert "examples:\n  stepscope" in said
-
-
 def test_what_is_missing_is_not_lost_among_options(capsys: pytest.CaptureFixture[str]) -> None:
     """`collect` has thirty options, and its error is the second line all the same."""
     assert usage_error("collect") == 2
@@ -114,15 +101,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` says which one is installed."""
     assert usage_error("--version") == 0
     assert capsys.readouterr().out == f"stepscope {importlib.metadata.version('stepscope')}\n"
-
-
-@pytest.mark.parametrize(
-    "arguments", [(), ("fly",), ("convert",), ("convert", "a", "b", "c"), ("run", "--wait", "x", "y")]
-)
-def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong usage is told apart from failure."""
-    assert usage_error(*arguments) == 2
-    assert "usage: stepscope" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -260,15 +238,6 @@ def test_an_output_has_its_directory_made(tmp_path: Path) -> None:
         assert (tmp_path / out).exists()
 
 
-def test_convert_one_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One window can be had alone; one that is not there is an error."""
-    record(tmp_path / "run")
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.json"), "--window", "1"]) == 0
-    assert spans(tmp_path / "out.json") == ["work 1"]
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "none.json"), "--window", "9"]) == 4
-    said(capsys.readouterr().err, "window 9")
-
-
 def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal that was cut off gives what it has, and the user is told that it is not all."""
     journal = record(tmp_path / "run")
@@ -347,6 +316,10 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
         early.returncode == 0
         and "a process that wrote here was killed: more may be had with stepscope recover run" in early.stderr
     )
+    cut = (tmp_path / "run" / "trace.json").read_bytes()
+    alone = stepscope("recover", "run/trace.json", cwd=tmp_path)
+    assert alone.returncode == 1 and alone.stderr.rstrip().endswith("write it anew: stepscope recover run")
+    assert (tmp_path / "run" / "trace.json").read_bytes() == cut
     done = stepscope("recover", "--remove-session", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1 open span from" in done.stdout
@@ -401,39 +374,13 @@ def test_convert_says_what_the_run_dropped(tmp_path: Path, capsys: pytest.Captur
     assert f"dropped: {dropped:,} at journal (cap)" in capsys.readouterr().out
 
 
-def test_recover_of_one_trace_names_the_run(tmp_path: Path) -> None:
-    """A trace that is named alone is not touched: it is said how it is opened, and what writes it anew."""
-    (tmp_path / "killed.py").write_text(KILLED)
-    assert stepscope("run", "--out", "run", "killed.py", cwd=tmp_path).returncode == -9
-    cut = (tmp_path / "run" / "trace.json").read_bytes()
-    done = stepscope("recover", "run/trace.json", cwd=tmp_path)
-    assert done.returncode == 1 and done.stderr.rstrip().endswith("write it anew: stepscope recover run")
-    assert (tmp_path / "run" / "trace.json").read_bytes() == cut
-
-
-def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that goes on is not recovered behind its back; a copy can be forced."""
-    with sc.trace(output_dir=tmp_path / "run") as profiler:
-        with sc.span("work"):
-            pass
-        profiler.flush()
-        assert main(["recover", str(tmp_path / "run")]) == 1
-        said(capsys.readouterr().err, "--force")
-        assert main(["recover", str(tmp_path / "run"), "--force", "--out", str(tmp_path / "copy.journal")]) == 0
-    assert (tmp_path / "copy.journal").exists()
-
-
 def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty directory is a failure, and so is one that is not there, as it is for `convert`."""
     assert main(["recover", str(tmp_path)]) == 1
     said(capsys.readouterr().err, "stepscope recover", tmp_path)
     assert main(["recover", str(tmp_path / "missing")]) == main(["convert", str(tmp_path / "missing"), "x.json"]) == 1
     assert capsys.readouterr().err.count("there is no run or journal at") == 2
-
-
-def test_a_run_that_ended_has_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A whole journal is not written a second time."""
-    record(tmp_path / "run")
+    record(tmp_path / "run")  # which has ended: a whole journal is not written a second time
     assert main(["recover", str(tmp_path / "run")]) == 1
     said(capsys.readouterr().err, "stepscope recover", tmp_path)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
@@ -465,25 +412,6 @@ def test_no_progress_in_a_pipe(tmp_path: Path) -> None:
         done = stepscope(*refused_delivery(Path("run"), server.getsockname()[1]), "--json", cwd=tmp_path)
     (line,) = done.stderr.splitlines()
     assert "does not take the journal" in line and done.stdout == "" and done.returncode == 1
-
-
-def test_progress_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bar has the latest text; at the end the terminal is as it was."""
-    main, secondary = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm-256color")
-    output = b""
-    with os.fdopen(main, "rb", buffering=0) as terminal:
-        with os.fdopen(secondary, "w") as stream:
-            monkeypatch.setattr(sys, "stderr", stream)
-            with Progress("converting") as progress:
-                progress.show("converting: 7 [events]")
-                while b"7 [events]" not in output:
-                    output += terminal.read(4096)
-            monkeypatch.undo()
-        with contextlib.suppress(OSError):  # nobody has the terminal open any more
-            while piece := terminal.read(4096):
-                output += piece
-    assert "━".encode() in output and output.endswith(b"\x1b[2K") and b"\x1b[?25l" not in output
 
 
 COMMANDS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli.machine.doctor import FRAMEWORKS
 from tests.support.basics import require
 from tests.support.commands import on_terminal, python, stepscope
 from tests.support.nvml import build
@@ -131,11 +129,6 @@ def test_extras_are_those_of_the_package(tmp_path: Path) -> None:
         assert checks[f"extra {extra}"]["text"] == "missing: no-such-package>=2"
         assert checks[f"extra {extra}"]["cure"] == f'pip install "stepscope[{extra}]"'
     assert checks["extras"]["text"] == "installed: three" and "extra dev" not in checks
-
-
-def test_frameworks_have_modules() -> None:
-    """Each framework that it looks for is one that stepscope has a module for."""
-    assert all(importlib.util.find_spec(f"stepscope.{name}") for name in FRAMEWORKS)
 
 
 def test_a_driver_of_devices(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.cli.programs.child_processes import command_for_ranks
 from tests.support import commands
-from tests.support.basics import ROOT, require
+from tests.support.basics import require
 from tests.support.launch import launched
 from tests.support.messages import said
 
@@ -60,23 +60,6 @@ def test_torchrun(tmp_path: Path) -> None:
     ended = commands.python(*launcher, "--no-python", *own, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert all(b"work" in (tmp_path / "ranks" / f"rank{rank}" / "trace.json").read_bytes() for rank in range(2))
-
-
-PLANTED = ROOT / "tests" / "planted" / "programs" / "speech_commands_ddp.py"
-
-
-@pytest.mark.timeout(300)
-def test_the_first_rank_speaks_for_all(tmp_path: Path) -> None:
-    """A real job on gloo, of whose ranks one is slow by its data: one answer, which names it."""
-    require("torch.distributed.run")
-    run = (sys.executable, "-m", "stepscope", "run", "--out", "runs/exp2", PLANTED, "--epochs", "3")
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "3")
-    ended = commands.python(*launcher, *run, cwd=tmp_path, env={"COLUMNS": "80", "OMP_NUM_THREADS": "1"})
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("Trust ") == 1, ended.stderr
-    assert "Rank 2 " in ended.stderr and "3 ranks · rank 2: 89 steps" in ended.stderr and "Missing" not in ended.stderr
-    text = " ".join(ended.stderr.split())  # long paths of the command stand on lines of their own
-    assert "stepscope view runs/exp2" in text and "stepscope report runs/exp2" in text
 
 
 WAITS = """

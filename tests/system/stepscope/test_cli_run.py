@@ -240,20 +240,6 @@ def test_a_forked_child_reports_nothing(tmp_path: Path) -> None:
 # its output
 
 
-def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
-    """A program that fails leaves a whole trace, with a report on standard error and the command that opens it."""
-    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
-    done = stepscope("run", "--report", "--out", "run", "--name", "mine", "p.py", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "Trust  " in done.stderr and "view run/trace.json" in done.stderr
-    assert "the program did not import torch" in done.stderr
-    before, traceback = done.stderr.split("Traceback (most recent call last)")
-    assert traceback.endswith("ValueError: mine\n") and "Trust  " in before and "stepscope report run" in before
-    assert len(complete(tmp_path / "run" / "trace.json", "work")) == 1
-    assert not (tmp_path / "run" / "session").exists()
-
-
 @pytest.mark.parametrize(
     "end", ["raise ValueError('mine')", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGINT)", "pass"]
 )
@@ -346,15 +332,6 @@ def test_exporters_are_chosen(tmp_path: Path) -> None:
     assert "--logdir run/tensorboard" in done.stderr
 
 
-def test_ranks_write_apart(tmp_path: Path) -> None:
-    """In a distributed job each process has a directory of its own."""
-    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
-    for rank in "01":
-        done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path, env={"RANK": rank, "WORLD_SIZE": "2"})
-        assert done.returncode == 0, done.stderr
-        assert complete(tmp_path / "run" / f"rank{rank}" / "trace.json", "work")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -366,6 +343,12 @@ def test_ranks_write_apart(tmp_path: Path) -> None:
         (("--wait", "1", "p.py"), 2, "--active is missing"),
         (("--mode", "stream", "--with-stack", "p.py"), 2, "use mode='kineto'"),
         (("--out", "p.py/run", "p.py"), 1, "cannot write the run to p.py/run"),
+        (("--backend", "host", "--record-shapes", "p.py"), 2, "add --backend torch"),
+        (("--no-torch", "--mode", "kineto", "p.py"), 2, "leave out --no-torch"),
+        (("--no-torch", "--backend", "torch", "p.py"), 2, "--no-torch leaves out what --backend torch"),
+        (("--keep-last", "3", "--control", "p.py"), 2, "--keep-last records all steps"),
+        (("--keep-last", "3", "--active", "3", "p.py"), 2, "--keep-last records all steps"),
+        (("--keep-last", "3", "--skip-first-wait", "p.py"), 2, "--keep-last records all steps"),
     ],
 )
 def test_a_program_is_not_begun_in_vain(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
@@ -436,6 +419,7 @@ def test_a_whole_program_is_one_window(tmp_path: Path) -> None:
     assert "11 steps: mean " in done.stderr
     (rank,) = load(tmp_path / "run").ranks
     assert rank.steps["step"].tolist() == list(range(1, 12)) and rank.startup_ns > rank.shutdown_ns
+    assert "Step 0 is startup" in stepscope("windows", "run", cwd=tmp_path).stdout
     assert not complete(tmp_path / "run" / "trace.json", ITT_UNRECORDED), (
         "what showed that operators arrive is in the trace"
     )
@@ -571,19 +555,6 @@ def test_backends_by_name(tmp_path: Path) -> None:
     assert "the program did not import torch" in done.stderr
 
 
-def test_options_of_torch_go_with_torch(tmp_path: Path) -> None:
-    """Where its operators are left out they would mean nothing."""
-    (tmp_path / "p.py").touch()
-    for options, *words in (
-        (("--backend", "host", "--record-shapes"), "--record-shapes", "add --backend torch"),
-        (("--no-torch", "--mode", "kineto"), "--mode", "leave out --no-torch"),
-        (("--no-torch", "--backend", "torch"), "--no-torch leaves out what --backend torch"),
-    ):
-        done = stepscope("run", *options, "p.py", cwd=tmp_path)
-        assert done.returncode == 2
-        said(done.stderr.splitlines()[-1], *words)
-
-
 def test_a_duration_without_steps(tmp_path: Path) -> None:
     """Recording ends when the time is over, and the program goes on."""
     done = traced(tmp_path, WHILE_IT_RECORDS, "--no-torch", "--duration", "0.5")
@@ -686,15 +657,6 @@ def test_the_last_steps_for_a_time(tmp_path: Path) -> None:
     said(done.stderr.splitlines()[0], "0.5 s", "run")
 
 
-@pytest.mark.parametrize("options", [("--control",), ("--active", "3"), ("--skip-first-wait",)])
-def test_options_that_exclude_each_other(options: tuple[str, ...], tmp_path: Path) -> None:
-    """Where all steps are recorded, none can be chosen."""
-    (tmp_path / "p.py").touch()
-    done = stepscope("run", "--keep-last", "3", *options, "p.py", cwd=tmp_path)
-    assert done.returncode == 2
-    said(done.stderr.splitlines()[-1], "--keep-last records all steps", options[0], "give one of them")
-
-
 async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:
     """It has the whole stream; an address that is none is wrong usage."""
     require("litestar")
@@ -710,20 +672,23 @@ async def test_a_run_goes_to_a_collector(tmp_path: Path) -> None:
     said(done.stderr.splitlines()[-1], "--collector", "did you mean 'ws://127.0.0.1:7788'?")
 
 
-def test_a_file_of_an_earlier_run_is_named_before_it_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "program", "replaced"),
+    [
+        ((), "import stepscope as sc\nwith sc.span('work'): pass", "trace.json"),
+        (
+            ("--keep-last", "3"),
+            "import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')",
+            "trace-*.json",
+        ),
+    ],
+    ids=["one trace", "a trace for each window"],
+)
+def test_files_of_an_earlier_run_are_named_before_they_are_replaced(
+    options: tuple[str, ...], program: str, replaced: str, tmp_path: Path
+) -> None:
     """The journals of both runs stay, and only one trace has the name."""
-    (tmp_path / "program.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
-    first = stepscope("run", "--no-torch", "-o", "run", "program.py", cwd=tmp_path)
-    again = stepscope("run", "--no-torch", "-o", "run", "program.py", cwd=tmp_path)
-    remark = "stepscope run: run/trace.json is of an earlier run, and will be replaced"
+    first, again = (traced(tmp_path, program, "--no-torch", *options) for _ in range(2))
+    remark = f"stepscope run: run/{replaced} is of an earlier run, and will be replaced"
     assert remark not in first.stderr and remark in again.stderr
-    assert (tmp_path / "run" / "journal").is_file() and (tmp_path / "run" / "journal-2").is_file()
-
-
-def test_windows_of_an_earlier_run_are_named_before_they_are_replaced(tmp_path: Path) -> None:
-    """With `--keep-last` each has a trace of its own."""
-    (tmp_path / "program.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
-    command = "run", "--no-torch", "--keep-last", "3", "-o", "run", "program.py"
-    first, again = (stepscope(*command, cwd=tmp_path) for _ in range(2))
-    remark = "stepscope run: run/trace-*.json is of an earlier run, and will be replaced"
-    assert remark not in first.stderr and remark in again.stderr
+    assert options or ((tmp_path / "run" / "journal").is_file() and (tmp_path / "run" / "journal-2").is_file())

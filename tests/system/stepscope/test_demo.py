@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
-from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.windows.window import Window
 from tests.support.basics import ROOT, require
 from tests.support.commands import python, stepscope
 from tests.support.messages import said
 from tests.support.viewers.perfetto import PROBLEMS, query
-from tests.support.viewers.tensorboard import average_step, load_run, open_tensorboard, operators, switch_view
+from tests.support.viewers.tensorboard import average_step, load_run, operators
 
 RECORDED = [*range(8, 48), *range(51, 91)]
 """Steps that the demo's schedule records."""
@@ -43,18 +41,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(directory, done)
 
 
-def test_it_learns(demo: Demo) -> None:
-    """The network recognises more than nine tenths of digits that it has not seen."""
-    said = re.search(r"recognises (\d+\.\d)% of 360 digits", demo.done.stdout)
-    assert said is not None
-    assert float(said[1]) > 90
-
-
 def test_it_says_what_it_did(demo: Demo) -> None:
-    """The plan on standard output, progress on standard error."""
+    """The plan on standard output, progress on standard error; the network recognises most digits that it has not seen."""
     assert f"-------W{'R' * 39}S--W{'R' * 39}S---" in demo.done.stdout
     assert "4 epochs, 180 steps, loss 0." in demo.done.stderr
     assert "USDT" not in demo.done.stderr
+    said = re.search(r"recognises (\d+\.\d)% of 360 digits", demo.done.stdout)
+    assert said is not None and float(said[1]) > 90
 
 
 def test_the_readme_names_the_place_of_the_fault(demo: Demo) -> None:
@@ -112,16 +105,6 @@ def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
     assert sorted(demo.directory.rglob("*")) == before
 
 
-def test_the_journal_is_whole(demo: Demo) -> None:
-    """Two complete windows of forty steps, every produced event in them."""
-    with JournalReader(demo.directory / "journal") as reader:
-        windows = [item for item in reader if isinstance(item, Window)]
-        assert reader.end is not None and not reader.damage
-    assert [step.number for window in windows for step in window.steps] == RECORDED
-    assert all(window.complete and not window.diagnostics and not window.ledger.dropped() for window in windows)
-    assert windows[0].metadata["epochs"] == 4
-
-
 def test_tensorboard_loads_it(demo: Demo) -> None:
     """The plugin's own loader finds steps, operators and data loading."""
     run = load_run(demo.directory / "tensorboard")
@@ -152,14 +135,6 @@ def test_perfetto_loads_it(demo: Demo) -> None:
     assert found["aten::addmm", "AddmmBackward0"] == found["aten::nll_loss_forward", "NllLossBackward0"] == 80
 
 
-def test_tensorboard_shows_it(demo: Demo) -> None:
-    """The page renders: the overview with its steps, then the operators."""
-    with open_tensorboard(demo.directory / "tensorboard") as page:
-        page.get_by_text("Step Time Breakdown").wait_for()
-        switch_view(page, "Overview", "Operator")
-        page.get_by_text("aten::mkldnn_convolution").first.wait_for()
-
-
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
     """Whoever lacks a part is told what to install, in one line."""
     hide = (
@@ -173,8 +148,3 @@ def test_without_torch_it_says_so(tmp_path: Path) -> None:
         "stepscope demo: torch and sklearn cannot be imported; install them: pip install 'stepscope[demo]'\n"
     )
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_line_is_checked(tmp_path: Path) -> None:
-    """Less than an epoch cannot be trained."""
-    assert stepscope("demo", "--epochs", 0, cwd=tmp_path).returncode == 2

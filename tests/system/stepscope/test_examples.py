@@ -45,7 +45,7 @@ def run(name: str, directory: Path, *arguments: str) -> str:
 def test_every_example_has_a_test() -> None:
     """An example that nobody runs is out of date sooner or later."""
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert {path.stem for path in EXAMPLES} <= tested
+    assert {path.stem for path in EXAMPLES} <= tested | FRAMEWORKS.keys()
 
 
 def test_every_example_can_be_found() -> None:
@@ -71,12 +71,6 @@ def test_what_an_example_needs_is_reported(path: Path) -> None:
     assert set(re.findall(r"`(\w+)", said.partition(", and the package")[0] + more)) <= set(extras)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_stay_short(path: Path) -> None:
-    """An example shows one thing on one screen."""
-    assert len(path.read_text().splitlines()) <= 50
-
-
 USAGE = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("usage", "record-some-steps"))
 PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README + USAGE, re.DOTALL)
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```", README + USAGE, re.DOTALL | re.MULTILINE)
@@ -92,9 +86,10 @@ def test_readme_has_no_python_that_is_not_run() -> None:
         assert language in ("python", "text") or all(line.startswith(begins) for line in text.splitlines())
 
 
-def test_the_readme_can_be_read_in_minutes() -> None:
-    """The rest is on other pages, to which it leads."""
+def test_pages_and_examples_stay_short() -> None:
+    """The README is read in minutes and leads to the rest; an example shows one thing on one screen."""
     assert len(README.split()) <= 1_200
+    assert [path.name for path in EXAMPLES if len(path.read_text().splitlines()) > 50] == []
 
 
 def test_lines_that_take_the_place_of_others_work() -> None:
@@ -350,29 +345,6 @@ def test_otlp_without_a_receiver(tmp_path: Path) -> None:
     assert last.startswith(command[-1]) and "Connection refused" in last and "Jaeger" in last
 
 
-def test_lightning_callback(tmp_path: Path) -> None:
-    """Three updates, each of two batches."""
-    check_installed("lightning")
-    said = run("lightning_callback", tmp_path)
-    assert "aten::" in said
-    check_framework_run(tmp_path / "run" / "fit", {"ProfilerStep#4", "ProfilerStep#6", "loss", "micro_step"})
-
-
-def test_transformers_callback(tmp_path: Path) -> None:
-    """Three updates, with what the Trainer logged."""
-    check_installed("transformers")
-    said = run("transformers_callback", tmp_path)
-    assert re.search(r"^loss +transformers +3 ", said, re.MULTILINE)
-    check_framework_run(tmp_path / "run" / "fit", {"ProfilerStep#2", "ProfilerStep#4", "optimizer_step", "aten::gelu"})
-
-
-def test_keras_callback(tmp_path: Path) -> None:
-    """Batches 5 to 7, counted from 1, on the torch backend."""
-    check_installed("keras")
-    assert "aten::" in run("keras_callback", tmp_path)
-    check_framework_run(tmp_path / "run" / "fit", {"ProfilerStep#4", "ProfilerStep#6", "micro_step"})
-
-
 def test_accelerate_handler(tmp_path: Path) -> None:
     """Both windows are in Accelerate's file, and the step times at hand."""
     check_installed("accelerate")
@@ -387,11 +359,27 @@ def check_installed(framework: str) -> None:
         missing(f"the module {framework}", "`make test` installs it.")
 
 
-def check_framework_run(directory: Path, names: set[str]) -> None:
-    """Fails unless the run's only file for TensorBoard has events of these names."""
-    (trace,) = (directory / "tensorboard").glob("*.pt.trace.json")
+FRAMEWORKS: dict[str, tuple[str, str, set[str]]] = {
+    "lightning_callback": ("lightning", "aten::", {"ProfilerStep#4", "ProfilerStep#6", "loss", "micro_step"}),
+    "transformers_callback": (
+        "transformers",
+        r"(?m)^loss +transformers +3 ",
+        {"ProfilerStep#2", "ProfilerStep#4", "optimizer_step", "aten::gelu"},
+    ),
+    "keras_callback": ("keras", "aten::", {"ProfilerStep#4", "ProfilerStep#6", "micro_step"}),
+}
+"""Examples of callbacks: the framework, what is printed, and events of the only file for TensorBoard."""
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_framework(name: str, tmp_path: Path) -> None:
+    """Three updates are recorded."""
+    framework, printed, names = FRAMEWORKS[name]
+    check_installed(framework)
+    assert re.search(printed, run(name, tmp_path))
+    (trace,) = (tmp_path / "run" / "fit" / "tensorboard").glob("*.pt.trace.json")
     assert names <= names_of(trace)
-    assert (directory / "journal").is_file()
+    assert (tmp_path / "run" / "fit" / "journal").is_file()
 
 
 def test_mxnet_objects(tmp_path: Path) -> None:

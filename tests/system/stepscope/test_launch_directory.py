@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.main import main
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.session.job import JOB_VARIABLES, job_from_environment
 from stepscope.runtime.session.launch import launch_name
-from tests.support.basics import ROOT, require
+from tests.support.basics import ROOT
 from tests.support.collectors import spans
-from tests.support.launch import run_to_end
 
 KNOWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK",
          "PMI_RANK", "RANK_ID", "STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID",
@@ -90,18 +88,6 @@ def test_ranks_of_one_machine_share_a_directory_and_those_of_others_have_their_o
         run = 1 if path.name.endswith("-2") else 0
         for rank in "01":
             assert spans(path / f"rank{rank}" / "journal")[f"run {run} of rank {rank}"] == 1
-
-
-def test_torchrun(place: Path) -> None:
-    """The real one: what its ranks recorded merges from one directory."""
-    require("torch")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "rank.py"]
-    done = run_to_end(command, timeout=100)
-    assert done.returncode == 0, done.stderr
-    first, second = runs(place)
-    assert second.name == f"{first.name}-2"
-    assert main(["merge", str(first), "--out", "all.journal"]) == 0
-    assert {"run 0 of rank 0", "run 0 of rank 1"} <= spans(place / "all.journal").keys()
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, SRUN])

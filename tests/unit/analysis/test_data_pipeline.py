@@ -97,17 +97,12 @@ def test_a_device_that_waits() -> None:
 
 
 def test_a_pipeline_that_keeps_up() -> None:
-    """Full queues and workers that are neither busy nor idle are no remark, and what has no samples is none either."""
+    """Full queues are no remark, nor is what has no samples; workers that idle are one, without anything to try."""
     quick = pipeline(operator(1, "Batch", 90), operator(2, "TFReader", 95))
     assert advice_on(quick, None) == () and bottleneck_of(()) is None
     unknown = PipelineOperator(id=1, type="Batch", workers=2, capacity=16)
     assert advice_on(pipeline(unknown), None) == ()
-
-
-def test_idle_workers_are_no_bottleneck() -> None:
-    """They are a remark without anything to try."""
-    idle = pipeline(operator(1, "Batch", 90, 5), operator(2, "TFReader", 95))
-    (advice,) = advice_on(idle, None)
+    (advice,) = advice_on(pipeline(operator(1, "Batch", 90, 5), operator(2, "TFReader", 95)), None)
     assert (advice.kind, advice.action) == ("idle", "") and bottleneck_of([advice]) is None
 
 
@@ -134,33 +129,30 @@ def loader_pipeline(directory: Path, workers: int, busy_us: float, **recorded: A
 
 @pytest.mark.checklist("D13")
 @pytest.mark.parametrize(
-    ("recorded", "used", "text"),
+    ("workers", "busy_us", "recorded", "used", "kind", "text"),
     [
-        ({"used": {"processor_ms": 0.05}}, 5, "each worker of Photos(id=1) is busy making batches 99% of the time and uses 5% of a processor"),
-        ({}, None, "each worker of Photos(id=1) is busy making batches 99% of the time"),
-        ({"used": "forged"}, None, "each worker of Photos(id=1) is busy making batches 99% of the time"),
+        (1, 990, {"used": {"processor_ms": 0.05}}, 5, "workers",
+         "each worker of Photos(id=1) is busy making batches 99% of the time and uses 5% of a processor"),
+        (1, 990, {}, None, "workers", "each worker of Photos(id=1) is busy making batches 99% of the time"),
+        (1, 990, {"used": "forged"}, None, "workers",
+         "each worker of Photos(id=1) is busy making batches 99% of the time"),
+        (2, 100, {"used": {"processor_ms": 0.1}}, 5.5, "idle",
+         "each of the 2 workers of Photos(id=1) is busy making batches 5% of the time and uses 5% of a processor: "
+         "fewer may do as well"),
     ],
+    ids=["waits", "no processor time", "forged", "few batches"],
 )  # fmt: skip
-def test_a_worker_that_waits_for_the_storage(
-    recorded: dict[str, Any], used: float | None, text: str, tmp_path: Path
+def test_workers_of_a_loader(
+    workers: int, busy_us: float, recorded: dict[str, Any], used: float | None, kind: str, text: str, tmp_path: Path
 ) -> None:
-    """It is the bottleneck, though it uses little of a processor; of a recording without processor time nothing is said of that."""
-    found = loader_pipeline(tmp_path, 1, 990, **recorded)
+    """One that waits for the storage is the bottleneck, though it uses little of a processor; of those that make few batches
+    fewer may do. Without processor time nothing is said of that."""
+    found = loader_pipeline(tmp_path, workers, busy_us, **recorded)
     assert found.operators[1].used_per_worker == (None if used is None else pytest.approx(used, rel=0.01))
     (advice,) = advice_on(found, None)
-    assert (advice.kind, advice.text) == ("workers", text)
-    assert advice.action == "num_workers above 1 for Photos, or make its work cheaper"
-
-
-@pytest.mark.checklist("D13")
-def test_workers_that_make_few_batches(tmp_path: Path) -> None:
-    """Fewer may do as well."""
-    found = loader_pipeline(tmp_path, 2, 100, used={"processor_ms": 0.1})
-    (advice,) = advice_on(found, None)
-    assert advice.kind == "idle"
-    assert advice.text == (
-        "each of the 2 workers of Photos(id=1) is busy making batches 5% of the time and uses 5% of a processor: fewer may do as well"
-    )
+    assert (advice.kind, advice.text) == (kind, text)
+    if kind == "workers":
+        assert advice.action == "num_workers above 1 for Photos, or make its work cheaper"
 
 
 NAMES = st.sampled_from(["forward", "backward", "all_reduce", "aten::mm"])

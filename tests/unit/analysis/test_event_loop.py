@@ -100,69 +100,57 @@ def test_a_long_callback_blocks_the_loop_as_a_task_does() -> None:
     )
 
 
-def test_a_task_inside_of_a_callback_costs_no_more_than_that() -> None:
-    """As an eager one, which runs where it is made."""
-    recorded = cast(
-        RankSummary,
-        Recorded({"eager": (10 * MS, 100 * MS, []), "other": (0, 200 * MS, [(0, 199 * MS)])}, {"made": (0, 100 * MS)}),
-    )
+Tasks = dict[str, tuple[int, int, list[tuple[int, int]]]]
+
+
+def many(every_ms: int, begin_ms: int, length_ms: int, count: int) -> Tasks:
+    """So many requests, one after the other."""
+    begins = [at * every_ms + begin_ms for at in range(count)]
+    return {f"request{at}": (begin * MS, (begin + length_ms) * MS, []) for at, begin in enumerate(begins)}
+
+
+BLOCKED: dict[str, tuple[Tasks, dict[str, tuple[int, int]], int | None]] = {
+    "a task inside of a callback costs no more than that": (
+        {"eager": (10 * MS, 100 * MS, []), "other": (0, 200 * MS, [(0, 199 * MS)])},
+        {"made": (0, 100 * MS)},
+        100,
+    ),
+    "often, each for less time than one that counts; the first ran alone": (many(40, 0, 15, 50), {}, 49 * 15),
+    "too seldom": (many(200, 0, 15, 50), {}, None),
+    "work before there is another task": (
+        {"main": (0, 900 * MS, [(500 * MS, 900 * MS)]), "handle": (510 * MS, 515 * MS, [])},
+        {},
+        None,
+    ),
+    "a task that is alone": ({"main": (0, 900 * MS, [(500 * MS, 600 * MS)])}, {}, None),
+    "many short stretches beside a long one": (
+        {"main": (0, 1_000 * MS, [(1 * MS, 930 * MS)]), **many(40, 10, 25, 20)},
+        {},
+        20 * 25 + 70,
+    ),
+}
+
+
+@pytest.mark.parametrize(("tasks", "callbacks", "ms"), BLOCKED.values(), ids=list(BLOCKED))
+def test_how_long_a_loop_is_blocked(tasks: Tasks, callbacks: dict[str, tuple[int, int]], ms: int | None) -> None:
+    """Only while somebody else could have run; not at all if it does so too seldom."""
+    recorded = cast(RankSummary, Recorded(tasks, callbacks))
     (loop,) = loops_of(recorded)
     found = blocked(recorded, loop)
-    assert found is not None and found.cost_ns == 100 * MS
+    assert (found and found.cost_ns) == (ms and ms * MS)
+    if len(tasks) > 2 and found:
+        assert "ran for 10.0ms or longer" in found.evidence[0], "the short ones have most of the time"
 
 
 def test_time_between_windows_does_not_count() -> None:
     """A service that is asked for a window now and then is blocked for as large a share of the time as in each of them."""
-    tasks: dict[str, tuple[int, int, list[tuple[int, int]]]] = {
+    tasks: Tasks = {
         f"request{at}": ((begin + 25) * MS, (begin + 85) * MS, []) for at, begin in enumerate((0, 100, 10_000, 10_100))
     }
     recorded = cast(RankSummary, Recorded(tasks, windows=((0, 200 * MS), (10_000 * MS, 10_200 * MS))))
     (loop,) = loops_of(recorded)
     found = blocked(recorded, loop)
     assert found is not None and found.cost == pytest.approx(180 / 360), "nobody waited for the first"
-
-
-@pytest.mark.parametrize(("every_ms", "is_found"), [(40, True), (200, False)])
-def test_tasks_that_block_the_loop_often_do_so_together(every_ms: int, is_found: bool) -> None:
-    """Each for less time than one that counts by itself."""
-    runs: dict[str, tuple[int, int, list[tuple[int, int]]]] = {
-        f"request{at}": (at * every_ms * MS, (at * every_ms + 15) * MS, []) for at in range(50)
-    }
-    recorded = cast(RankSummary, Recorded(runs))
-    (loop,) = loops_of(recorded)
-    found = blocked(recorded, loop)
-    assert (found is not None) is is_found
-    if found is not None:
-        assert found.cost_ns == 49 * 15 * MS, "the first one ran before there was another"
-        assert "ran for 10.0ms or longer" in found.evidence[0]
-
-
-def test_work_before_there_is_another_task_blocks_nobody() -> None:
-    """As of a server that loads its data before it listens."""
-    recorded = cast(
-        RankSummary, Recorded({"main": (0, 900 * MS, [(500 * MS, 900 * MS)]), "handle": (510 * MS, 515 * MS, [])})
-    )
-    (loop,) = loops_of(recorded)
-    assert blocked(recorded, loop) is None
-
-
-def test_a_task_that_is_alone_blocks_nobody() -> None:
-    """As `main` of a program without other tasks, which computes and sleeps."""
-    recorded = cast(RankSummary, Recorded({"main": (0, 900 * MS, [(500 * MS, 600 * MS)])}))
-    (loop,) = loops_of(recorded)
-    assert blocked(recorded, loop) is None
-
-
-def test_many_short_stretches_are_not_hidden_by_a_long_one() -> None:
-    """The function that is named is that of the short ones, where they have most of the time."""
-    runs: dict[str, tuple[int, int, list[tuple[int, int]]]] = {"main": (0, 1_000 * MS, [(1 * MS, 930 * MS)])}
-    runs |= {f"handle{at}": ((at * 40 + 10) * MS, (at * 40 + 35) * MS, []) for at in range(20)}
-    recorded = cast(RankSummary, Recorded(runs))
-    (loop,) = loops_of(recorded)
-    found = blocked(recorded, loop)
-    assert (
-        found is not None and found.cost_ns == (20 * 25 + 70) * MS and "ran for 10.0ms or longer" in found.evidence[0]
-    )
 
 
 def test_a_part_of_a_coroutine_goes_to_a_thread() -> None:

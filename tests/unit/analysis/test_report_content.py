@@ -158,11 +158,6 @@ def test_the_run_and_the_process_that_is_shown(run: Path) -> None:
     assert [process.answer.rank for process in processes] == [2, 0, 1]
 
 
-def test_a_recording_in_a_notebook(run: Path) -> None:
-    html = html_of(sc.load(run))
-    assert "ranks[0]" in html and "<b>" not in html
-
-
 @pytest.mark.checklist("D13", "D18")
 def test_the_data_pipeline_and_the_layout(run: Path, tmp_path: Path) -> None:
     """Sections of a recording that has them, with the bottleneck first; names are text. Others have none."""

@@ -57,20 +57,20 @@ def test_kinds(name: str, kind: str) -> None:
 
 @pytest.mark.checklist("A7", "D18")
 def test_what_a_program_declares() -> None:
-    """Sizes alone, or with groups and sharding; what is no size is left out, and what is no layout is none."""
+    """Sizes alone, or with groups and sharding; dimensions of one kind are multiplied; what is no size, sharding or layout is none."""
     assert of_declared({"dp": 2, "tensor": 4, "pp": "two"})["sizes"] == {"data": 2, "tensor": 4}
     whole = {"sizes": {"data": 2}, "groups": [{"name": "a", "ranks": [0, 1]}], "sharding": {"embedding": "rows"}}
     assert {key: of_declared(whole)[key] for key in whole} == whole
+    odd = {"sizes": {"replicate": 2, "shard": 4}, "sharding": "zero3", "groups": 4}
+    assert of_declared(odd) == {"from": ["declared"], "sizes": {"data": 8}, "groups": [], "sharding": {}}
     assert of_declared("data 2") == {} and with_layout({"model": "m"}) == {"model": "m"}
     declared = with_layout({DECLARED: {"data": 2, "tensor": 4}})
     assert str(layout_of(declared)) == "data 2 × tensor 4 (declared)"
     assert with_layout(declared)[DECLARED]["sizes"] == {"data": 2, "tensor": 4}
-
-
-def test_dimensions_of_one_kind_are_multiplied() -> None:
-    """Replicas and shards are both data parallelism. A sharding that is no mapping is left out."""
-    declared = {"sizes": {"replicate": 2, "shard": 4}, "sharding": "zero3", "groups": 4}
-    assert of_declared(declared) == {"from": ["declared"], "sizes": {"data": 8}, "groups": [], "sharding": {}}
+    problem = "the sizes make 3 ranks, and the job has 8"
+    found = layout_now({"sizes": {"data": 3}, "groups": []})
+    assert "problem" not in found
+    assert str(layout_of({DECLARED: {**found, "problem": problem}})) == f"data 3 (declared); {problem}"
 
 
 def test_each_dimension_counts_once() -> None:
@@ -80,14 +80,6 @@ def test_each_dimension_counts_once() -> None:
     flat = {"pg_name": "14", "pg_desc": "mesh_tp_cp", "ranks": [2, 3, 4, 5], "group_size": 4}
     facts = {"distributedInfo": {"rank": 3, "world_size": 16, "pg_config": [*GROUPS, again, context, flat]}}
     assert of_torch(facts)["sizes"] == {"pipeline": 2, "data": 2, "tensor": 2, "context": 2}
-
-
-def test_sizes_that_do_not_fit() -> None:
-    """Their product is not the number of ranks: that is told beside them."""
-    found = layout_now({"sizes": {"data": 3}, "groups": []})
-    assert "problem" not in found
-    layout = layout_of({DECLARED: {**found, "problem": "the sizes make 3 ranks, and the job has 8"}})
-    assert str(layout) == "data 3 (declared); the sizes make 3 ranks, and the job has 8"
 
 
 @pytest.mark.parametrize(

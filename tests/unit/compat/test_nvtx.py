@@ -22,8 +22,8 @@ def names(log: Log) -> list[str]:
     return [row.name for row in log.spans]
 
 
-def test_annotate_as_a_context_manager() -> None:
-    """Its domain is the category; color, category and payload are arguments."""
+def test_annotations() -> None:
+    """The domain is the category; color, category and payload are arguments, of spans and marks alike. An exception is a flag."""
     with recording() as log:
         with nvtx.annotate("plain"):
             pass
@@ -31,15 +31,23 @@ def test_annotate_as_a_context_manager() -> None:
             pass
         with nvtx.annotate(message="keywords", color=0xFF0000, category=2, payload=0):
             pass
-        with nvtx.annotate(color="blue"):
-            pass
-        with nvtx.annotate():
-            pass
-    assert [(row.name, row.category, row.arguments) for row in log.spans] == [
+        for annotation in (nvtx.annotate("named"), nvtx.annotate()):
+            with pytest.raises(KeyError), annotation:
+                raise KeyError
+        nvtx.mark("here", color="red", domain="d", category="c", payload=1.5)
+        nvtx.mark()
+    assert [(row.name, row.category, row.arguments) for row in log.spans[:3]] == [
         ("plain", "user_annotation", {}),
         ("all", "loading", {"color": "red", "nvtx_category": "io", "payload": 3}),
         ("keywords", "user_annotation", {"color": 0xFF0000, "nvtx_category": 2, "payload": 0}),
-        ("", "user_annotation", {"color": "blue"}),
+    ]
+    assert [(row.name, bool(row.flags & Flag.ERROR)) for row in log.spans[2:]] == [
+        ("keywords", False),
+        ("named", True),
+        ("", True),
+    ]
+    assert [(row.name, row.category, row.arguments) for row in log.of(Kind.INSTANT)] == [
+        ("here", "d", {"color": "red", "nvtx_category": "c", "payload": 1.5}),
         ("", "user_annotation", {}),
     ]
 
@@ -78,15 +86,6 @@ def test_annotate_as_a_decorator() -> None:
     assert inspect.iscoroutinefunction(coroutine)
 
 
-def test_an_exception_marks_the_annotation() -> None:
-    """Named or not."""
-    with recording() as log:
-        for annotation in (nvtx.annotate("named"), nvtx.annotate()):
-            with pytest.raises(KeyError), annotation:
-                raise KeyError
-    assert [row.flags for row in log.spans] == [Flag.ERROR] * 2
-
-
 def test_misuse_is_an_error() -> None:
     """A name that is none."""
     wrong: Any
@@ -98,18 +97,6 @@ def test_misuse_is_an_error() -> None:
         nvtx.annotate("x", domain=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with refused(TypeError, "end_range()", "start_range()", "3"):
         nvtx.end_range(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
-def test_marks() -> None:
-    """Instants, with the same arguments."""
-    with recording() as log:
-        nvtx.mark("here", color="red", domain="d", category="c", payload=1.5)
-        nvtx.mark()
-    rows = log.of(Kind.INSTANT)
-    assert [(row.name, row.category, row.arguments) for row in rows] == [
-        ("here", "d", {"color": "red", "nvtx_category": "c", "payload": 1.5}),
-        ("", "user_annotation", {}),
-    ]
 
 
 def test_pushed_ranges_nest() -> None:

@@ -20,13 +20,13 @@ from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
 
 PROGRAM = """
-import sys
+import sys, time
 sys.path.append({root!r})
 import stepscope.mindspore as ms
 from stepscope import span
 for _ in range(3):
     with span("MatMul-op1"):
-        pass
+        time.sleep(0.1)
 print("trained", ms.EnvProfiler.profiler is not None)
 """
 
@@ -40,7 +40,7 @@ def run(directory: Path, variable: str, program: str = PROGRAM) -> tuple[str, st
     return done.stdout, done.stderr
 
 
-@pytest.mark.checklist("B6", "B7", "B8", "B10", "B14", "B15", "E17")
+@pytest.mark.checklist("B6", "B7", "B8", "B10", "B12", "B14", "B15", "E17")
 def test_no_change_of_code(tmp_path: Path) -> None:
     """All keys of the guide are read; the products are there when the program has ended; limits are said."""
     options = {
@@ -55,6 +55,7 @@ def test_no_change_of_code(tmp_path: Path) -> None:
         "data_process": True,
         "parallel_strategy": True,
         "profile_framework": "time",
+        "host_sys": ["cpu"],
     }
     printed, log = run(tmp_path, json.dumps(options))
     assert printed == "trained True\n"
@@ -64,6 +65,7 @@ def test_no_change_of_code(tmp_path: Path) -> None:
     recorded = output.info(directory)["options"]
     assert (recorded["profile_memory"], recorded["profile_framework"]) == (True, "time")
     assert recorded["aicore_metrics"] == "ArithmeticUtilization"
+    assert "host cpu %" in {event["name"] for event in output.events(directory) if event.get("ph") == "C"}
     assert ("aicore_metrics gives nothing on CPU" in log) == bool(counters_refusal("aicore_metrics", DeviceTarget()))
 
 

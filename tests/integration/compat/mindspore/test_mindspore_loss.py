@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,38 +81,6 @@ def test_one_journal_that_cannot_be_read_costs_its_window(
         assert [window.window for window in analysis.windows] == [0] and not analysis.complete
         assert f"window 1 of {damaged.directory} cannot be analysed: FormatError" in analysis.rejected[0]
     said(caplog.records, "window 1", damaged.directory, "FormatError")
-
-
-@pytest.mark.checklist("D20")
-def test_a_window_of_which_nothing_can_be_written(tmp_path: Path) -> None:
-    """Its directory cannot be made: the other windows are analysed, it is named, and its raw data stay for later."""
-    first, place = tmp_path / "first", tmp_path / "place"
-    first.mkdir()
-    place.symlink_to(first)
-    profiler = Profiler(
-        output_path=place, schedule=schedule(wait=0, active=1, warmup=0, repeat=3, skip_first=0), start_profile=False
-    )
-    profiler.start()
-    output.work(0)
-    profiler.step()
-    ending = time.monotonic() + 60
-    while not profiler.windows and time.monotonic() < ending:
-        time.sleep(0.01)
-    place.unlink()
-    place.write_text("no directory", encoding="utf-8")
-    for number in (1, 2):
-        output.work(number)
-        profiler.step()
-    profiler.stop()
-    analysis = profiler.analyse()
-    assert analysis is not None and not analysis.complete and len(analysis.unreadable) == 2
-    assert [window.window for window in analysis.windows] == [0]
-    assert all(not product.problem for product in analysis.windows[0].products)
-    for number, reason in zip((1, 2), analysis.rejected, strict=True):
-        assert reason.startswith(f"window {number}: its directory could not be written: ProfilerIOException")
-        assert "choose another output_path" in reason
-    again = Profiler.offline_analyse(first)
-    assert sorted(window.window for window in again.windows) == [0, 1, 2] and again.complete
 
 
 def test_a_start_that_fails_halfway_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,23 +97,6 @@ def test_nothing_to_analyse(tmp_path: Path) -> None:
             Profiler.offline_analyse(tmp_path, **wrong)
 
 
-@pytest.mark.checklist("C16", "D19")
-def test_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several ranks' data, those of the rank that is asked for."""
-    for rank in range(3):
-        monkeypatch.setenv("RANK", str(rank))
-        recorded(tmp_path)
-    profiler = Profiler(analyse_only=True, rank_id=1, output_path=tmp_path / "unused")
-    analysis = profiler.analyse(offline_path=tmp_path)
-    assert analysis is not None
-    (window,) = analysis.windows
-    assert output.info(window.directory.parent)["rank_id"] == "1"
-    assert sorted(text.split(": ", 1)[1] for text in analysis.rejected) == [
-        "it is of rank 0; rank_id=1 was asked for",
-        "it is of rank 2; rank_id=1 was asked for",
-    ]
-
-
 @pytest.mark.checklist("C16", "C21")
 def test_analysing_by_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`stepscope analyse` makes the products of what is below a directory, of all ranks or one, and names what it passes

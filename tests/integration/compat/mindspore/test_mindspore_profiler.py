@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -124,58 +123,6 @@ def test_one_that_starts_by_itself_is_not_started(tmp_path: Path) -> None:
             profiler.start()
 
 
-class Context:
-    """What MindSpore gives its callbacks, as far as these look at it."""
-
-    cur_step_num = 0
-    cur_epoch_num = 0
-
-    def original_args(self) -> Context:
-        """Itself."""
-        return self
-
-
-class StopAtStep:
-    """The callback of MindSpore's guide, by step."""
-
-    def __init__(self, start_step: int, stop_step: int, output_path: Path) -> None:
-        self.start_step, self.stop_step = start_step, stop_step
-        self.profiler = Profiler(start_profile=False, output_path=output_path)
-
-    def on_train_step_begin(self, run_context: Context) -> None:
-        if run_context.original_args().cur_step_num == self.start_step:
-            self.profiler.start()
-
-    def on_train_step_end(self, run_context: Context) -> None:
-        if run_context.original_args().cur_step_num == self.stop_step:
-            self.profiler.stop()
-            self.profiler.analyse()
-
-
-@pytest.mark.checklist("B3")
-def test_callbacks_of_the_guide(tmp_path: Path) -> None:
-    """By step, and by epoch where data are sunk: the callbacks of the guide run as they are."""
-    context = Context()
-    callback = StopAtStep(2, 3, tmp_path / "profiler_data" / "rank_0")
-    for context.cur_step_num in range(1, 6):
-        callback.on_train_step_begin(context)
-        output.work(0)
-        callback.on_train_step_end(context)
-    (directory,) = output.windows_below(tmp_path / "profiler_data" / "rank_0")
-    assert len(output.operators(directory)) == 8
-
-    profiler = Profiler(start_profile=False, output_path=tmp_path / "epochs")
-    for context.cur_epoch_num in range(1, 4):
-        if context.cur_epoch_num == 2:
-            profiler.start()
-        for step in range(5):
-            output.work(step)
-        if context.cur_epoch_num == 2:
-            profiler.stop()
-            profiler.analyse()
-    assert len(output.operators(profiler.directories[0])) == 20
-
-
 @pytest.mark.checklist("D2", "C20")
 def test_analysing_twice(tmp_path: Path) -> None:
     """The same again changes no file and gives the same answer; other arguments make further products."""
@@ -262,17 +209,6 @@ def test_analysis_in_the_background(tmp_path: Path) -> None:
     analysis_thread.wait(60)
 
 
-@pytest.mark.checklist("A9", "C15")
-@pytest.mark.parametrize("simplify", [True, False])
-def test_raw_data(tmp_path: Path, simplify: bool) -> None:
-    """Raw data go when the products are complete, if so wished; else, and before, they stay."""
-    profiler = output.recorded(tmp_path, data_simplification=simplify)
-    (directory,) = profiler.directories
-    assert (directory / RAW / "journal").exists()
-    profiler.analyse()
-    assert (directory / RAW).exists() is not simplify
-
-
 @pytest.mark.checklist("A9", "D20")
 def test_one_failure_stops_nothing_else(tmp_path: Path) -> None:
     """A product that cannot be made is named with the reason; the others are there, and so are the raw data."""
@@ -334,22 +270,6 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     for directory in (first, second):
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert directory.name.endswith("_cpu_ms")
-
-
-@pytest.mark.checklist("D5", "C21")
-def test_names_as_on_ascend(tmp_path: Path) -> None:
-    """Scripts for MindSpore's directories look for `*_ascend_ms`: with `ascend_names` every window's directory ends so, also one that an
-    analysis makes afterwards."""
-    profiler = Profiler(
-        output_path=tmp_path, start_profile=False, ascend_names=True, schedule=schedule(wait=0, active=1, repeat=2)
-    )
-    profiler.start()
-    output.loop(2, lambda _: None, lambda _: profiler.step())
-    profiler.stop()
-    first, second = profiler.directories
-    shutil.rmtree(second)
-    Profiler.offline_analyse(first)
-    assert len(list(tmp_path.glob("*_ascend_ms*"))) == len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.checklist("D5", "D21")

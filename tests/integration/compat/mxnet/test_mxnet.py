@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import stepscope
 from stepscope import mxnet
 from stepscope.exporters.memory import MemoryExporter
 from tests.support.basics import ROOT
@@ -138,6 +135,7 @@ def test_states(here: Path) -> None:
             pass
     events = load("profile.json")
     assert slices(events, "first") and slices(events, "second") and not slices(events, "not recorded")
+    assert not [event for event in events if event["name"].startswith("ProfilerStep")], "nobody called step()"
     for wrong in ("foo", None, 1):
         with refused(mxnet.MXNetValueError, "state", "'run'", "'stop'"):
             mxnet.set_state(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -258,75 +256,5 @@ def test_formats_and_orders_of_statistics() -> None:
         assert isinstance(raised.value, ValueError)
     with refused(mxnet.MXNetValueError, "format", "jsn", "'json'?"):
         mxnet.dumps(format="jsn")
-
-
-@pytest.mark.checklist("E5")
-def test_statistics_begin_anew() -> None:
-    """After they were read with `reset`."""
-    begin()
-    with mxnet.Event("before"):
-        pass
-    assert "before" in mxnet.dumps(reset=True)
-    assert "before" not in mxnet.dumps()
-    with mxnet.Event("after"):
-        pass
-    assert list(statistics()["Time"]["event"]) == ["after"]
-
-
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from stepscope import mxnet
-mxnet.set_config(filename="profile.json", continuous_dump=True, dump_period=0.01)
-mxnet.set_state("run")
-for number in range(1000):
-    with mxnet.Event(f"event {number}"):
-        pass
-file = Path("profile.json")
-while not file.exists() or "event 999" not in file.read_text():
-    time.sleep(0.01)
-print("there", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.checklist("E6", "F8")
-def test_a_killed_program_leaves_a_valid_file(here: Path) -> None:
-    """What was recorded a moment before is in it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], cwd=here, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "there\n"
-            assert sum(event["cat"] == "event" for event in load("profile.json") if event["ph"] == "X") == 1000
-        finally:
-            process.kill()
-    assert sum(event["cat"] == "event" for event in load("profile.json") if event["ph"] == "X") == 1000
-
-
-def test_no_steps_without_a_call() -> None:
-    """A program that stops and goes on, and never calls `step`, has no step in its file."""
-    begin()
-    for _ in range(2):
-        with mxnet.Event("work"):
-            pass
-        mxnet.set_state("stop")
-        mxnet.set_state("run")
-    mxnet.dump()
-    names = [event["name"] for event in load("profile.json")]
-    assert names.count("work") == 2 and not [name for name in names if name.startswith("ProfilerStep")]
-
-
-def test_steps_and_schedules() -> None:
-    """A loop that calls `step` is recorded as a schedule says."""
-    mxnet.step()
-    begin(schedule=stepscope.schedule(wait=1, warmup=0, active=2, repeat=1))
-    for number in range(5):
-        with mxnet.Event(f"step {number}"):
-            pass
-        mxnet.step()
-    mxnet.dump()
-    assert set(statistics()["Time"]["event"]) == {"step 1", "step 2"}
-    names = {event["name"] for event in load("profile.json")}
-    assert {"ProfilerStep#1", "ProfilerStep#2"} <= names and "ProfilerStep#3" not in names
+    assert "many" in mxnet.dumps(reset=True)
+    assert "many" not in mxnet.dumps()

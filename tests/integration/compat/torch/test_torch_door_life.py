@@ -33,6 +33,7 @@ def tanh(results: Any) -> int:
 
 
 @MODES
+@pytest.mark.checklist("B1", "B2")
 def test_start_and_stop_any_number_of_times(mode: Any, tmp_path: Path) -> None:
     """Each stretch is a run of its own whose last window counts; steps go on where they ended."""
     prof = ours.profile(
@@ -49,26 +50,6 @@ def test_start_and_stop_any_number_of_times(mode: Any, tmp_path: Path) -> None:
     names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {name for name in names if name.startswith("ProfilerStep")} == {"ProfilerStep#7", "ProfilerStep#8"}
     prof.raise_errors()
-
-
-@pytest.mark.checklist("B1", "B2")
-@pytest.mark.parametrize("steps", [(0, 8), (3, 6)], ids=["all", "some"])
-def test_recording_that_the_program_itself_begins_and_ends(steps: tuple[int, int]) -> None:
-    """Unconditionally, or by `start()` at one step and `stop()` at another: those steps are recorded, and no others."""
-    first, last = steps
-    prof = ours.profile(activities=cpu(), schedule=lambda _: ours.ProfilerAction.RECORD)
-    for step in range(8):
-        if step == first:
-            prof.start()
-        if step == last:
-            prof.stop()
-        for _ in range(step):
-            torch.ones(2).tanh()
-        prof.step()
-    if last == 8:
-        prof.stop()
-    prof.raise_errors()
-    assert tanh(prof) == sum(range(first, last)) and prof.step_num == 8
 
 
 def test_calls_in_the_wrong_order() -> None:
@@ -305,15 +286,6 @@ def test_observers_and_configurations_that_are_none(argument: str, value: Any) -
 
 
 @pytest.mark.needs("torch")
-def test_torchs_own_observer(tmp_path: Path) -> None:
-    """An `ExecutionTraceObserver` writes its file with the windows' operators."""
-    observer = ours.ExecutionTraceObserver().register_callback(str(tmp_path / "et.json"))
-    with ours.profile(activities=cpu(), execution_trace_observer=observer):
-        torch.ones(2).tanh()
-    assert "aten::tanh" in {node["name"] for node in json.loads((tmp_path / "et.json").read_text())["nodes"]}
-
-
-@pytest.mark.needs("torch")
 def test_an_observer_that_the_environment_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own variable makes an `ExecutionTraceObserver`, where the program gives none."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -375,29 +347,6 @@ def test_a_forked_child_is_left_alone() -> None:
     assert tanh(prof) == 2
 
 
-@ours.record_function("decorated")
-def decorated(x: Any) -> Any:
-    """Twice the tanh."""
-    return x.tanh().tanh()
-
-
-def test_record_function_as_decorator_and_nested() -> None:
-    """Calls, recursion and one object used twice are regions with their operators inside."""
-    region = ours.record_function("region")
-    with ours.profile(activities=cpu()) as prof:
-        for _ in range(2):
-            with region:
-                decorated(torch.ones(2))
-    found = {row.key: row.count for row in prof.key_averages()}
-    assert (found["region"], found["decorated"], found["aten::tanh"]) == (2, 2, 4)
-    parents = {event.cpu_parent.name for event in prof.events() if event.name == "aten::tanh"}
-    assert parents == {"decorated"}
-    with refused(TypeError, "name", "3"):
-        ours.record_function(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with refused(TypeError, "args", "5"):
-        ours.record_function("x", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
 @MODES
 def test_regions_of_torchs_own(mode: Any) -> None:
     """torch's `record_function`, which libraries use, is recorded beside ours, each once and with its operators inside."""
@@ -408,6 +357,10 @@ def test_regions_of_torchs_own(mode: Any) -> None:
     assert found["aten::tanh"].cpu_parent is found["ours"] and found["ours"].cpu_parent is found["theirs"]
     assert all(found[name].is_user_annotation and found[name].scope == 7 for name in ("ours", "theirs"))
     assert {row.key: row.count for row in prof.key_averages()} == dict.fromkeys(found, 1)
+    with refused(TypeError, "name", "3"):
+        ours.record_function(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with refused(TypeError, "args", "5"):
+        ours.record_function("x", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_parameters_and_methods_are_torchs() -> None:

@@ -289,11 +289,6 @@ def test_torchs_validator_finds_nothing(mode: Any, details: dict[str, Any]) -> N
         assert '"Sequence number":' in Path(name).read_text()  # which one of its rules is about
 
 
-def test_a_profile_that_was_never_started_has_no_trace_id() -> None:
-    """There is no window to name, as in torch."""
-    assert ours.profile(activities=cpu()).get_trace_id() is theirs().get_trace_id() is None
-
-
 def test_results_that_take_too_long(caplog: pytest.LogCaptureFixture) -> None:
     """`events()` gives the events that were read by then, and torch's log says how many they are of all."""
     with ours.profile(activities=cpu(), post_processing_timeout_s=0, mode="kineto") as prof:

@@ -19,21 +19,16 @@ class Iterator:
         return 7
 
 
-def test_a_version_without_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not the program that asked for no batch."""
+def test_why_nothing_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version without iterators, or a program that asked for no batch, also where they are wrapped already."""
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     waits = DatasetWaits()
     waits.begin()
     assert waits.end() == "this version of MindSpore has no iterators of datasets that could be wrapped"
-
-
-def test_a_version_with_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where an earlier recording has wrapped them already."""
     module = ModuleType(MODULE)
     module.Iterator = Iterator  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, MODULE, module)
     monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
-    waits = DatasetWaits()
     for _ in range(2):
         waits.begin()
         assert waits.end() == "no iterator of a dataset of MindSpore was asked for a batch"

@@ -75,90 +75,6 @@ def run(
     return found, loop.refusals
 
 
-@pytest.mark.checklist("A36", "B18")
-def test_no_window() -> None:
-    """A start or a stop of -1 records nothing."""
-    for off in (OFF, asked(3, -1), asked(-1, 3)):
-        assert run({1: off}) == ([], [])
-
-
-@pytest.mark.checklist("F6", "A28")
-def test_the_same_steps_again() -> None:
-    """The same numbers are the same window, however often they are written; another run id is another one."""
-    found, refusals = run({1: asked(2, 3), 3: asked(2, 3), 5: asked(2, 3)}, late="clip")
-    assert (found, refusals) == ([(2, 3, "")], [])
-    found, refusals = run({1: asked(2, 9), 4: OFF, 10: asked(2, 12, "again")}, late="clip")
-    assert [steps[:2] for steps in found] == [(2, 9), (10, 12)]
-    assert found[1][2] == "clipped: the loop is at step 9 already, step 2 is past"
-
-
-LEAST = "must be 1 or more, or -1 for no window"
-
-
-@pytest.mark.checklist("A29", "A38", "F2", "F4")
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        (asked(0, 5), f"start_step 0 and stop_step 5 {LEAST}"),
-        (asked(-2, 5), f"start_step -2 and stop_step 5 {LEAST}"),
-        (asked(5, 0), f"start_step 5 and stop_step 0 {LEAST}"),
-        (asked(6, 5), "start_step 6 is greater than stop_step 5"),
-        (asked("next", 5), "start_step 'next' needs steps, which says how many"),
-    ],
-)
-def test_what_cannot_be(config: DynamicProfilerArgs, text: str) -> None:
-    """It is refused, and said once for each configuration."""
-    assert run({1: config}) == ([], [f"refused: {text}"])
-    assert run({1: config, 4: asked(7, 8), 9: config})[1] == [f"refused: {text}"] * 2
-
-
-@pytest.mark.checklist("A30", "A34", "F5")
-def test_edits_while_a_window_runs() -> None:
-    """They do not change it, nor keep it from ending; another window is recorded after it, unless they overlap."""
-    assert run({1: asked(2, 6), 3: OFF})[0] == [(2, 6, "")]
-    assert run({1: asked(2, 6), 3: asked(2, 4)})[0] == [(2, 6, "")]
-    assert run({1: asked(2, 6), 3: asked(8, 9)}) == ([(2, 6, ""), (8, 9, "")], [])
-    found, refusals = run({1: asked(2, 6), 3: asked(5, 8)})
-    assert found == [(2, 6, "")]
-    assert refusals == ["refused: steps 5-8 overlap the window of steps 2-6; ask with overlap='queue' to wait"]
-    found, refusals = run({1: asked(2, 6), 3: asked(5, 8, overlap="queue")})
-    assert (found[1], refusals) == ((7, 10, "queued behind the window of steps 2-6"), [])
-    wrong = asked(5, 8, overlap="later")
-    assert "overlap is 'later'" in wrong.diagnostics[0]
-    assert (wrong.overlap, wrong.vars.get("overlap")) == ("refuse", None)
-    assert asked(5, 8, overlap="queue").vars["overlap"] == "queue"
-
-
-@pytest.mark.checklist("A34", "F5")
-def test_commands() -> None:
-    """A window that runs is extended or aborted by a command, and by nothing else."""
-    assert run({1: asked(2, 6), 4: asked(2, 9, "", "extend")})[0] == [(2, 9, "extended to step 9")]
-    assert run({1: asked(2, 6), 5: asked(2, 6, "", "abort")})[0] == [(2, 5, "aborted after step 5: it was aborted")]
-    found, refusals = run({1: asked(2, 6), 5: asked(2, 3, "", "extend")})
-    assert found == [(2, 6, "")]
-    assert refusals == ["refused: the window ends with step 6; only abort makes it shorter"]
-    assert run({1: asked(2, 6, "", "abort")}) == ([], [])
-    assert run({1: asked(2, 6, "", "extend")}) == ([], ["refused: no armed window runs"])
-
-
-@pytest.mark.checklist("A33", "A34")
-def test_how_many_steps() -> None:
-    """A window may be asked for by its length, from a step or the next one on, and be extended so."""
-    assert run({1: asked(3, -1, steps=2)}) == ([(3, 4, "")], [])
-    assert run({5: asked("next", -1, steps=2)}) == ([(5, 6, "")], [])
-    assert run({6: asked("next", -1, steps=2)}, granularity=4)[0] == [(5, 8, "")]
-    found, refusals = run({2: asked("next", -1, steps=2), 3: asked(-1, -1, "", "extend", steps=3)})
-    assert ([steps[:2] for steps in found], refusals) == ([(2, 6)], [])
-
-
-def test_a_window_that_has_yet_to_begin() -> None:
-    """A window that has yet to begin is withdrawn when the file asks for something else, and can be asked for again."""
-    assert run({1: asked(8, 9), 3: asked(12, 13)}) == ([(12, 13, "")], [])
-    assert run({1: asked(8, 9), 3: OFF}) == ([], [])
-    assert run({1: asked(8, 9), 3: asked(8, 9), 5: asked(8, 9)}) == ([(8, 9, "")], [])
-    assert run({1: asked(8, 9), 3: OFF, 5: asked(8, 9)}) == ([(8, 9, "")], [])
-
-
 def test_steps_that_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     """A loop may go on by more than one step: what begins in between is in the past."""
     loop = Loop()
@@ -185,18 +101,112 @@ def test_run_ids() -> None:
     assert "run_id" in refusal and "second/try" in refusal
 
 
+LEAST = "refused: start_step {} and stop_step {} must be 1 or more, or -1 for no window"
+LATE: dict[str, Any] = {"late": "clip"}
+GROUPS: dict[str, Any] = {"granularity": 4}
+SHOWN: dict[str, tuple[Mapping[int, DynamicProfilerArgs], dict[str, Any], Windows, list[str]]] = {
+    "off": ({1: OFF}, {}, [], []),
+    "no stop": ({1: asked(3, -1)}, {}, [], []),
+    "no start": ({1: asked(-1, 3)}, {}, [], []),
+    "the same numbers again": ({1: asked(2, 3), 3: asked(2, 3), 5: asked(2, 3)}, LATE, [(2, 3, "")], []),
+    "another run id": (
+        {1: asked(2, 9), 4: OFF, 10: asked(2, 12, "again")},
+        LATE,
+        [(2, 9, ""), (10, 12, "clipped: the loop is at step 9 already, step 2 is past")],
+        [],
+    ),
+    "start 0": ({1: asked(0, 5)}, {}, [], [LEAST.format(0, 5)]),
+    "start -2": ({1: asked(-2, 5)}, {}, [], [LEAST.format(-2, 5)]),
+    "stop 0": ({1: asked(5, 0)}, {}, [], [LEAST.format(5, 0)]),
+    "stop before start": ({1: asked(6, 5)}, {}, [], ["refused: start_step 6 is greater than stop_step 5"]),
+    "next without steps": (
+        {1: asked("next", 5)},
+        {},
+        [],
+        ["refused: start_step 'next' needs steps, which says how many"],
+    ),
+    "refused once for each configuration": (
+        {1: asked(6, 5), 4: asked(7, 8), 9: asked(6, 5)},
+        {},
+        [(7, 8, "")],
+        ["refused: start_step 6 is greater than stop_step 5"] * 2,
+    ),
+    "off while it runs": ({1: asked(2, 6), 3: OFF}, {}, [(2, 6, "")], []),
+    "another one after it": ({1: asked(2, 6), 3: asked(8, 9)}, {}, [(2, 6, ""), (8, 9, "")], []),
+    "another one that overlaps": (
+        {1: asked(2, 6), 3: asked(5, 8)},
+        {},
+        [(2, 6, "")],
+        ["refused: steps 5-8 overlap the window of steps 2-6; ask with overlap='queue' to wait"],
+    ),
+    "another one that waits": (
+        {1: asked(2, 6), 3: asked(5, 8, overlap="queue")},
+        {},
+        [(2, 6, ""), (7, 10, "queued behind the window of steps 2-6")],
+        [],
+    ),
+    "extended": ({1: asked(2, 6), 4: asked(2, 9, "", "extend")}, {}, [(2, 9, "extended to step 9")], []),
+    "aborted": (
+        {1: asked(2, 6), 5: asked(2, 6, "", "abort")},
+        {},
+        [(2, 5, "aborted after step 5: it was aborted")],
+        [],
+    ),
+    "extended to its past": (
+        {1: asked(2, 6), 5: asked(2, 3, "", "extend")},
+        {},
+        [(2, 6, "")],
+        ["refused: the window ends with step 6; only abort makes it shorter"],
+    ),
+    "nothing to abort": ({1: asked(2, 6, "", "abort")}, {}, [], []),
+    "nothing to extend": ({1: asked(2, 6, "", "extend")}, {}, [], ["refused: no armed window runs"]),
+    "by length": ({1: asked(3, -1, steps=2)}, {}, [(3, 4, "")], []),
+    "by length, extended by length": (
+        {2: asked("next", -1, steps=2), 3: asked(-1, -1, "", "extend", steps=3)},
+        {},
+        [(2, 6, "extended to step 6")],
+        [],
+    ),
+    "withdrawn for another one": ({1: asked(8, 9), 3: asked(12, 13)}, {}, [(12, 13, "")], []),
+    "withdrawn": ({1: asked(8, 9), 3: OFF}, {}, [], []),
+    "withdrawn and asked for again": ({1: asked(8, 9), 3: OFF, 5: asked(8, 9)}, {}, [(8, 9, "")], []),
+    "widened to groups": ({1: asked(6, 9)}, GROUPS, [(5, 12, "rounded to groups of 4 steps")], []),
+    "whole groups": ({1: asked(5, 8)}, GROUPS, [(5, 8, "")], []),
+    "extended by a group": (
+        {1: asked(5, 12), 9: asked(-1, -1, "", "extend", 1)},
+        GROUPS,
+        [(5, 16, "extended to step 16")],
+        [],
+    ),
+}
+"""What the file says when, settings of the monitor, the windows that come of it, and what is refused."""
+
+
+@pytest.mark.checklist("A28", "A29", "A30", "A33", "A34", "A36", "A38", "B18", "B19", "F2", "F4", "F5", "F6")
+@pytest.mark.parametrize(("configurations", "settings", "windows", "refusals"), SHOWN.values(), ids=list(SHOWN))
+def test_what_comes_of_a_file(
+    configurations: Mapping[int, DynamicProfilerArgs], settings: dict[str, Any], windows: Windows, refusals: list[str]
+) -> None:
+    """A window that runs ends as it was asked for, unless a command changes it."""
+    assert run(configurations, **settings) == (windows, refusals)
+
+
 @pytest.mark.checklist("B19")
-def test_granularity() -> None:
-    """Windows are widened to whole groups, of which the first begins with step 1; one that is late begins with a group."""
-    assert run({1: asked(6, 9)}, granularity=4)[0] == [(5, 12, "rounded to groups of 4 steps")]
-    assert run({1: asked(5, 8)}, granularity=4)[0] == [(5, 8, "")]
+def test_groups_that_are_late() -> None:
+    """The window begins with the next whole group, or the refusal names it."""
     found, refusals = run({9: asked(5, 16)}, late="clip", granularity=4)
     assert ([steps[:2] for steps in found], refusals) == ([(9, 16)], [])
     (refusal,) = run({5: asked(2, 6)}, granularity=4)[1]
     assert refusal.endswith("the nearest that can be recorded is 5")
-    for more in (asked(5, 14, "", "extend"), asked(-1, -1, "", "extend", 1)):
-        found, refusals = run({1: asked(5, 12), 9: more}, granularity=4)
-        assert (found, refusals) == ([(5, 16, "extended to step 16")], [])
+    assert run({6: asked("next", -1, steps=2)}, granularity=4)[0] == [(5, 8, "")]
+
+
+def test_a_wrong_overlap() -> None:
+    """It is said, and the default is taken."""
+    wrong = asked(5, 8, overlap="later")
+    assert "overlap is 'later'" in wrong.diagnostics[0]
+    assert (wrong.overlap, wrong.vars.get("overlap")) == ("refuse", None)
+    assert asked(5, 8, overlap="queue").vars["overlap"] == "queue"
 
 
 asked_for = st.builds(

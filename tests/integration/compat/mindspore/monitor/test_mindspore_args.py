@@ -130,13 +130,6 @@ def test_wrong_values(field: str, value: Any, reason: str, used: str) -> None:
     assert text.endswith(f"; {used} is taken")
 
 
-@pytest.mark.checklist("A5")
-@pytest.mark.parametrize(("mode", "meant"), [(-1, None), (0, "sync"), (1, "async"), (2, None)])
-def test_modes(mode: int, meant: str | None) -> None:
-    """No analysis, one that is waited for, or one in the background."""
-    assert DynamicProfilerArgs(analyse_mode=mode).analyse_mode == meant
-
-
 OWN_FILE: dict[str, Any] = {
     "start_step": -1,
     "stop_step": -1,
