@@ -546,6 +546,26 @@ def align(events: Any, at: Any, ahead: Any, base: int, before: float, after: flo
         ValueError: if an argument is none of these.
     """
 
+def crc32(data: Any, before: int = 0, /) -> int:
+    """As `zlib.crc32`, in a fifth of the time where the processor multiplies polynomials."""
+
+def file_heads(first: bytes, numbers: list[int], nbytes: int, flags: int, /) -> list[tuple[int, bytes] | None]:
+    """The size and the first bytes of the files `first.NUMBER`, each opened and closed.
+
+    Args:
+        first: beginning of their paths.
+        numbers: of the files.
+        nbytes: how many bytes, at most 64.
+        flags: for `open`, such as `os.O_NOFOLLOW`.
+
+    Returns:
+        In their order; `None` for one that cannot be read, or is no regular file.
+
+    Raises:
+        ValueError: for more bytes.
+        MemoryError: without memory.
+    """
+
 def arrow_columns(blocks: Sequence[Any], ahead: int, room: WriteableBuffer, /) -> tuple[list[int], list[list[int]]]:
     """Writes the fields of blocks as Arrow has columns: `exporters/files/parquet_rows.py` names them.
 

@@ -47,7 +47,7 @@ def dumps_records(value: Any) -> str:
 
 
 SLICE = 4096
-"""Events that are encoded at a time: about half a millisecond of the loop's time. More of them become so large that
+"""Events that are encoded at a time: about a quarter of a millisecond of the loop's time. More of them become so large that
 malloc has it from the system each time, whose new pages cost Chrome JSON a third of its speed."""
 
 SMALLEST_SLICE = 16

@@ -37,6 +37,7 @@ PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_Fro
          "counter(name, value, /, *, category='user_annotation')\n--\n\n" \
          "The value of something at this moment; any number, also NaN.") \
     PLAIN(counts, py_counts, NOARGS, NULL) \
+    FAST(crc32, crc32_py_of, NULL) \
     PLAIN(current_span, context_py_current_span, NOARGS, NULL) \
     PLAIN(decode_arguments, arguments_py_decode, VARARGS, NULL) \
     PLAIN(decode_columns, columns_py_decode, VARARGS, NULL) \
@@ -48,6 +49,7 @@ PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_Fro
     PLAIN(encode_chrome, chrome_py_encode, VARARGS, NULL) \
     PLAIN(encode_frames, columns_py_encode_frames, VARARGS, NULL) \
     PLAIN(event_costs, cost_py_event_costs, NOARGS, NULL) \
+    PLAIN(file_heads, file_heads_py_read, VARARGS, NULL) \
     FAST(flow, span_py_flow, \
          "flow(name, id, phase, /, *, category='user_annotation')\n--\n\n" \
          "An arrow between the spans that enclose its calls.\n\n" \

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag
@@ -133,7 +133,7 @@ def encode_file_header(sync: bytes, segment: int = 0, begin: int = FILE_HEADER.s
 
 
 def _with_crc(packed: bytes) -> bytes:
-    return packed[:-4] + zlib.crc32(packed[:-4]).to_bytes(4, "little")
+    return packed[:-4] + _core.crc32(packed[:-4]).to_bytes(4, "little")
 
 
 def decode_file_header(head: bytes) -> FileHeader | None:
@@ -145,7 +145,7 @@ def decode_file_header(head: bytes) -> FileHeader | None:
     if len(head) < FILE_HEADER.size:
         return None
     magic, version, segment, sync, crc = FILE_HEADER.unpack_from(head)
-    if crc != zlib.crc32(head[: FILE_HEADER.size - 4]) or magic != MAGIC or not is_sync_word(sync):
+    if crc != _core.crc32(head[: FILE_HEADER.size - 4]) or magic != MAGIC or not is_sync_word(sync):
         return None
     if version != VERSION:
         other = "a newer stepscope" if version > VERSION else "the earlier stepscope that wrote it"
@@ -157,7 +157,7 @@ def decode_file_header(head: bytes) -> FileHeader | None:
     if len(head) < MAX_FILE_HEADER:
         return None
     begin, crc = _BEGIN.unpack_from(head, FILE_HEADER.size)
-    if crc != zlib.crc32(head[FILE_HEADER.size : MAX_FILE_HEADER - 4]) or not FILE_HEADER.size <= begin < MAX_POSITION:
+    if crc != _core.crc32(head[FILE_HEADER.size : MAX_FILE_HEADER - 4]) or not FILE_HEADER.size <= begin < MAX_POSITION:
         return None
     return FileHeader(bytes(sync), segment, begin)
 
@@ -173,15 +173,15 @@ def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], fl
         raise FormatError(f"a frame of {length} bytes is longer than the {MAX_PAYLOAD} that readers accept")
     crc = 0
     for part in parts:
-        crc = zlib.crc32(part, crc)
+        crc = _core.crc32(part, crc)
     head = FRAME_HEADER.pack(sync, kind, flags, 0, number & 0xFFFFFFFF, length, crc, 0)[:-4]
-    return [head + zlib.crc32(head).to_bytes(4, "little"), *parts]
+    return [head + _core.crc32(head).to_bytes(4, "little"), *parts]
 
 
 def decode_frame_header(head: Bytes, at: int, sync: bytes) -> tuple[int, int, int, int, int] | None:
     """(type, flags, number, length, CRC of the payload) of the frame header at `head[at:]`; `None` if there is none."""
     found, kind, flags, _, number, length, payload_crc, crc = FRAME_HEADER.unpack_from(head, at)
-    if found != sync or crc != zlib.crc32(head[at : at + FRAME_HEADER.size - 4]) or length > MAX_PAYLOAD:
+    if found != sync or crc != _core.crc32(head[at : at + FRAME_HEADER.size - 4]) or length > MAX_PAYLOAD:
         return None
     return kind, flags, number, length, payload_crc
 
@@ -200,7 +200,7 @@ def frames_in(data: Bytes, sync: bytes) -> Iterator[tuple[int, int, int, memoryv
             raise FormatError(f"no frame of this journal at byte {at} of {len(view)}")
         kind, flags, number, length, crc = head
         payload = view[body : body + length]
-        if len(payload) != length or zlib.crc32(payload) != crc:
+        if len(payload) != length or _core.crc32(payload) != crc:
             raise FormatError(f"frame {number} is damaged, or not whole")
         yield kind, flags, number, payload
         at = body + length
@@ -210,7 +210,7 @@ def decode_frame(frame: Bytes, sync: bytes) -> bytes | None:
     """The payload of a complete frame; `None` if it is damaged."""
     head = None if len(frame) < FRAME_HEADER.size else decode_frame_header(frame, 0, sync)
     payload = bytes(frame[FRAME_HEADER.size :])
-    return payload if head is not None and head[3] == len(payload) and head[4] == zlib.crc32(payload) else None
+    return payload if head is not None and head[3] == len(payload) and head[4] == _core.crc32(payload) else None
 
 
 @lru_cache(64)

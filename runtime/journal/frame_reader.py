@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import MAX_DESCRIPTORS, Segment, SegmentFiles
@@ -186,7 +186,7 @@ class FrameReader:
             over = kind == fmt.FrameType.EVENTS and skipped(block[body : min(body + fmt.MAX_EVENTS_HEADER, end)])
             if not over:
                 payload = block[body:end]
-                if zlib.crc32(payload) != crc:
+                if _core.crc32(payload) != crc:
                     break
                 frames.append((kind, flags, payload))
             self._number += 1
@@ -306,7 +306,7 @@ class FrameReader:
             if skipped(both[len(head) : len(head) + length]):
                 return None, number, body + length
         payload = both[len(head) : len(head) + length] if small else self.files.pread_one(length, body)
-        if len(payload) != length or zlib.crc32(payload) != crc:
+        if len(payload) != length or _core.crc32(payload) != crc:
             return None
         return (kind, flags, payload), number, body + length
 

@@ -9,11 +9,12 @@ import os
 import re
 import stat
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.format import FILE_HEADER, FRAME_HEADER, MAX_FILE_HEADER, FileHeader, decode_file_header
 
@@ -24,8 +25,9 @@ MAX_SEGMENTS = 0xFFFF
 MAX_DESCRIPTORS = 8
 """Descriptors that the reader of one journal has open at a time, by default: deleted files take room on the disk while they are open."""
 
-_NUMBER = re.compile("[1-9][0-9]{0,4}")
-_LATER = re.compile(rf"(?P<first>.+)\.(?P<number>{_NUMBER.pattern})")
+_NUMBER = "[1-9][0-9]{0,4}"
+_LATER = re.compile(rf"(?P<first>.+)\.(?P<number>{_NUMBER})")
+_HEAD_BYTES = MAX_FILE_HEADER + FRAME_HEADER.size
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -74,11 +76,11 @@ def journal_bytes(first: Path) -> int:
 
 def segment_numbers(first: Path) -> list[int]:
     """The numbers of these files, in their order."""
-    name, begin = first.name, f"{first.name}."
     names = os.listdir(first.parent)
-    later = [other[len(begin) :] for other in names if other.startswith(begin)]
-    numbers = [int(number) for number in later if _NUMBER.fullmatch(number)]
-    return sorted([0, *numbers] if name in names else numbers)
+    # No name contains a slash.
+    later = re.findall(rf"(?<![^/]){re.escape(first.name)}\.({_NUMBER})(?![^/])", "/".join(names))
+    numbers = [int(number) for number in later]
+    return sorted([0, *numbers] if first.name in names else numbers)
 
 
 def first_file(path: Path) -> Path:
@@ -186,13 +188,17 @@ class SegmentFiles:
             numbers = segment_numbers(self._path)
         except OSError:  # the directory can be searched only; or it was removed
             return False
-        for number in numbers[bisect_right(numbers, self._segments[-1].number) :]:
-            name = f"{self._path}.{number}"
-            header, frame_header = self._header(name, number, sync)
-            if header is not None and header.sync == sync and header.begin >= (end := self.end):
-                self._segments.append(Segment(name, number, header.begin, header.nbytes, frame_header))
+        end = self.end
+        for number, size, head in self._heads(numbers[bisect_right(numbers, self._segments[-1].number) :]):
+            header = self._header(head, number, sync, end)
+            if header is not None and header.sync == sync and header.begin >= end:
+                frame_header = head[MAX_FILE_HEADER:]
+                self._segments.append(
+                    Segment(f"{self._path}.{number}", number, header.begin, header.nbytes, frame_header)
+                )
                 self._begins.append(header.begin)
                 self._ends.append(end)
+                end = header.begin + size - header.nbytes
         return len(self._segments) > before
 
     def pread_one(self, nbytes: int, position: int) -> bytes:
@@ -244,18 +250,30 @@ class SegmentFiles:
             return b""
         return os.pread(descriptor, nbytes, segment.offset(position))
 
-    def _header(self, name: str, number: int, sync: bytes) -> tuple[FileHeader | None, bytes]:
-        """The header of a later file, `None` if it is none of this journal; and that of its first frame."""
+    def _heads(self, numbers: list[int]) -> Iterator[tuple[int, int, bytes]]:
+        """Number, size and first bytes of later files. The last ones stay open."""
+        earlier = numbers[: max(len(numbers) - self._max_descriptors, 0)]
+        if earlier:
+            found = _core.file_heads(os.fsencode(self._path), earlier, _HEAD_BYTES, self._links)
+            yield from ((number, *head) for number, head in zip(earlier, found, strict=True) if head is not None)
+        for number in numbers[len(earlier) :]:
+            try:
+                descriptor = self._descriptor(f"{self._path}.{number}")
+                head, size = os.pread(descriptor, _HEAD_BYTES, 0), os.fstat(descriptor).st_size
+            except (OSError, FormatError):
+                continue
+            yield number, size, head
+
+    def _header(self, head: bytes, number: int, sync: bytes, end: int) -> FileHeader | None:
+        """The header of a later file, which begins at `end` if that does not say where; `None` if it is none of this journal."""
         try:
-            head = os.pread(self._descriptor(name), MAX_FILE_HEADER + FRAME_HEADER.size, 0)
             header = decode_file_header(head)
-        except (OSError, FormatError):
-            return None, b""
-        frame_header = head[MAX_FILE_HEADER:]
-        if header is None and (head[12:16] == sync or frame_header.startswith(sync)):
+        except FormatError:
+            return None
+        if header is None and (head[12:16] == sync or head[MAX_FILE_HEADER:].startswith(sync)):
             self.damaged_header = True
-            header = FileHeader(sync, number, self.end)
-        return header if header is None or header.segment == number else None, frame_header
+            header = FileHeader(sync, number, end)
+        return header if header is None or header.segment == number else None
 
     def _descriptor(self, name: str) -> int:
         descriptor = self._descriptors.get(name)

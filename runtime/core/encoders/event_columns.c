@@ -3,6 +3,7 @@
  * A frame, the unit of encoding, stands alone: its table has the names and tracks that its events use, and events have their places in that table.
  * Encoding needs no GIL and takes no lock; one thread at a time encodes. */
 #include "buffer.h"
+#include "encoders/crc32.h"
 #include "encoders/output.h"
 #include "encoders/zstd.h"
 #include <stdlib.h>
@@ -386,38 +387,6 @@ typedef struct {
 typedef struct { uint32_t content, arguments, table; /* bytes */ } ColumnsHeader;
 _Static_assert(sizeof(FrameHeader) == 24 && sizeof(EventsHeader) == 32 && sizeof(ColumnsHeader) == 12, "as in the files");
 
-static uint32_t crc_tables[8][256];
-
-static void crc_prepare(void) {
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t crc = i;
-        for (int bit = 0; bit < 8; bit++) crc = crc & 1 ? crc >> 1 ^ 0xEDB88320 : crc >> 1;
-        crc_tables[0][i] = crc;
-    }
-    for (uint32_t i = 0; i < 256; i++)
-        for (int at = 1; at < 8; at++)
-            crc_tables[at][i] = crc_tables[at - 1][i] >> 8 ^ crc_tables[0][crc_tables[at - 1][i] & 255];
-}
-
-/* As zlib.crc32, eight bytes at a time. */
-static uint32_t crc_of(const void *bytes, size_t len) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    const uint8_t *at = bytes;
-    uint32_t crc = 0xFFFFFFFF;
-    pthread_once(&once, crc_prepare);
-    for (; len >= 8; len -= 8, at += 8) {
-        uint32_t low, high;
-        memcpy(&low, at, 4);
-        memcpy(&high, at + 4, 4);
-        low ^= crc;
-        crc = crc_tables[7][low & 255] ^ crc_tables[6][low >> 8 & 255] ^ crc_tables[5][low >> 16 & 255] ^
-              crc_tables[4][low >> 24] ^ crc_tables[3][high & 255] ^ crc_tables[2][high >> 8 & 255] ^
-              crc_tables[1][high >> 16 & 255] ^ crc_tables[0][high >> 24];
-    }
-    while (len--) crc = crc >> 8 ^ crc_tables[0][(crc ^ *at++) & 255];
-    return ~crc;
-}
-
 static EventsHeader header_of(const Event *events, size_t count) {
     EventsHeader header = {.count = (uint32_t)count};
     if (count) header.first = INT64_MAX, header.last = INT64_MIN;
@@ -455,8 +424,8 @@ static bool put_events_frame(Buffer *to, FrameHeader head, EventsHeader about, c
     else head.flags |= FRAME_ZSTD;
     to->len = content + size;
     head.length = (uint32_t)(to->len - before - sizeof head);
-    head.payload_crc = crc_of(to->bytes + before + sizeof head, head.length);
-    head.crc = crc_of(&head, offsetof(FrameHeader, crc));
+    head.payload_crc = crc32_of(0, to->bytes + before + sizeof head, head.length);
+    head.crc = crc32_of(0, &head, offsetof(FrameHeader, crc));
     memcpy(to->bytes + before, &head, sizeof head);
     return !to->failed;
 }

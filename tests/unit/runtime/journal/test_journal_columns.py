@@ -35,6 +35,15 @@ WORD = st.integers(0, (1 << 64) - 1)
 TRACK = tracks.new(tracks.TrackKind.THREAD, 77, 78, "a thread", tracks.process())
 
 
+@given(st.binary(max_size=1000), st.integers(0, (1 << 32) - 1))
+def test_checksums_are_those_of_zlib(data: bytes, before: int) -> None:
+    """Of bytes that lie anywhere in memory, and of those that follow others."""
+    for begin in range(min(len(data), 17)):
+        part = memoryview(data)[begin:]
+        assert _core.crc32(part, before) == zlib.crc32(part, before)
+    assert _core.crc32(data) == zlib.crc32(data)
+
+
 @st.composite
 def events(draw: st.DrawFn) -> dict[str, Any]:
     """The fields of an event, whatever they may be, and its arguments."""

@@ -186,6 +186,28 @@ def test_an_old_file_is_followed_by_a_new_one(tmp_path: Path, monkeypatch: pytes
     assert len(segment_paths(path)) > 1
 
 
+def test_what_is_no_file_among_many_costs_itself_only(tmp_path: Path) -> None:
+    """A FIFO, a directory, a link to nothing and an empty file in the places of early segments, which are not kept open."""
+    path = many(tmp_path)
+    files = segment_paths(path)
+    assert len(files) > MAX_DESCRIPTORS + 8
+    for place in files[2:6]:
+        place.unlink()
+    os.mkfifo(files[2])
+    files[3].mkdir()
+    files[4].symlink_to(tmp_path / "nothing")
+    files[5].touch()
+    with JournalReader(path) as reader:
+        found = sum(len(item) for item in reader if isinstance(item, EventBatch))
+        assert reader.damage.lost_frames and not reader.damage.header
+    for place in (files[2], files[4], files[5]):
+        place.unlink()
+    files[3].rmdir()
+    with JournalReader(path) as reader:
+        assert found == sum(len(item) for item in reader if isinstance(item, EventBatch))
+    assert 0 < found < 40
+
+
 def test_few_descriptors_are_open(tmp_path: Path) -> None:
     """However many files a journal has."""
     path = many(tmp_path)
