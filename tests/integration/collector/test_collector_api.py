@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import signal
-import socket
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -56,24 +54,6 @@ def test_ranks_are_shown_as_they_train(tmp_path: Path) -> None:
         assert max(step or 0 for step in chart["series"][0]["step_ms"]) <= max(chart["highest"])
 
 
-def test_a_rank_that_is_killed_and_started_again_is_one_rank(tmp_path: Path) -> None:
-    """Its first start died, which its second shows at once; both can be read."""
-    with collecting(tmp_path) as collector:
-        with training(collector.url, 0, steps=10_000) as first:
-            collector.when(lambda ranks: 0 in ranks and ranks[0]["windows"] > 0)
-            first.send_signal(signal.SIGKILL)
-            first.wait()
-            view = collector.when(lambda ranks: ranks[0]["state"] != "connected")[0]
-            assert view["state"] == "silent"
-        trained(collector.url, 0)
-        view = collector.when(ended(0))[0]
-        assert view["incarnation"] == 2
-        detail = collector.get(f"/v1/ranks/{view['id']}")
-        assert [one["state"] for one in detail["streams"]] == ["ended", "died"]
-        for one in detail["streams"]:
-            assert collector.get(f"/v1/streams/{one['stream']}/windows/0/statistics")["spans"]
-
-
 def test_the_state_comes_back_after_the_collector_was_killed(tmp_path: Path) -> None:
     """What was told before is told again, read from the files; a rank that goes on counts each event once."""
     with collecting(tmp_path) as collector:
@@ -90,23 +70,6 @@ def test_the_state_comes_back_after_the_collector_was_killed(tmp_path: Path) -> 
         (series,) = collector.get("/v1/steps?range=all&ranks=job-0")["series"]
         known = chart["series"][0]["step_ms"]
         assert known and series["step_ms"][: len(known)] == known  # the last moment may have been going on
-
-
-def test_a_rank_streams_on_into_a_collector_that_was_started_again(tmp_path: Path) -> None:
-    """The file is read and the stream goes on at the same time; each frame counts once in the end."""
-    with collecting(tmp_path) as collector:
-        port = collector.url.rpartition(":")[2]
-        with training(collector.url, 0, steps=600) as rank:
-            collector.when(lambda ranks: 0 in ranks and ranks[0]["windows"] > 2)
-            collector.process.kill()
-            collector.process.wait()
-            with collecting(tmp_path, "--port", port) as second:
-                assert rank.wait(60) == 0
-                view = second.when(ended(0))[0]
-    with JournalReader(tmp_path / "streams" / view["stream"] / "journal") as reader:
-        windows = sum(isinstance(item, Window) for item in reader)
-    assert reader.end is not None and not reader.damage
-    assert (view["events"], view["windows"]) == (reader.end.events, windows)
 
 
 @pytest.fixture(scope="module")
@@ -130,22 +93,6 @@ def test_windows_and_their_tables(finished: CollectorProcess) -> None:
     counts = {span["name"]: span["count"] for span in table["spans"]}
     assert counts == {"forward": 10, "ProfilerStep": 10}
     assert table["counters"][0]["count"] == 10
-
-
-def test_a_window_that_is_not_there_has_no_table(finished: CollectorProcess) -> None:
-    """Nor a file: both say so, which the document announces."""
-    stream = finished.ranks()[0]["stream"]
-    paths = finished.get("/openapi.json")["paths"]
-    for what in ("statistics", "chrome"):
-        answer = ask(f"{finished.url}/v1/streams/{stream}/windows/99/{what}")
-        assert (answer.status, answer.headers["content-type"]) == (404, "application/problem+json")
-        assert answer.json()["detail"] == "window 99 is not in what is kept of it"
-        (path,) = (
-            path
-            for path in paths
-            if path.endswith("/windows/{window}/" + (what if what == "statistics" else "{kind}")) and "streams" in path
-        )
-        assert "404" in paths[path]["get"]["responses"]
 
 
 def test_downloads(finished: CollectorProcess) -> None:
@@ -206,12 +153,6 @@ def test_other_methods_are_refused(finished: CollectorProcess) -> None:
     for method in ("POST", "PUT", "DELETE"):
         answer = ask(f"{finished.url}/v1/ranks", method=method, body=b"")
         assert (answer.status, answer.headers["content-type"]) == (405, "application/problem+json")
-
-
-def test_no_answer_changes_how_browsers_reach_other_services_of_the_host(finished: CollectorProcess) -> None:
-    """Strict-Transport-Security has no ports: it would hold for all of them."""
-    for path in ("/", "/v1/ranks", "/healthz", "/not-there"):
-        assert "strict-transport-security" not in ask(finished.url + path).headers
 
 
 def test_a_head_is_answered_as_a_get_without_a_body(finished: CollectorProcess) -> None:
@@ -277,20 +218,6 @@ def test_live_events(finished: CollectorProcess) -> None:
             while not found["ranks"]:
                 found = snapshot()
         assert [view["id"] for view in found["ranks"]] == ["other-0"] and not found["full"]
-
-
-def test_a_download_that_nobody_waits_for_is_given_up(tmp_path: Path) -> None:
-    """The process that makes it is ended and its file deleted; the next one has its turn."""
-    with collecting(tmp_path) as collector:
-        trained(collector.url, 0)
-        stream = collector.when(ended(0))[0]["stream"]
-        path = f"/v1/streams/{stream}/windows/0/chrome"
-        host, port = collector.url.removeprefix("http://").split(":")
-        for _ in range(5):
-            with socket.create_connection((host, int(port))) as client:
-                client.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        assert ask(collector.url + path).status == 200
-        until(lambda: not list((tmp_path / "downloads").iterdir()))
 
 
 def test_the_page_of_documentation_has_every_path(tmp_path: Path) -> None:

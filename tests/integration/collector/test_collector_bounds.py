@@ -33,8 +33,6 @@ from tests.support.journals import events_payloads
 from tests.support.messages import refused
 from tests.support.streams import RUN, STREAM, SYNC, frames, frames_header, hello
 
-OTHER = "fedcba9876543210" * 2
-
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that never ends its request; one that asks is not disturbed."""
@@ -136,16 +134,6 @@ async def test_the_first_message_is_a_header_and_no_more(tmp_path: Path) -> None
             await answer(one)
             await one.send(protocol.encode(frames_header(0, 1), frames(0, 1, size=1 << 20)))
             assert await answer(one) == protocol.Ack(1)
-
-
-async def test_more_frames_than_a_message_may_have(tmp_path: Path) -> None:
-    """They are refused before any is looked at, and exporters do not send so many."""
-    async with collecting(tmp_path) as running, connected(running.url) as one:
-        await one.send(hello())
-        await answer(one)
-        await one.send(protocol.encode(frames_header(0, protocol.MAX_FRAMES + 1)))
-        assert isinstance(refused := await answer(one), protocol.Refused)
-        assert "cannot be read" in refused.reason
 
 
 async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -245,18 +244,3 @@ def test_orders_need_the_token_and_leave_lines(tmp_path: Path) -> None:
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for this machine, and its key."""
     return certify(tmp_path_factory.mktemp("tls"))
-
-
-def test_tls(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    """With a certificate nothing is told in the clear, and off loopback nothing is exposed."""
-    made, key = certificate
-    options = ("--host", "0.0.0.0", "--certificate", str(made), "--key", str(key))
-    with collecting(tmp_path, *options, STEPSCOPE_TOKEN=TOKEN) as collector:
-        assert collector.url.startswith("https://")
-        url = collector.url.replace("0.0.0.0", "127.0.0.1")
-        answer = ask(f"{url}/v1/job", tls=ssl.create_default_context(cafile=str(made)), headers=ALLOWED)
-        assert answer.json()["exposed"] is False
-        # Browsers would refuse http: to every other port of this host from then on.
-        assert "strict-transport-security" not in answer.headers
-        with pytest.raises(OSError):
-            ask(url.replace("https", "http"), headers=ALLOWED)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import socket
 import struct
 from pathlib import Path
 
@@ -12,13 +10,12 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
-from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal import format as fmt
 from tests.support.collectors import answer, collecting, connected, send_frames
 from tests.support.messages import refused
-from tests.support.streams import STREAM, SYNC, frames, frames_header, hello, run_frame
+from tests.support.streams import STREAM, SYNC, frames, frames_header, hello
 
 OTHER = "fedcba9876543210" * 2
 
@@ -137,30 +134,6 @@ async def test_another_version_is_refused_before_it_connects(tmp_path: Path, off
     assert "does not speak" in (tmp_path / "refused.jsonl").read_text()
 
 
-async def test_a_wrong_token_is_refused_and_not_written_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By none, another, the beginning of it and one that is no text."""
-    with caplog.at_level(logging.DEBUG):
-        async with collecting(tmp_path, token="right-token") as running:
-            for given in (
-                None,
-                "Bearer wrong-token",
-                "Bearer right-toke",
-                "Basic right-token",
-                "Bearer \xfc",
-                "right-token",
-            ):
-                headers = {} if given is None else {"Authorization": given}
-                with pytest.raises(InvalidStatus, match="401"):
-                    async with connected(running.url, additional_headers=headers):
-                        pass
-            async with connected(running.url, additional_headers={"Authorization": "Bearer right-token"}) as one:
-                await one.send(hello())
-                assert isinstance(await answer(one), protocol.Welcome)
-    served = [record for record in caplog.records if record.name != "websockets.client"]  # the client is the test's own
-    assert {"stepscope.collector", "uvicorn.error"} <= {record.name for record in served}
-    assert not [record for record in served if "-toke" in record.getMessage()]
-
-
 async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:
     """A client whose old connection is half-open goes on with a new one; the old one is told and closed."""
     async with collecting(tmp_path) as running, connected(running.url) as old:
@@ -205,20 +178,6 @@ async def test_many_connections_want_one_stream(tmp_path: Path) -> None:
     assert content == fmt.encode_file_header(SYNC) + frames(0, count)
 
 
-async def test_missing_frames_are_counted(tmp_path: Path) -> None:
-    """A rank that deleted its oldest segments begins later, and the numbers in the files show it; whose they are is in them."""
-    async with collecting(tmp_path) as running, connected(running.url) as one:
-        await one.send(hello())
-        assert isinstance(welcome := await answer(one), protocol.Welcome)
-        assert welcome.next == 0
-        await one.send(protocol.encode(frames_header(5, 2, segment=3, position=5000), frames(5, 2)))
-        assert await answer(one) == protocol.Ack(7)
-        assert running.collector.streams.all[STREAM].missing == 4
-    begin = 5000 - len(run_frame(4))
-    written = running.journal().with_name("journal.3").read_bytes()
-    assert written == fmt.encode_file_header(SYNC, 3, begin) + run_frame(4) + frames(5, 2)
-
-
 @pytest.mark.parametrize("limit", ["max_bytes", "max_stream_bytes"])
 async def test_a_limit_of_bytes_is_kept(tmp_path: Path, limit: str) -> None:
     """Nothing beyond it is written, what is there stays, and the client is told to come again."""
@@ -245,50 +204,6 @@ async def test_streams_are_limited(tmp_path: Path) -> None:
                 await one.send(hello(stream=f"{number:032x}"))
                 assert isinstance(await answer(one), protocol.Refused if number == 2 else protocol.Welcome)
     assert len(list((tmp_path / "streams").iterdir())) == 2
-
-
-async def test_a_full_disk_is_reported_and_gets_over(small_disk: Path) -> None:
-    """Nothing is confirmed that is not written; other requests are answered meanwhile."""
-    async with collecting(small_disk / "c") as running:
-        (small_disk / "ballast").write_bytes(b"x" * (900 << 10))
-        data = frames(0, 60, 8000)
-        async with connected(running.url) as one:
-            await one.send(hello())
-            assert isinstance(await answer(one), protocol.Welcome)
-            await one.send(protocol.encode(frames_header(0, 60), data))
-            assert isinstance(refusal := await answer(one), protocol.Refused)
-            assert "No space left" in refusal.reason and refusal.retry
-        (small_disk / "ballast").unlink()
-        async with connected(running.url) as one:
-            await one.send(hello())
-            assert isinstance(welcome := await answer(one), protocol.Welcome)
-            assert welcome.next == 0
-            await one.send(protocol.encode(frames_header(0, 60), data))
-            assert await answer(one) == protocol.Ack(60)
-        assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + data
-
-
-async def test_a_stuck_disk_does_not_stop_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one write hangs, connections are made and clocks compared; its confirmation comes when it is done."""
-    async with collecting(tmp_path) as running, connected(running.url) as one, connected(running.url) as other:
-        await one.send(hello())
-        assert isinstance(await answer(one), protocol.Welcome)
-        reading, writing = socket.socketpair()  # a disk that is stuck until something is read
-        with reading, writing:
-            real = StreamFile.write
-
-            def stuck(file: StreamFile, new_frames: NewFrames) -> None:
-                reading.recv(1)
-                real(file, new_frames)
-
-            monkeypatch.setattr(StreamFile, "write", stuck)
-            await one.send(protocol.encode(frames_header(0, 1), frames(0, 1)))
-            await other.send(hello(stream=OTHER))
-            assert isinstance(await answer(other), protocol.Welcome)
-            await other.send(protocol.encode(protocol.Ping(17)))
-            assert isinstance(await answer(other), protocol.Pong)
-            writing.send(b"go")
-            assert await answer(one) == protocol.Ack(1)
 
 
 async def test_directories_are_private_and_no_link_is_followed(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import urllib.request
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -73,43 +70,6 @@ def test_a_job_that_is_not_there(two: CollectorProcess) -> None:
     assert two.get("/v1/ranks?job=other") == two.get("/v1/windows?job=other") == []
     assert two.get("/v1/job?job=other")["ranks"] == two.get("/v1/job?job=other")["events"] == 0
     assert two.get("/v1/steps?job=other&ranks=job-0")["times"] == []
-
-
-def test_live_events_of_a_job(two: CollectorProcess) -> None:
-    """Whoever listens to a job is told of its ranks, and of which jobs there are."""
-    with urllib.request.urlopen(f"{two.url}/v1/events?job={quote(ODD)}", timeout=40) as told:
-        while not (line := told.readline()).startswith(b"data:"):
-            assert line
-    snapshot = json.loads(line[5:])
-    assert snapshot["full"] and [one["job_id"] for one in snapshot["ranks"]] == [ODD]
-    assert [one["id"] for one in snapshot["jobs"]] == [ODD, "job x2"]
-    assert snapshot["job"]["ranks"] == 1
-
-
-def test_two_jobs_of_the_default_name_and_different_sizes(tmp_path: Path) -> None:
-    """Both have a rank 0, at the same time: ranks, windows and merged files are of one or the other."""
-    with (
-        collecting(tmp_path) as collector,
-        training(collector.url, 0, name="stepscope", world=1, steps=10_000),
-        training(collector.url, 0, name="stepscope", world=2, steps=10_000),
-    ):
-        until(lambda: [one["connected"] for one in collector.get("/v1/jobs")] == [1, 1])
-        until(lambda: all(view["windows"] and view["step"] for view in collector.get("/v1/ranks")))
-        ranks = collector.get("/v1/ranks")
-        assert [(one["job_id"], one["rank"], one["incarnation"]) for one in ranks] == [
-            ("stepscope x1", 0, 1),
-            ("stepscope x2", 0, 1),
-        ]
-        assert len({one["id"] for one in ranks}) == 2 and not any(one["others"] for one in ranks)
-        assert collector.get("/v1/job?job=stepscope+x2")["absent"] == [1]
-        refused = ask(f"{collector.url}/v1/windows/0/chrome")
-        assert refused.status == 409 and "'stepscope x1', 'stepscope x2'" in refused.json()["detail"]
-        for view in ranks:
-            job = quote(view["job_id"])
-            (window,) = [one for one in collector.get(f"/v1/windows?limit=200&job={job}") if one["index"] == 0]
-            assert window["ranks"] == 1
-            merged = gzip.decompress(ask(f"{collector.url}/v1/windows/0/chrome?job={job}").body)
-            assert sum(event["name"] == "forward" for event in json.loads(merged)) == 10
 
 
 def test_two_jobs_of_the_same_name_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -246,17 +246,6 @@ def test_more_sources_than_a_command_line_has_room_for(tmp_path: Path) -> None:
         main(["merge", "--out", str(tmp_path / "none.json"), "--format", "chrome"])
 
 
-def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
-    """Their numbers are equal in each rank, for each counts its own; merged, they are not, and still join."""
-    for rank in (0, 1):
-        add_rank(tmp_path, rank)
-    exporter, _ = merged(tmp_path)
-    starts, ends = (exporter.events(kind=kind)["id"].tolist() for kind in (Kind.FLOW_START, Kind.FLOW_END))
-    assert len(set(starts)) == len(starts) == 6
-    assert sorted(starts) == sorted(ends)
-    assert max(starts) < 1 << 53
-
-
 @given(data=st.data(), members=st.integers(2, 1 << 17))
 def test_flows_of_no_two_members_meet(data: st.DataObject, members: int) -> None:
     """However many members there are: each start of a rank is one. Small numbers, such as torch's, stay apart within one."""
@@ -426,15 +415,3 @@ def test_unknown_formats_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     said(capsys.readouterr().err, ".parquet (parquet)")
     with pytest.raises(SystemExit, match="2"):
         main(["merge", str(tmp_path), "--out", "x.json", "--steps", "9-2"])
-
-
-def test_the_report_is_in_the_output(tmp_path: Path) -> None:
-    """The bounds are in the file."""
-    add_rank(tmp_path, 0)
-    add_rank(tmp_path, 1)
-    asyncio.run(write_merged([tmp_path], tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())
-    about = next(event for event in events if event["name"] == "stepscope")["args"]["metadata"]["merged"]
-    report = msgspec.convert(about, MergeReport)
-    assert [member.rank for member in report.members] == [0, 1]
-    assert report.members[0].bound_ns is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,8 @@ from stepscope.runtime.accounting.ledger import MAX_COUNT, Ledger, OutputLedger,
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.window import Window
 from tests.integration.collector.test_merge import merged, rank_run, syncs_of
-from tests.support.basics import ROOT
-from tests.support.launch import run_to_end
 from tests.support.ranks.streams import write_stream
 from tests.support.viewers.scene import Scene, make_window, training
-
-PROGRAM = """
-import sys
-import stepscope as sc
-options = sc.Options(ring_slots=256, ring_bytes=int(sys.argv[3]))
-with sc.trace(output_dir=sys.argv[1], name="run", rank=int(sys.argv[2]), options=options) as profiler:
-    for _ in range(20_000):
-        with sc.span("work"):
-            pass
-    profiler.step()
-"""
 
 
 def add_rank(directory: Path, rank: int, *windows: Window) -> None:
@@ -109,23 +95,6 @@ def test_each_rank_alone_has_its_own_accounts(tmp_path: Path, windows: int) -> N
         assert output.run is not None
         assert output.run.ledger().dropped() == sum(1 + index for index in range(windows))
     assert sorted(outputs, key=str) == [0, 1]
-
-
-def test_a_real_run_that_lost_events_says_so_when_it_is_merged(tmp_path: Path) -> None:
-    """Two processes, one with a ring that is too small: what it said of itself is in the merged accounts."""
-    for rank, memory in enumerate((1 << 14, 1 << 26)):
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / str(rank)), str(rank), str(memory)]
-        run_to_end(command, timeout=60, cwd=ROOT, check=True)
-    (journal,) = (tmp_path / "0").rglob("journal")
-    with JournalReader(journal) as reader:
-        (own,) = [item for item in reader if isinstance(item, Ledger)]
-    asyncio.run(write_merged([tmp_path / "0", tmp_path / "1"], tmp_path / "trace.json"))
-    rows: list[dict[str, Any]] = json.loads((tmp_path / "trace.json").read_text())
-    (said,) = [row["args"]["ledger"] for row in rows if row["name"] == "stepscope"]
-    ledger = msgspec.convert(said, Ledger)
-    assert ledger.sources["rank 0: recorder"] == own.sources["recorder"]
-    assert ledger.dropped() == own.dropped() > 0
-    assert ledger.sources["rank 1: recorder"].produced > 20_000
 
 
 def test_what_journals_claim_stays_writable() -> None:

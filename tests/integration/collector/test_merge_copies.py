@@ -63,29 +63,6 @@ def spans(directory: Path, out: Path) -> Counter[tuple[str, int]]:
     return Counter((row["name"], row["step"]) for row in rows if row["name"] in ("compute", "gloo:all_reduce"))
 
 
-def expected() -> Counter[tuple[str, int]]:
-    """What both starts did: steps 0 to 7, of which the last was cut, and 5 to 9."""
-    steps = [*range(8), *range(5, 10)]
-    return Counter({("compute", n): steps.count(n) for n in range(10)}) + Counter(
-        {("gloo:all_reduce", n): [*range(7), *range(5, 10)].count(n) for n in range(10)}
-    )
-
-
-def test_what_was_delivered_counts_once(delivered: Path, tmp_path: Path) -> None:
-    """The recovered journal of a killed process continues its stream: both are one start. So they are beside the rank's own journal."""
-    shutil.copytree(delivered / "streams", tmp_path / "in" / "streams")
-    for again in range(2):
-        assert spans(tmp_path / "in", tmp_path / "out.parquet") == expected()
-        _, report = merged(tmp_path / "in")
-        assert [member.member for member in report.members] == ["rank 0", "rank 0 (start 2)"]
-        first = report.members[0]
-        assert first.round_trips > 0 and first.bound_ns, "comparisons of clocks are in the journal"
-        assert not any("at the same time" in note for note in report.notes)
-        if not again:
-            for number, run in enumerate(delivered.parent.glob("run-*/rank0")):
-                shutil.copytree(run, tmp_path / "in" / f"own{number}", ignore=shutil.ignore_patterns("session*"))
-
-
 def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:
     """One took it over from the other: the whole file counts, in whatever order they are given."""
     add_rank(tmp_path / "b", 0)

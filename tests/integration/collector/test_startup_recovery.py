@@ -285,26 +285,3 @@ async def test_of_a_damaged_index_only_its_segment_is_read(
         file.write(bytes(40))
     assert await restored() == (*whole[:3], 1)
     assert nbytes < 0.75 * sum(one.stat().st_size for one in made.segments)
-
-
-async def test_a_segment_without_its_index_is_counted_by_its_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rank had lost the end of it, or what is there is damaged."""
-    made = SegmentedStream(tmp_path)
-    made.grow(40)
-    made.end()
-    store = Store(CollectorSettings(directory=tmp_path))
-    found: list[tuple[int, int]] = []
-    for cut in (0, 1):
-        path = made.segments[1]
-        os.truncate(path, path.stat().st_size - cut)
-        monkeypatch.setattr(startup_recovery, "ALL_FILES", 0)
-        streams = Streams(8)
-        restoring = StartupRecovery(store, streams)
-        restoring.look()
-        await restoring.run()
-        (stream,) = streams.all.values()
-        found.append((stream.events, stream.windows.count))
-        assert stream.missing == cut
-    assert found[0] == found[1]

@@ -211,17 +211,6 @@ def test_a_stream_that_cannot_be_looked_at_does_not_keep_a_collector_from_starti
     said(caplog.records, bad, "Input/output error")
 
 
-def test_a_stream_that_cannot_be_looked_at_costs_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named, and the limit is kept with the others."""
-    good = stored(store, ONE, some(0), some(4), some(8))
-    bad = stored(store, TWO, some(0, rank=1), some(4, rank=1)).parent
-    storage = Storage(store, StoragePolicy(max_bytes=disk_use(store.directory).total // 2, newest=0, slowest=0))
-    with failing(monkeypatch, bad):
-        storage.enforce()
-    assert list(storage.unreadable) == [TWO] and "Input/output error" in storage.unreadable[TWO]
-    assert len(segment_paths(good)) < 3 and len(segment_paths(bad / "journal")) == 2
-
-
 def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
     """Whatever is wrong with it; it is named until it is gone."""
     bad = stored(store, ONE, some(0), some(4))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
-import socket
 import ssl
 import time
 from asyncio import StreamReader as Reader
@@ -19,16 +17,15 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
-import stepscope as sc
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.exporter import CollectorExporter
 from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.run import Run
-from tests.support.basics import BUSY, poll
+from tests.support.basics import poll
 from tests.support.certificates import certify
-from tests.support.collectors import collecting, free_port, journals
+from tests.support.collectors import collecting, journals
 from tests.support.collectors import spans as spans_of
 from tests.support.messages import refused
 from tests.support.streams import frames_header
@@ -421,29 +418,3 @@ def test_a_url_may_be_a_browser_s() -> None:
     assert (
         CollectorExporter("ws://other", token="t", settings=LinkSettings(insecure=True)).url == "ws://other/v1/stream"
     )
-
-
-@pytest.mark.parametrize("kind", ["away", "half-open"])
-@pytest.mark.parametrize("journal", [True, False])
-def test_training_does_not_wait_and_closing_meets_its_deadline(kind: str, journal: bool, tmp_path: Path) -> None:
-    """A whole profiler without a collector, or with one that never answers: all is kept, and the report says where."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # the system accepts, nobody answers
-        port = listening.getsockname()[1] if kind == "half-open" else free_port()
-        exporter = CollectorExporter(f"ws://127.0.0.1:{port}", settings=LinkSettings(timeout=0.5))
-        options = sc.Options(close_timeout=1.0, journal=journal)
-        profiler = sc.trace(exporters=[exporter], output_dir=tmp_path / "run", options=options)
-        with profiler:
-            for number in range(3000):
-                with sc.span("work", number=number, text=os.urandom(40).hex()):
-                    pass
-                if number % 500 == 0:
-                    profiler.flush()
-            begun = time.monotonic()
-        assert time.monotonic() - begun <= 1.0 + BUSY
-    pipeline = profiler.statistics().pipeline
-    assert pipeline is not None
-    output = pipeline.exporters[-1]
-    account = output.ledger
-    assert account.offered == account.exported == account.unsent >= 3000 and not account.dropped
-    assert output.errors == 0 and output.unsent_files is not None
-    assert spans_of(Path(output.unsent_files.place))["work"] == 3000

@@ -7,13 +7,11 @@ import re
 import shlex
 from pathlib import Path
 
-import msgspec
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from stepscope.exporters.nats.servers import NatsAccess
-from stepscope.runtime.accounting.ledger import Ledger
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
 from tests.support.commands import python
@@ -93,12 +91,6 @@ def test_a_delivery_that_cannot_begin_is_wrong_usage(arguments: tuple[str, ...],
     done = python("-m", "stepscope", "deliver", tmp_path, "--url", "ws://127.0.0.1:1", *arguments, cwd=tmp_path)
     assert done.returncode == 2 and wanted in done.stderr
     assert not (tmp_path / "a run" / "unsent").exists()
-
-
-def test_an_account_of_older_versions_is_read() -> None:
-    """It knows nothing of what is kept."""
-    old = b'{"sources":{},"outputs":{"x":{"offered":3,"exported":2,"dropped":{"cap":1},"in_flight":0}},"cut":{}}'
-    assert msgspec.json.decode(old, type=Ledger).outputs["x"].unsent == 0
 
 
 def test_the_way_into_nats_is_reported_as_options(tmp_path: Path) -> None:

@@ -88,18 +88,6 @@ def test_jobs_are_not_mixed(three: CollectorProcess) -> None:
     assert ask(f"{three.url}/v1/windows/0/chrome?jobb=other", SHOWN).status == 400
 
 
-def test_a_rank_that_was_started_again_has_all_its_windows(tmp_path: Path) -> None:
-    """What it did before is in the window, too."""
-    with collecting(tmp_path) as collector:
-        trained(collector.url, 0, steps=20)
-        trained(collector.url, 1, steps=30)
-        with training(collector.url, 0, steps=10) as second:
-            assert second.wait(60) == 0
-        collector.when(lambda ranks: ranks[0]["incarnation"] == 2 and ranks[0]["state"] == "ended")
-        answer = ask(f"{collector.url}/v1/windows/1/chrome")
-        assert names_in("chrome", answer.body)["forward"] == 20, "ten of each rank"
-
-
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A collector of two ranks with 400,000 spans each."""

@@ -204,17 +204,3 @@ def test_it_is_asked_for_while_it_is_in_view(tmp_path: Path) -> None:
             when(page, lambda: len(asked) > before)
 
     shown(tmp_path, look)
-
-
-def test_a_rank_alone_has_none(tmp_path: Path) -> None:
-    """There is nobody to compare it with."""
-
-    def look(url: str) -> None:
-        with quiet_page() as page:
-            asked = asked_of(page)
-            visit(page, url)
-            page.locator("#chart-text", has_text="Latest: ").wait_for()
-            page.wait_for_timeout(1500)
-            assert not asked and not page.get_by_role("heading", name="Ranks and steps").is_visible()
-
-    shown(tmp_path, look, ranks=1)

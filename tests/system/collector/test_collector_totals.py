@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,10 @@ from stepscope.collector.live.views import StorageView
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.web.metrics import exposition
-from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from tests.support.basics import at_once, require
-from tests.support.collecting import ask
-from tests.support.collectors import answer, collecting, connected
-from tests.support.streams import CONNECTION, SYNC, frames, frames_header, hello
+from tests.support.streams import CONNECTION, SYNC
 from tests.unit.collector.test_collector_live import a_life, events_frame, run_of
 
 SUMS = ("events", "bytes", "dropped")
@@ -91,28 +87,3 @@ def test_no_sum_falls(moves: list[tuple[int, int]]) -> None:
         if stream.ended and number % 3 == 2:
             streams.deleted(f"{number - 1:032x}")
         watched.look()
-
-
-async def test_the_metrics_of_a_collector_do_not_fall(tmp_path: Path) -> None:
-    """Asked over HTTP, while starts come and go."""
-    async with collecting(tmp_path, max_streams=2) as running:
-        url = running.url.replace("ws", "http", 1)
-        known: dict[str, float] = {}
-
-        async def look() -> None:
-            nonlocal known
-            await running.collector.live.snapshot(age=0)  # else the same is told for a while
-            found = counters((await asyncio.to_thread(ask, f"{url}/metrics")).body.decode())
-            assert all(found[name] >= value for name, value in known.items()), (known, found)
-            known = found
-
-        for number in range(8):
-            async with connected(running.url) as one:
-                await one.send(hello(stream=f"{number:032x}"))
-                await answer(one)
-                await one.send(protocol.encode(frames_header(0, 3), frames(0, 3)))
-                assert await answer(one) == protocol.Ack(3)
-                await look()
-        assert len(running.collector.streams.all) <= 4
-        size = running.journal(f"{0:032x}").stat().st_size
-        assert known["stepscope_received_bytes_total"] == 8 * size

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from stepscope.cli.main import main
 from stepscope.collector.merge.report import MergeReport
 from stepscope.collector.runs.job import Job, chosen_job, error_between
-from stepscope.collector.runs.recording import Recording, recordings_in
-from stepscope.runtime.windows.window import Window
+from stepscope.collector.runs.recording import recordings_in
 from tests.support.basics import require
 from tests.support.ranks.cluster import collector, start_rank, truth
-from tests.support.ranks.streams import on_another_clock
 from tests.support.ranks.worker import Rank
 
 RANKS = (
@@ -48,11 +45,6 @@ def job_of(directory: Path) -> Job:
     recordings, unusable = recordings_in([directory])
     assert not unusable
     return Job(*chosen_job(recordings, None))
-
-
-def windows_of(recording: Recording) -> dict[int, Window]:
-    """All its windows."""
-    return recording.windows(recording.all_rows())
 
 
 def merged(cluster: Path, *arguments: str) -> MergeReport:
@@ -160,52 +152,3 @@ def test_each_process_has_numbers_of_its_own(cluster: Path) -> None:
     about = next(e for e in events if e["name"] == "stepscope")["args"]["metadata"]["merged"]
     assert {member["member"] for member in about["members"]} == {name.partition(":")[0] for name in names} - {"job"}
     assert all(member["bound_ns"] > 0 for member in about["members"])
-
-
-def test_drift_and_skew_that_were_recorded_are_taken_out(cluster: Path, tmp_path: Path) -> None:
-    """The streams as if each rank's clock ran 200 ppm fast or slow, and seconds ahead: the same result, within the bounds."""
-    originals = {m.recording.id: m for m in job_of(cluster / "collected").members}
-    for number, member in enumerate(originals.values()):
-        path = member.recording.path
-        drift, base = (200e-6, -200e-6)[number % 2], member.recording.first_ns
-
-        def shifted(at: int, drift: float = drift, base: int = base, number: int = number) -> int:
-            return at + int((at - base) * drift) + number * 7_000_000_000
-
-        on_another_clock(path, tmp_path / member.recording.id / "journal", shifted, f"machine {number}")
-    changed = {m.recording.id: m for m in job_of(tmp_path).members}
-    assert set(changed) == set(originals)
-    for key, original in originals.items():
-        other = changed[key]
-        pairs = [
-            (step.start_ns, moved.start_ns)
-            for index, window in windows_of(original.recording).items()
-            for step, moved in zip(window.steps, windows_of(other.recording)[index].steps, strict=True)
-        ]
-        assert pairs
-        for here, there in pairs:
-            apart = abs(original.reference(here) - other.reference(there))
-            assert apart <= original.error(here) + other.error(there)
-
-
-def test_a_stream_that_grows(cluster: Path, tmp_path: Path) -> None:
-    """Cut anywhere, as a stream that is being written: what is there is merged, and the window has no end."""
-    source = next((cluster / "collected" / "streams").iterdir()) / "journal"
-    whole = Recording.of(source, "x")
-    data = source.read_bytes()
-    target = tmp_path / "streams" / "x" / "journal"
-    target.parent.mkdir(parents=True)
-    seen = set[int]()
-    for size in np.linspace(200, len(data), 25).astype(int).tolist():
-        target.write_bytes(data[:size])
-        recordings, unusable = recordings_in([tmp_path])
-        if unusable:
-            assert not recordings
-            continue
-        assert recordings[0].events <= whole.events
-        seen.add(recordings[0].events)
-        if len(recordings[0].marks):
-            assert main(["merge", str(tmp_path), "--out", str(tmp_path / "cut.json")]) == 0
-            json.loads((tmp_path / "cut.json").read_text())
-    assert max(seen) == whole.events
-    assert len(seen) > 2

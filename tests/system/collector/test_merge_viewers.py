@@ -21,7 +21,7 @@ from tests.support.ranks.streams import write_stream
 from tests.support.viewers import hta_answers, perfetto
 from tests.support.viewers.perfetto import PROBLEMS, SLICES
 from tests.support.viewers.scene import START, Scene, device_work, make_run, make_window, odd_kinds, training
-from tests.support.viewers.tensorboard import load_run, open_tensorboard, switch_view
+from tests.support.viewers.tensorboard import load_run
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +77,6 @@ def test_the_plugin_compares_the_ranks(collected: Path, tmp_path: Path) -> None:
     assert "Distributed" in [view.display_name for view in run.views]
     waiting = run.get_profile("All", "default" if run.get_spans("host0_0") == ["default"] else "1")
     assert set(waiting.steps_to_wait["data"]["all"]) == {"host0_0", "host1_1"}
-
-
-def test_the_plugins_page_shows_the_distributed_view(collected: Path, tmp_path: Path) -> None:
-    """In a real browser."""
-    merge(collected, tmp_path / "tb", "tensorboard")
-    with open_tensorboard(tmp_path / "tb") as page:
-        page.get_by_text("Step Time Breakdown").wait_for()
-        switch_view(page, "Overview", "Distributed")
-        page.get_by_text("Communication Operations Stats").first.wait_for()
-        page.get_by_text("Synchronizing/Communication Overview").first.wait_for()
 
 
 @pytest.mark.parametrize("suffix", [".json.gz", ".pftrace"])

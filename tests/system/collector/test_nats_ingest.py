@@ -25,7 +25,6 @@ from stepscope.collector.nats import partition
 from stepscope.collector.nats.consumer import Retries
 from stepscope.collector.nats.partition import Partition, Session
 from stepscope.collector.nats.roster import Roster
-from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.names import Names
@@ -354,22 +353,6 @@ async def test_frames_that_jetstream_has_deleted_count_as_lost(server: NatsServe
         await collecting.take(publisher)
     assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
     assert collecting.missing(publisher) == 5
-
-
-async def test_a_stream_whose_beginning_was_deleted_has_its_run(server: NatsServer, tmp_path: Path) -> None:
-    """From its Hello: else it could not be merged."""
-    collecting = Collecting(tmp_path)
-    async with publishing(server) as publisher:
-        said = await publisher.begin()
-        lost = await publisher.publish(0, 5)
-        await publisher.publish(5, 5, oldest=5)
-        await publisher.end(10, oldest=5)
-        await publisher.jetstream.delete_msg(publisher.team.stream, lost)
-        await collecting.take(publisher)
-    assert collecting.numbers(publisher) == list(range(4, 11))
-    assert collecting.missing(publisher) == 4
-    recording = Recording.of(collecting.store.path(publisher.stream), publisher.stream)
-    assert recording.run == said.run and recording.ended and recording.damage.lost_frames == 4
 
 
 async def test_missing_frames_are_awaited(server: NatsServer, tmp_path: Path) -> None:

@@ -27,8 +27,3 @@ def test_rotation(scenario: str, loop: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "t"), case]
     done = run_to_end(command, timeout=280, cwd=ROOT, environment=environment, server=None)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-5000:] + done.stderr[-1000:]
-
-
-def test_there_are_scenarios() -> None:
-    """None is passed over by a change of names."""
-    assert len(SCENARIOS) >= 3

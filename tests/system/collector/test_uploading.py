@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import uuid
@@ -13,14 +12,12 @@ from typing import Any
 import pytest
 
 from stepscope.collector.app import Collector
-from stepscope.collector.clocks import server_clock
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.upload import uploader as uploader_module
 from stepscope.collector.upload.object_store import ObjectStore
 from stepscope.collector.upload.uploader import Uploading
 from stepscope.runtime.errors import OutputError
 from tests.support.basics import poll
-from tests.support.collecting import ask, collecting, trained, until
+from tests.support.collecting import collecting, until
 from tests.support.messages import refused
 from tests.support.object_stores import HangingStore, Stream, contents
 
@@ -65,26 +62,6 @@ def test_a_collector_that_is_killed_in_the_middle_goes_on(collected: Path, tmp_p
     assert all(name.endswith(".part") for name in there.keys() - made.keys() - {"clocks.json"})
 
 
-async def test_one_that_ends_in_the_middle_goes_on(collected: Path, url: str) -> None:
-    """It ends without waiting for what is left, which the next one uploads; what is there is not uploaded again."""
-    for number in range(30):
-        Stream(collected, number, windows=12).end()
-    made = contents(collected / "streams")
-    settings = CollectorSettings(directory=collected, port=0, upload=url, upload_seconds=0.05)
-    first = Collector(settings)
-    assert first.uploading is not None
-    async with first.serving():
-        await poll(lambda: first.uploading is not None and first.uploading.view().bytes > 0)
-    before = first.uploading.view().bytes
-    second = Collector(settings)
-    async with second.serving():
-        await poll(lambda: second.uploading is not None and second.uploading.view().complete == 30)
-        assert second.uploading is not None
-        after = second.uploading.view()
-    assert after.problem == "" and before + after.bytes == sum(map(len, made.values()))
-    assert sum(size for name, size in ObjectStore(url).sizes().items() if name in made) == before + after.bytes
-
-
 async def test_nothing_is_put_when_it_has_ended(collected: Path, tmp_path: Path) -> None:
     """Not even what was being put, if the store answers within two seconds."""
     Stream(collected, windows=12).end()
@@ -98,20 +75,6 @@ async def test_nothing_is_put_when_it_has_ended(collected: Path, tmp_path: Path)
     other.go.set()
     await asyncio.wait([task])
     assert contents(remote) == {}
-
-
-def test_ranks_that_train_are_uploaded(tmp_path: Path) -> None:
-    """What was streamed is in the store when the ranks have ended; Prometheus shows it, too."""
-    remote, collected = tmp_path / "remote", tmp_path / "collected"
-    with collecting(collected, "--upload", f"file://{remote}", "--upload-every", "0.2") as collector:
-        trained(collector.url, 0)
-        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
-        text = ask(f"{collector.url}/metrics").body.decode()
-        assert "stepscope_upload_waiting_bytes 0.0" in text and "stepscope_uploaded_bytes_total" in text
-        stream = collector.ranks()[0]["stream"]
-        journals = {path.name: path.read_bytes() for path in (collected / "streams" / stream).glob("journal*")}
-        assert journals and {path.name: path.read_bytes() for path in (remote / stream).iterdir()} == journals
-        assert frozenset(json.loads((remote / "clocks.json").read_text())) == server_clock.read_clock_names(collected)
 
 
 async def test_a_store_that_fails_is_reported_and_asked_again(
@@ -161,21 +124,6 @@ async def test_whatever_a_store_raises_is_reported_and_over_the_next_time(
         away.setattr(files, operation, fails)
         task = asyncio.create_task(uploading.run())
         await poll(lambda: "StrangeError: no route" in uploading.view().problem)
-    await poll(lambda: uploading.view().complete == 1 and not uploading.view().problem)
-    await ended(task)
-
-
-async def test_a_store_that_hangs_is_reported(collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Stream(collected, windows=80).end()
-    other = HangingStore(tmp_path / "remote", after=20)
-    uploading = Uploading(collected, other.url, every=0.05)
-    task = asyncio.create_task(uploading.run())
-    await poll(other.hangs.is_set)
-    assert not uploading.view().problem
-    monkeypatch.setattr(uploader_module, "SILENCE_S", 0.01)
-    await poll(lambda: "nothing was heard of the store" in uploading.view().problem)
-    await poll(lambda: uploading.view().bytes > 0)  # some do not hang
-    other.go.set()
     await poll(lambda: uploading.view().complete == 1 and not uploading.view().problem)
     await ended(task)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import random
 import re
 from pathlib import Path
@@ -113,29 +112,6 @@ def test_everything_is_in_chrome_traces(tmp_path: Path, dialect: Dialect) -> Non
     assert found["window 0", lost]["int_value"] == 2
 
 
-def test_chrome_traces_that_were_cut(tmp_path: Path) -> None:
-    """An array, plain or compressed, loads wherever it was cut, but for the event that was cut."""
-    batch = chrome_batch(tmp_path)
-    for name in ("cut.json", "cut.json.gz"):
-        path = tmp_path / name
-
-        async def leave(path: Path = path) -> bytes:
-            exporter = ChromeTraceExporter(path)
-            await exporter.open(make_run(tmp_path))
-            await exporter.export(batch)
-            left = path.read_bytes()  # noqa: ASYNC240
-            await exporter.aclose()
-            return left
-
-        left = asyncio.run(leave())
-        path.write_bytes(left if name.endswith(".gz") else left[: left.rindex(b'"name":"in a task"')])
-        problems, slices = perfetto.query(path, PROBLEMS, SLICES)
-        assert problems == []
-        names = [row["name"] for row in slices]
-        assert names.count("aten::linear") == 3
-        assert ("in a task" in names) == name.endswith(".gz")
-
-
 def test_catapult(tmp_path: Path) -> None:
     """Catapult imports the same file without a warning, in both forms of times."""
     for dialect in ("kineto", "tensorboard"):
@@ -149,14 +125,6 @@ def test_catapult(tmp_path: Path) -> None:
         assert threads[0, 7] == threads[1, 7] == "stream 7"
         assert ["loss", 3] in [[name.removesuffix(".value"), count] for name, count in model["counters"]]
         assert model["flows"] == 3
-
-
-def test_gzip_of_a_whole_trace(tmp_path: Path) -> None:
-    """The compressed file holds the same bytes."""
-    batch = chrome_batch(tmp_path)
-    write_chrome(tmp_path / "a.json", batch)
-    write_chrome(tmp_path / "a.json.gz", batch)
-    assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()
 
 
 def train_epochs(profiler: sc.Profiler, output_dir: Path) -> Path:
@@ -321,34 +289,6 @@ def test_times_that_are_equal(tmp_path: Path) -> None:
         assert drawn[name] == (int(event["ts"]), int(event["dur"]), depths[name]), name
     decoded = {one.name: (one.ts, one.dur, one.depth) for one in pftrace.load(path).slices()}
     assert {name: drawn[name] for name in depths} == decoded
-
-
-def test_what_encloses_comes_later(tmp_path: Path) -> None:
-    """The first step of a window nests in what was open when the window began, which comes last."""
-    run = make_run(tmp_path)
-    scene = Scene(run)
-    batches: list[EventBatch] = []
-    for number in range(3):
-        scene.span("forward", 1000 * number + 10, 100, parent=5)
-        scene.span("ProfilerStep", 1000 * number, 1000, flags=Flag.NUMBERED, parent=5, category="user_annotation")
-        batch = scene.batch()
-        events = batch.events.copy()
-        events["step"] = number
-        batch = msgspec.structs.replace(batch, events=events)
-        batches.append(batch)
-    scene.span("epoch", 0, 3000, id=5, parent=4, flags=Flag.CLIPPED | Flag.OPEN)
-    scene.span("train", 0, 3000, id=4, flags=Flag.CLIPPED | Flag.OPEN)
-    path = tmp_path / "trace.pftrace"
-    left = asyncio.run(write(path, run, *batches, scene.batch()))
-    problems, slices = perfetto.query(path, PROBLEMS, SLICES)
-    assert problems == []
-    nested = [(row["name"], row["ts"] - START, row["dur"], row["depth"]) for row in slices if row["tid"] == PID]
-    expected = [("train", 0, 3_000_000, 0), ("epoch", 0, 3_000_000, 1)]
-    for number in range(3):
-        expected += [(f"ProfilerStep#{number}", number * 1_000_000, 1_000_000, 2)]
-        expected += [("forward", number * 1_000_000 + 10_000, 100_000, 3)]
-    assert nested == expected
-    assert [(one.name, one.depth) for one in pftrace.Trace(left).slices()] == [(row[0], row[3]) for row in expected]
 
 
 def test_files_that_were_cut(tmp_path: Path) -> None:

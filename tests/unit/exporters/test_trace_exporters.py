@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import os
@@ -240,27 +239,6 @@ async def test_held_spans_count(tmp_path: Path) -> None:
     exporter = PerfettoExporter(tmp_path / "full.pftrace", max_bytes=70_000)
     await write(exporter, tmp_path, clipped(tmp_path, 40, "x" * 4000))
     assert len(names(tmp_path / "full.pftrace")) == 40 and exporter.dropped_cap == 0
-
-
-async def test_cancelled_at_any_moment(tmp_path: Path) -> None:
-    """A cancelled export is there whole or not at all, and what follows it is right."""
-    outcomes: set[int] = set()
-    for turns in range(12):
-        path = tmp_path / f"{turns}.pftrace"
-        exporter = PerfettoExporter(path)
-        await exporter.open(make_run(tmp_path))
-        task = asyncio.ensure_future(exporter.export(clipped(tmp_path, 3)))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        await exporter.export(many(tmp_path, 4))
-        await exporter.close_window(make_window())
-        await exporter.aclose()
-        found = names(path)
-        assert [name for name in found if name[0] == "n"] == ["n0", "n1", "n2", "n3"]
-        outcomes.add(len(found) - 4)
-    assert outcomes <= {0, 3}
 
 
 async def test_a_link_is_not_followed(tmp_path: Path) -> None:
