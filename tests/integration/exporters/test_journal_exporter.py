@@ -65,7 +65,7 @@ async def test_other_journals_are_left_alone(tmp_path: Path) -> None:
     assert len(events_of(exporter.path)) == 1
 
 
-@pytest.mark.parametrize("fsync", ["never", "window", "always"])
+@pytest.mark.parametrize("fsync", ["never", "always"])
 def test_a_kill_loses_nothing_exported(tmp_path: Path, fsync: str) -> None:
     """Everything that `export` returned for survives `kill -9`."""
     program = f"""

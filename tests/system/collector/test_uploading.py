@@ -40,22 +40,22 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 def test_a_collector_that_is_killed_in_the_middle_goes_on(collected: Path, tmp_path: Path) -> None:
     """Killed three times: what is under the name of a segment is whole at any time, and in the end everything is there."""
-    for number in range(100):
+    for number in range(60):
         Stream(collected, number, windows=12).end()
     made = contents(collected / "streams")
     remote = tmp_path / "remote"
     for kills in range(4):
         with collecting(collected, "--upload", f"file://{remote}") as collector:
             if kills < 3:
-                wanted = kills * 80 + 1
+                wanted = kills * 40 + 1
                 until(lambda: len(list(remote.rglob("journal*"))) >= wanted)  # noqa: B023
                 collector.process.send_signal(signal.SIGKILL)
                 collector.process.wait()
                 there = contents(remote)
                 assert all(there[name] == made[name] for name in there.keys() & made.keys())
             else:
-                upload = until(lambda: (u := collector.get("/v1/job")["upload"])["complete"] == 100 and u)
-                assert (upload["streams"], upload["waiting_bytes"], upload["problem"]) == (100, 0, "")
+                upload = until(lambda: (u := collector.get("/v1/job")["upload"])["complete"] == 60 and u)
+                assert (upload["streams"], upload["waiting_bytes"], upload["problem"]) == (60, 0, "")
                 assert upload["url"] == f"file://{remote}" and upload["at_ns"] != 0
     there = contents(remote)
     assert {name: data for name, data in there.items() if name in made} == made

@@ -80,8 +80,7 @@ def streams(directory: Path) -> list[str]:
     return sorted(path.parent.name for path in directory.glob("streams/*/journal"))
 
 
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(("alone", "there"), [(False, False), (True, True)])
 def test_each_run_of_a_directory_has_its_own_journal(tmp_path: Path, alone: bool, there: bool) -> None:
     """A rank is killed, started again in the same directory and killed again; in containers both have one number."""
     with collecting(tmp_path / "c") as collector:

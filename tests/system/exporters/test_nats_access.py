@@ -201,7 +201,6 @@ async def test_a_secret_that_is_corrected(start: Start, tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("", "user.creds is empty"),
-        ("no credentials at all\n", "user.creds holds no"),
         ("-----BEGIN NATS USER JWT-----\n", "user.creds holds no"),
     ],
 )
@@ -227,10 +226,9 @@ def test_a_secret_in_a_url_is_refused(url: str) -> None:
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("command", ["collect --dir {} --port 0 --from", "deliver {} --url"])
-def test_commands_refuse_secrets_in_urls(command: str, tmp_path: Path) -> None:
+def test_commands_refuse_secrets_in_urls(tmp_path: Path) -> None:
     """And name the options to use instead."""
-    arguments = [*command.format(tmp_path).split(), f"nats://me:{SECRET}@host"]
+    arguments = ["collect", "--dir", str(tmp_path), "--port", "0", "--from", f"nats://me:{SECRET}@host"]
     done = run_to_end([*COMMAND, *arguments], timeout=60, server="command")
     assert done.returncode == 1 and "--nats-credentials" in done.stderr
     assert SECRET not in done.stdout + done.stderr
