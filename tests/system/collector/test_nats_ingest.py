@@ -32,7 +32,7 @@ from stepscope.exporters.nats.servers import NatsLimits
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
-from tests.integration.collector.test_collector_uncancelled import HangingCall
+from tests.integration.collector.test_blocking_pool import HangingCall
 from tests.support.basics import poll
 from tests.support.beside import running
 from tests.support.jetstreams import Publisher, connected
