@@ -35,7 +35,7 @@ from stepscope.runtime.journal.records import run_record
 from tests.support.basics import poll, require
 from tests.support.collecting import ask, trained, until
 from tests.support.collecting import collecting as collecting_apart
-from tests.support.collectors import answer, collecting, connected, send_frames
+from tests.support.collectors import answer, collecting, connected, send_frames, welcomed
 from tests.support.journals import events_payloads
 from tests.support.messages import refused
 from tests.support.streams import RUN, STREAM, SYNC, frames, frames_header, hello
@@ -48,9 +48,7 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
         host, port = running.url.removeprefix("ws://").split("/")[0].split(":")
         silent, slow = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
         slow[1].write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-        async with connected(running.url) as one:
-            await one.send(hello())
-            await answer(one)
+        async with welcomed(running) as one:
             for reader, stream in (silent, slow):
                 assert await asyncio.wait_for(reader.read(), 30) == b""
                 stream.close()
@@ -93,9 +91,7 @@ async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: py
 
 async def test_who_waits_makes_room_for_who_asks(tmp_path: Path) -> None:
     """Connections are no more than may be; those of exporters stay."""
-    async with collecting(tmp_path, max_streams=1, max_readers=4) as running, connected(running.url) as one:
-        await one.send(hello())
-        await answer(one)
+    async with collecting(tmp_path, max_streams=1, max_readers=4) as running, welcomed(running) as one:
         idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(20)]
         for reader, _ in idle[:16]:
             with contextlib.suppress(ConnectionResetError):
@@ -136,9 +132,7 @@ async def test_the_first_message_is_a_header_and_no_more(tmp_path: Path) -> None
             with pytest.raises(ConnectionClosed):
                 await one.send(b"\0" * (1 << 20))
                 await one.recv()
-        async with connected(running.url) as one:
-            await one.send(hello())
-            await answer(one)
+        async with welcomed(running) as one:
             await one.send(protocol.encode(frames_header(0, 1), frames(0, 1, size=1 << 20)))
             assert await answer(one) == protocol.Ack(1)
 
@@ -211,9 +205,7 @@ async def test_what_the_disk_has_lost_is_not_confirmed(tmp_path: Path, monkeypat
         raise OSError(errno.EIO, "lost")
 
     async with collecting(tmp_path, fsync=True) as running:
-        async with connected(running.url) as one:
-            await one.send(hello())
-            await answer(one)
+        async with welcomed(running) as one:
             assert await send_frames(one, 0, 3) == protocol.Ack(3)
             with monkeypatch.context() as disk:
                 disk.setattr(os, "fdatasync", fails)

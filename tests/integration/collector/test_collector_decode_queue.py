@@ -23,7 +23,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.records import WindowRecord
 from tests.support.basics import poll
-from tests.support.collectors import answer, collecting, connected
+from tests.support.collectors import answer, collecting, connected, welcomed
 from tests.support.streams import STREAM, SYNC, frames_header, hello
 from tests.support.windowed import encoded
 from tests.unit.collector.test_collector_live import (
@@ -82,9 +82,7 @@ def events_of(streams: Streams) -> int:
 
 async def test_a_message_of_many_frames_does_not_hold_the_loop(tmp_path: Path) -> None:
     """Its steps are counted over many turns; it is confirmed when all are, and the next one counts after them."""
-    async with collecting(tmp_path) as running, connected(running.url) as one:
-        await one.send(hello())
-        await answer(one)
+    async with collecting(tmp_path) as running, welcomed(running) as one:
         async with turns(lambda: events_of(running.collector.streams)) as seen:
             await one.send(message(many()))
             assert await answer(one) == protocol.Ack(MANY)

@@ -13,7 +13,7 @@ from websockets.typing import Subprotocol
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal import format as fmt
-from tests.support.collectors import answer, collecting, connected, send_frames
+from tests.support.collectors import answer, collecting, connected, send_frames, welcomed
 from tests.support.messages import refused
 from tests.support.streams import STREAM, SYNC, frames, frames_header, hello
 
@@ -108,9 +108,7 @@ async def test_silence_is_not_waited_for(tmp_path: Path) -> None:
 
 async def test_a_message_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     """Its length alone ends the connection."""
-    async with collecting(tmp_path) as running, connected(running.url) as one:
-        await one.send(hello())
-        assert isinstance(await answer(one), protocol.Welcome)
+    async with collecting(tmp_path) as running, welcomed(running) as one:
         one.transport.write(b"\x82\xff" + struct.pack(">Q", 1 << 40) + b"\0\0\0\0")
         with pytest.raises(ConnectionClosed) as closed:
             await answer(one)
@@ -177,15 +175,11 @@ async def test_many_connections_want_one_stream(tmp_path: Path) -> None:
 async def test_a_limit_of_bytes_is_kept(tmp_path: Path, limit: str) -> None:
     """Nothing beyond it is written, what is there stays, and the client is told to come again."""
     async with collecting(tmp_path, **{limit: 500}) as running:
-        async with connected(running.url) as one:
-            await one.send(hello())
-            assert isinstance(await answer(one), protocol.Welcome)
+        async with welcomed(running) as one:
             assert await send_frames(one, 0, 7) == protocol.Ack(7)
             assert isinstance(refusal := await send_frames(one, 7, 1), protocol.Refused)
             assert "limit of 500 bytes" in refusal.reason and refusal.retry
-        async with connected(running.url) as one:
-            await one.send(hello(stream=OTHER))
-            assert isinstance(await answer(one), protocol.Welcome)
+        async with welcomed(running, OTHER) as one:
             other = await send_frames(one, 0, 1)
             assert isinstance(other, protocol.Ack if limit == "max_stream_bytes" else protocol.Refused)
     assert running.journal().stat().st_size == 20 + 7 * 64
@@ -211,9 +205,7 @@ async def test_directories_are_private_and_no_link_is_followed(tmp_path: Path) -
         async with connected(running.url) as one:
             await one.send(hello())
             assert isinstance(await answer(one), protocol.Refused)
-        async with connected(running.url) as one:
-            await one.send(hello(stream=OTHER))
-            assert isinstance(await answer(one), protocol.Welcome)
+        async with welcomed(running, OTHER) as one:
             assert running.journal(OTHER).parent.stat().st_mode & 0o777 == 0o700
     assert not list((tmp_path / "target").iterdir())
     (tmp_path / "d").mkdir()

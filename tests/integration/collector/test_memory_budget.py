@@ -23,7 +23,7 @@ from stepscope.collector.web.web_protocols import Announced
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.requests.command import Command
 from tests.support.basics import poll
-from tests.support.collectors import answer, collecting, connected
+from tests.support.collectors import answer, collecting, connected, welcomed
 from tests.support.messages import refused
 from tests.support.streams import frames, frames_header, hello
 
@@ -100,9 +100,7 @@ async def test_many_large_messages_wait_for_each_other(tmp_path: Path) -> None:
     async with collecting(tmp_path, max_intake=LIMIT) as running:
 
         async def send(number: int) -> protocol.Header:
-            async with connected(running.url) as one:
-                await one.send(hello(stream=f"{number:032x}"))
-                assert isinstance(await answer(one), protocol.Welcome)
+            async with welcomed(running, f"{number:032x}") as one:
                 said: protocol.Header = protocol.Ack(0)
                 for first in range(3):
                     await one.send(protocol.encode(frames_header(first, 1), frames(first, 1, size=700_000)))

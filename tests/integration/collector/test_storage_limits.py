@@ -329,24 +329,3 @@ async def test_small_segments_count_with_their_blocks(tmp_path: Path) -> None:
                 most = max(most, used)
                 assert (view := collector.storage.view()) is not None and view.used_bytes >= used - 64 * KIB
         assert limit // 2 < most <= limit
-
-
-async def test_what_cannot_be_evicted_is_not_exceeded(tmp_path: Path) -> None:
-    """Segments that are still written stay: beyond the limit more frames are refused, and their exporter keeps them."""
-    limit = 2 * MIB
-    collector = Collector(CollectorSettings(directory=tmp_path, port=0, disk_bytes=limit))
-    async with collector.serving() as url:
-        for stream in (ONE, TWO):
-            async with connected(url.replace("http", "ws")) as one:
-                await one.send(hello(stream=stream))
-                assert isinstance(await answer(one), protocol.Welcome)
-                said: protocol.Header = protocol.Ack(0)
-                first = 0
-                while isinstance(said, protocol.Ack):
-                    await one.send(protocol.encode(frames_header(first, 1), frames(first, 1, size=128 * KIB)))
-                    said = await answer(one)
-                    first += 1
-                assert isinstance(said, protocol.Refused) and said.retry
-                assert f"limit of {limit} bytes on disk" in said.reason
-                assert disk_use(tmp_path).total <= limit + 64 * KIB
-    assert disk_use(tmp_path).streams > limit // 2

@@ -83,12 +83,14 @@ def test_a_quiet_logger_passes_on_what_is_grave(logged: pytest.LogCaptureFixture
     assert record.getMessage() == "a connection is lost" and vars(record)["websocket"] == 5
 
 
-@pytest.mark.parametrize("way", ["password", "credentials"])
+@pytest.mark.parametrize("way", ["token", "password", "credentials"])
 async def test_secrets_for_nats(way: str, logged: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """Whoever gets in, or does not, with what a file holds: an exporter here, and a collector in a program of its own."""
     (file := tmp_path / "secret").write_text(WRONG)
     secrets, right = [SECRET, WRONG], SECRET
-    if way == "password":
+    if way == "token":
+        config, access = f'authorization {{ token: "{SECRET}" }}', NatsAccess(token_file=file)
+    elif way == "password":
         config = f'authorization {{ user: me, password: "{SECRET}" }}'
         access = NatsAccess(user="me", password_file=file)
     else:

@@ -7,7 +7,6 @@ import gzip
 import json
 import random
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -134,20 +133,6 @@ def test_windows_of_a_restarted_rank_follow_its_steps(cluster: Path) -> None:
     assert first.events
     assert second.absent == []
     assert second.notes == ["rank 3 was started again, and did the steps 5 to 7 again"]
-
-
-def test_steps_are_chosen_by_number(cluster: Path) -> None:
-    """Steps 4 to 5 lie in two windows; nothing else is written."""
-    pq: Any = require("pyarrow.parquet")
-    out = cluster / "steps.parquet"
-    merged(cluster, "--steps", "4-5", "--out", str(out))
-    rows = pq.read_table(out).to_pylist()
-    spans = [row for row in rows if row["kind"] == "span"]
-    steps = Counter((row["rank"], row["name"]) for row in spans if row["name"].startswith("ProfilerStep"))
-    assert steps == {
-        (rank, f"ProfilerStep#{step}"): 2 if (rank, step) == (3, 5) else 1 for rank in range(4) for step in (4, 5)
-    }
-    assert {row["step"] for row in spans} == {4, 5}
 
 
 def test_each_process_has_numbers_of_its_own(cluster: Path) -> None:

@@ -234,26 +234,6 @@ async def test_a_known_stream_is_not_refused_for_its_file(
     assert collecting.numbers(publisher) == list(range(11))
 
 
-async def test_many_messages_of_a_stream_that_cannot_be_written(
-    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """JetStream keeps few of them as unacknowledged: the others are read again when the stream can be written."""
-    monkeypatch.setattr(partition, "MAX_WAITING", 4)
-    collecting = Collecting(tmp_path)
-    async with publishing(server) as publisher:
-        for number in range(20):
-            await publisher.publish(number, 1)
-        async with collecting.taking(publisher):
-            await poll(lambda: "Hello" in collecting.retries.problem)
-            async with asyncio.timeout(30):
-                while (await collecting.info(publisher)).num_ack_pending != 4:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            await publisher.begin()
-            await publisher.end(20)
-            await poll(lambda: collecting.ended(publisher))
-    assert collecting.numbers(publisher) == list(range(21))
-
-
 async def test_a_run_of_another_job_is_refused(server: NatsServer, tmp_path: Path) -> None:
     """In a frame, whatever the Hello says: whoever may send the streams of one job only sends none of another."""
     collecting = Collecting(tmp_path)

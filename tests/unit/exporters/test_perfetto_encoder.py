@@ -334,15 +334,6 @@ def _without_halves(value: Any) -> Any:
     return value
 
 
-def test_large_blocks_grow_the_output(scene: Scene) -> None:
-    """Long names and arguments that outgrow every estimate are written whole."""
-    for n in range(200):
-        scene.span("\x01" * 1020 + f"{n:03}", n, 0.5, text="\x02" * 4096)
-    drawn = encode(scene).slices()
-    assert len(drawn) == 200
-    assert all(one.name[:1020] == "\x01" * 1020 and one.args["text"] == "\x02" * 4096 for one in drawn)
-
-
 def test_a_span_takes_few_bytes(scene: Scene) -> None:
     """Two packets, of which names, row and most of the time are left out."""
     for n in range(10_000):
