@@ -23,8 +23,8 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import poll
-from tests.support.launch import run_to_end
-from tests.support.streams import STREAM, hello
+from tests.support.launch import run_to_end, start
+from tests.support.streams import STREAM, frames, frames_header, hello
 
 COMMAND = (sys.executable, "-c", "import sys; from stepscope.cli.main import main; sys.exit(main())")
 """The command line, whatever is installed."""
@@ -64,6 +64,34 @@ async def collecting(directory: Path, *, port: int = 0, **settings: Any) -> Asyn
         await collector.audit.flush(30)
 
 
+class Process:
+    """A collector in a process of its own, to be killed."""
+
+    def __init__(self, directory: Path, port: int, *arguments: str, program: tuple[str, ...] | None = None) -> None:
+        """Args: its own; `program` is a text of Python, and its first arguments, in place of the command line's."""
+        given = COMMAND if program is None else (sys.executable, "-c", *program)
+        command = [*given, "collect", "--dir", str(directory), "--port", str(port), *arguments]
+        self._process = start(command, server="command", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._port = port
+
+    def wait(self) -> Process:
+        """Returns when it listens."""
+        while True:
+            assert self._process.poll() is None, "the collector has ended"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
+                return self
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """In order."""
+        self._process.terminate()
+        self._process.wait()
+
+
 def free_port() -> int:
     """A port on which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -100,6 +128,12 @@ async def welcomed(running: Running, stream: str = STREAM, **first: Any) -> Asyn
         yield made
 
 
+async def send_frames(made: ClientConnection, first: int, count: int) -> protocol.Header:
+    """Sends frames; what the collector says to that."""
+    await made.send(protocol.encode(frames_header(first, count), frames(first, count)))
+    return await answer(made)
+
+
 def journals(directory: Path) -> Iterator[Path]:
     """The journals that a collector keeps."""
     yield from sorted((directory / "streams").glob("*/journal"))
@@ -117,6 +151,14 @@ def spans(path: Path, *, ended: bool = True) -> Counter[str]:
         assert not reader.damage, reader.damage
         assert (reader.end is not None) == ended
     return found
+
+
+def spans_whole(path: Path) -> bool:
+    """Whether a journal of one span `x` is there up to its end."""
+    try:
+        return spans(path) == {"x": 1}
+    except (AssertionError, ValueError):
+        return False
 
 
 def deliver(place: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
