@@ -53,6 +53,58 @@ def left(directory: Path) -> list[Path]:
     return list((directory / "downloads").iterdir())
 
 
+TWO_PARTS = """
+import pathlib, sys, time
+with open({}, "wb") as file:
+    file.write(b"a" * 100_000)
+    file.flush()
+    while not pathlib.Path(GO).exists():
+        time.sleep(0.01)
+    file.write(b"b" * 50_000)
+    file.flush()
+sys.exit(END)
+"""
+"""Waits in the middle until `GO` is there."""
+
+
+def in_two_parts(go: Path, *, grows: bool = True, end: str = "") -> Download:
+    """A kind of file whose writer waits in the middle until `go` is there, and may say why it fails then."""
+    return kind(TWO_PARTS.replace("GO", repr(str(go))).replace("END", repr(end or 0)), grows=grows)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+async def test_a_file_is_sent_while_it_is_written(tmp_path: Path, grows: bool) -> None:
+    """One that is changed as it grows is sent when it is whole."""
+    go = tmp_path / "go"
+    chunks = Downloads(tmp_path).send(in_two_parts(go, grows=grows), [], 0)
+    first = asyncio.ensure_future(anext(chunks))
+    await asyncio.wait({first}, timeout=60 if grows else 1.0)
+    assert first.done() == grows and (not grows or first.result() == b"a" * 100_000)
+    go.touch()
+    assert await first + await whole(chunks) == b"a" * 100_000 + b"b" * 50_000
+    assert not left(tmp_path)
+
+
+async def test_a_file_that_breaks_off_is_no_whole_one(tmp_path: Path) -> None:
+    """Its reader gets an answer that is cut, and the log says why."""
+    go = tmp_path / "go"
+    chunks = Downloads(tmp_path).send(in_two_parts(go, end="the disk is full"), [], 0)
+    assert await anext(chunks)
+    go.touch()
+    with refused(RuntimeError, "the disk is full"):
+        await whole(chunks)
+    assert not left(tmp_path)
+
+
+async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
+    before = children(os.getpid())
+    chunks = Downloads(tmp_path).send(in_two_parts(tmp_path / "go"), [], 0)
+    assert await anext(chunks)
+    assert children(os.getpid()) - before
+    await chunks.aclose()
+    assert not children(os.getpid()) - before and not left(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("program", "bounds", "facts"),
     [

@@ -117,7 +117,10 @@ def test_a_collector_says_that_nobody_is_asked_for_a_token(tmp_path: Path) -> No
         said = collector.stop()[1]
     assert said.count("no token is set") == 1 and "every user of this machine can read all that is here" in said
     with collecting(tmp_path / "two", "--host", "0.0.0.0", "--insecure") as collector:
+        url = collector.url.replace("0.0.0.0", "127.0.0.1")
+        assert ask(f"{url}/v1/jobs", {"Host": "anything.example"}).status == 200
         said = collector.stop()[1]
+    assert said.count("any host name is accepted (--allowed-host)") == 1
     assert said.count("no token is set") == 1 and "whoever can reach this machine can read all" in said
     token = file(tmp_path / "token", TOKEN, 0o644)
     with collecting(tmp_path / "three", "--token-file", str(token)) as collector:

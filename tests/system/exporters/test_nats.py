@@ -129,30 +129,6 @@ def test_nothing_is_lost_when_servers_and_collectors_are_killed(
     assert list(wait_for(tmp_path / "collected", 1).values()) == [len(memory)]
 
 
-def test_a_killed_collector_has_a_successor(server: NatsServer, collect: Start, tmp_path: Path) -> None:
-    """Each stream has one collector. When that is killed the other one takes its streams from the beginning."""
-    both = [collect(tmp_path / "one"), collect(tmp_path / "other")]
-    counts: list[int] = []
-    orphaned: set[str] = set()
-    for index in range(4):
-        memory, exporter = sc.exporters.MemoryExporter(), NatsExporter(server.url)
-        with sc.trace(
-            output_dir=tmp_path / f"run{index}",
-            exporters=[exporter, memory],
-            options=sc.Options(drain_interval=0.02, close_timeout=30.0),
-        ) as profiler:
-            steps(profiler, 20)
-            if index == 2:
-                both[0].kill()
-                orphaned = {exporter.stream} if exporter.stream in names(tmp_path / "one") else set()
-            steps(profiler, 20)
-        profiler.raise_errors()
-        counts.append(len(memory))
-    found = wait_for(tmp_path, 4)
-    assert sorted(found.values()) == sorted(counts)
-    assert all((tmp_path / "other" / "streams" / stream).exists() for stream in orphaned)
-
-
 def test_a_collector_that_was_paused_stops(server: NatsServer, collect: Start, tmp_path: Path) -> None:
     """Another one takes the stream from the beginning meanwhile; the first one notices that it has lost the lease."""
     one, other = tmp_path / "one", tmp_path / "other"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from stepscope.control import WindowRequest
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.files.chrome_file import Dialect, base_of
 from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.runtime.events import strings, tracks
-from stepscope.runtime.events.record import EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Flag, Kind
 from stepscope.runtime.export.run import Run
-from tests.support import pftrace
 from tests.support.viewers import catapult, perfetto
 from tests.support.viewers.perfetto import PROBLEMS, SLICES
 from tests.support.viewers.scene import NAMES, PID, START, Scene, everything, make_run, make_window
@@ -243,71 +240,6 @@ def test_everything_is_there(tmp_path: Path, name: str) -> None:
         {"clock_name": "MONOTONIC", "clock_value": START},
         {"clock_name": "REALTIME", "clock_value": run.anchor.wall_ns},
     ]
-
-
-def crowded(seed: int) -> tuple[EventBatch, dict[str, int]]:
-    """Spans on many rows with so few different times that most begin or end with others; and the depth of each."""
-    random_ = random.Random(seed)
-    records: list[tuple[int, int, int, int, int, str]] = []
-    depths: dict[str, int] = {}
-    for row in range(60):
-        track = tracks.new(
-            TrackKind.TASK if row % 2 else TrackKind.THREAD, PID, 90_000 + seed * 100 + row, f"row {row}"
-        )
-
-        def put(begin: int, end: int, depth: int, parent: int, track: int = track) -> None:
-            at = begin
-            for _ in range(random_.randint(1, 3) if depth < 5 else 0):
-                first = random_.randint(at, end)
-                last = random_.randint(first, end)
-                number = len(depths) + 1
-                depths[f"{seed}/{number}"] = depth
-                put(first, last, depth + 1, number)
-                records.append((first, last - first, number, parent, track, f"{seed}/{number}"))
-                at = last
-
-        put(0, 30, 0, 0)
-    block = empty_block(len(records))
-    block["kind"] = Kind.SPAN
-    for event, (ts, dur, number, parent, track, name) in zip(block, records, strict=True):
-        event["ts"], event["dur"], event["id"], event["parent"] = START + ts, dur, number, parent
-        event["track"], event["name"] = track, strings.intern(name)
-    return EventBatch("recorder", 0, block, b""), depths
-
-
-def test_times_that_are_equal(tmp_path: Path) -> None:
-    """Thousands of spans that touch, are empty, or begin and end together: times and depths are exact."""
-    batch, depths = crowded(1)
-    assert len(depths) > 1500
-    path = tmp_path / "trace.pftrace"
-    asyncio.run(write(path, make_run(tmp_path), batch))
-    problems, slices = perfetto.query(path, PROBLEMS, SLICES)
-    assert problems == []
-    drawn = {row["name"]: (row["ts"], row["dur"], row["depth"]) for row in slices}
-    for event in batch.events:
-        name = strings.text(int(event["name"]))
-        assert drawn[name] == (int(event["ts"]), int(event["dur"]), depths[name]), name
-    decoded = {one.name: (one.ts, one.dur, one.depth) for one in pftrace.load(path).slices()}
-    assert {name: drawn[name] for name in depths} == decoded
-
-
-def test_files_that_were_cut(tmp_path: Path) -> None:
-    """A file that ends anywhere shows what came before; what lies in one that grows is there already."""
-    run = make_run(tmp_path)
-    scene = Scene(run)
-    everything(scene)
-    batch = scene.batch()
-    path = tmp_path / "whole.pftrace"
-    left = asyncio.run(write(path, run, batch, close=False))
-    whole = {(seen(one.name), one.ts, one.dur) for one in pftrace.Trace(left).slices()}
-    assert len(whole) > 50
-    for cut in (len(left), len(left) - 1, len(left) * 2 // 3, len(left) // 3):
-        path.write_bytes(left[:cut])
-        problems, slices = perfetto.query(path, PROBLEMS, SLICES)
-        assert problems == []
-        decoded = {(seen(one.name), one.ts, one.dur) for one in pftrace.Trace(left[:cut]).slices()}
-        assert {one for one in decoded if one[2] >= 0} <= whole
-        assert {one for one in decoded if one[2] >= 0} <= {(row["name"], row["ts"], row["dur"]) for row in slices}
 
 
 def test_files_of_several_processes(tmp_path: Path) -> None:
