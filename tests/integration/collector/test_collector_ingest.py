@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from pathlib import Path
 
@@ -143,32 +142,6 @@ async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:
                     assert refusal == protocol.Refused("another connection of this stream came", True)
                 assert await send_frames(new, first, 2) == protocol.Ack(first + 2)
     assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 8)
-
-
-async def test_many_connections_want_one_stream(tmp_path: Path) -> None:
-    """Whatever the order in which they come and go, one has it at a time, and the file is whole."""
-
-    async def client(url: str) -> None:
-        for _ in range(5):
-            async with connected(url) as one:
-                await one.send(hello())
-                try:
-                    if not isinstance(welcome := await answer(one), protocol.Welcome):
-                        continue
-                    for first in range(welcome.next, welcome.next + 4, 2):
-                        if not isinstance(await send_frames(one, first, 2), protocol.Ack):
-                            break
-                except ConnectionClosed:
-                    continue
-
-    async with collecting(tmp_path) as running:
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            for _ in range(6):
-                group.create_task(client(running.url))
-        content = running.journal().read_bytes()
-    count = (len(content) - 20) // 64
-    assert count >= 2
-    assert content == fmt.encode_file_header(SYNC) + frames(0, count)
 
 
 @pytest.mark.parametrize("limit", ["max_bytes", "max_stream_bytes"])

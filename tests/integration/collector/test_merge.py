@@ -206,16 +206,6 @@ def test_windows_that_a_rank_lacks_are_one_line(tmp_path: Path) -> None:
     assert report.absent == ["rank 1: windows 1-2,4"]
 
 
-def test_two_processes_of_one_rank(tmp_path: Path) -> None:
-    """Both are shown, on rows of their own; that they ran at the same time is said."""
-    for pid in (1, 2):
-        add_rank(tmp_path, 0, pid=pid)
-    exporter, report = merged(tmp_path)
-    assert [member.member for member in report.members] == ["rank 0", "rank 0 (start 2)"]
-    assert any("do two processes have one rank?" in note for note in report.notes)
-    assert len({int(track) for track in exporter.events()["track"]}) == 2 * 2
-
-
 def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> None:
     """A world of 2 ** 60 ranks counts as unknown, and costs the journal nothing else; of the largest that is believed the
     missing ranks are counted, and written as ranges."""

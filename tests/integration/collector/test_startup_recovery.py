@@ -217,29 +217,6 @@ async def test_evicted_events_count_once(
     assert stream.events == 400
 
 
-async def test_a_start_reads_little_of_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The frames of the newest two segments of each stream, and the indexes of the others. The counts are those of all frames."""
-    monkeypatch.setattr(frame_reader, "_SCAN_BYTES", 1 << 14)  # less than a segment, as it is elsewhere
-    made = [SegmentedStream(tmp_path, number, segment_bytes=20_000) for number in range(4)]
-    for one in made:
-        one.grow(250)
-    store = Store(CollectorSettings(directory=tmp_path))
-
-    async def counted(files: int) -> tuple[Streams, list[tuple[int, int, int, int]]]:
-        monkeypatch.setattr(startup_recovery, "ALL_FILES", files)
-        streams = await restored(store)
-        assert not streams.unread
-        return streams, [(one.events, one.windows.count, one.bytes, one.missing) for one in streams.all.values()]
-
-    _, whole = await counted(1 << 20)
-    reads = Reads(monkeypatch)
-    streams, found = await counted(0)
-    assert sorted(found) == sorted(whole) and all(len(list(one.windows)) < 50 for one in streams.all.values())
-    paths = [path for one in made for path in one.segments]
-    assert len(paths) > 20
-    assert reads.nbytes < sum(path.stat().st_size for path in paths) // 2
-
-
 @pytest.mark.parametrize("where", ["middle", "begin", "end"])
 async def test_of_a_damaged_index_only_its_segment_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

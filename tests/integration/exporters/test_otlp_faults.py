@@ -130,15 +130,6 @@ async def test_broken_connections_are_made_anew(fault: str, tmp_path: Path) -> N
         assert server.connections >= 2
 
 
-async def test_a_receiver_says_when_to_come_again(tmp_path: Path) -> None:
-    """Retry-After is waited for, also by the requests behind."""
-    async with receiver() as server:
-        server.replies = [Reply(429, (("Retry-After", "1"),))]
-        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
-        assert everything(server) and not sent.dropped
-        assert server.received[1].at - server.received[0].at >= 1.0
-
-
 async def test_a_receiver_that_asks_for_too_long_is_given_up(tmp_path: Path) -> None:
     """An hour is longer than there is; nobody waits for nothing, and it is not asked again."""
     options = msgspec.structs.replace(PLAIN, retry_seconds=0.3)

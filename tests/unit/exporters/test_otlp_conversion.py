@@ -167,7 +167,7 @@ _TWICE: list[tuple[int, ...]] = [
 """One id of several spans, which are each other's parents."""
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @example(
     [any_batch(_TWICE, 0, b"", "recorder")], OtlpOptions(spans_per_second=None, leave_out=(), hold_events=1), False
 )
@@ -177,6 +177,7 @@ def test_any_block_becomes_a_forest(given_batches: list[EventBatch], options: Ot
     Converted(given_batches, options, close=close).check()
 
 
+@settings(max_examples=20)
 @given(batches)
 def test_ids_are_the_same_again_and_other_elsewhere(given_batches: list[EventBatch]) -> None:
     """So what is sent twice is stored once, and ranks do not collide."""
