@@ -30,13 +30,22 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for record in caplog.records if "cannot be read" in (message := record.getMessage())]
 
 
+async def test_an_answer_in_segments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is read to its end, and the connection is used again."""
+    async with receiver() as server:
+        server.replies = [Reply(fault="byte by byte", rejects=7)]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert (sent.exported, sent.dropped) == (EVENTS - 7, {"rejected": 7})
+        assert everything(server) and server.connections == 1
+    assert not warnings(caplog)
+
+
 async def test_a_long_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is read up to a bound that no receiver needs."""
     async with receiver() as server:
         server.replies = [Reply(body=answer(3, "x" * 60_000))]
         sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
         assert (sent.exported, sent.dropped) == (EVENTS - 3, {"rejected": 3})
-        assert everything(server) and server.connections == 1
     assert not warnings(caplog)
 
 
