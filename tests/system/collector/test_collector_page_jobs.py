@@ -20,11 +20,7 @@ from tests.support.pftrace import Trace
 from tests.system.collector.test_collector_page import PLOTS, TOKEN, quiet_page, sign_in, violations, visit, zoom
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
-if TYPE_CHECKING:
-    from playwright.sync_api import Route
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator
+    from playwright.sync_api import Locator, Page, Route
 
 
 LARGE, SMALL = "large x2", "small & odd? x1"
