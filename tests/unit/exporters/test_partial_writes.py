@@ -54,7 +54,9 @@ CASES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], int]]] = {
     "t.json": (sc.ChromeTraceExporter, in_chrome),
     "t.json.gz": (sc.ChromeTraceExporter, in_chrome),
     "closed.json": (lambda path: sc.ChromeTraceExporter(path, closed=True), in_chrome),
+    "t.kineto.json": (lambda path: sc.ChromeTraceExporter(path, form="object"), in_chrome),
     "t{window}.json": (sc.ChromeTraceExporter, in_chrome),
+    "tb": (lambda path: sc.tensorboard_trace_handler(str(path)), in_chrome),
     "t.pftrace": (sc.PerfettoExporter, in_perfetto),
     "t.journal": (sc.exporters.JournalExporter, in_journal),
     "windows": (lambda path: WindowJournalsExporter(), in_journal),
@@ -81,7 +83,9 @@ async def test_what_reached_a_full_disk_is_exported(tmp_path: Path, name: str) -
         if name not in (
             "t.json",
             "closed.json",
+            "t.kineto.json",
             "t{window}.json",
+            "tb",
         ):  # little room is enough for all events
             leave_bytes(disk, (64 if "gz" in name else 1000 if "pftrace" in name else 2000) << 10)
         exporter = make(disk / name)
