@@ -24,7 +24,7 @@ from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import poll
 from tests.support.launch import run_to_end, start
-from tests.support.streams import STREAM, frames, frames_header
+from tests.support.streams import STREAM, frames, frames_header, hello
 
 COMMAND = (sys.executable, "-c", "import sys; from stepscope.cli.main import main; sys.exit(main())")
 """The command line, whatever is installed."""
@@ -117,6 +117,15 @@ async def answer(made: ClientConnection) -> protocol.Header:
         message = await made.recv()
     assert isinstance(message, bytes)
     return protocol.decode(message)[0]
+
+
+@contextlib.asynccontextmanager
+async def welcomed(running: Running, stream: str = STREAM, **first: Any) -> AsyncGenerator[ClientConnection]:
+    """A connection whose stream is taken."""
+    async with connected(running.url) as made:
+        await made.send(hello(stream=stream, **first))
+        assert isinstance(await answer(made), protocol.Welcome)
+        yield made
 
 
 async def send_frames(made: ClientConnection, first: int, count: int) -> protocol.Header:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,64 +103,6 @@ class HangingStore:
             return
         self.hangs.set()
         self.go.wait(60)
-
-
-class SlowStore:
-    """A file system of fsspec's in memory. Each call of it takes some time, and is counted: listings, puts and reads.
-
-    Args:
-        seconds: of each call.
-    """
-
-    PROTOCOL = "slow"
-
-    def __init__(self, seconds: float) -> None:
-        self.url = f"{self.PROTOCOL}:///job"
-        self.calls: Counter[str] = Counter()
-        self.most = 0
-        """Calls at the same time."""
-        self._seconds, self._lock = seconds, threading.Lock()
-        self._now: set[int] = set()
-        """Threads that call."""
-        memory: Any = importlib.import_module("fsspec.implementations.memory").MemoryFileSystem
-
-        def slow(name: str) -> Any:
-            def call(files: Any, *arguments: Any, **options: Any) -> Any:
-                with self._call(name):
-                    return getattr(memory, name)(files, *arguments, **options)
-
-            return call
-
-        def place(kind: Any, path: str) -> str:
-            return str(memory._strip_protocol(path.removeprefix(f"{self.PROTOCOL}://")))
-
-        functions = {
-            name: slow(name) for name in ("find", "open", "cat_file", "makedirs", "exists", "pipe_file", "ls", "rm")
-        }
-        members: dict[str, Any] = {
-            "protocol": self.PROTOCOL,
-            "store": {},
-            "pseudo_dirs": [""],
-            "_strip_protocol": classmethod(place),
-        }
-        made = type("Slow", (memory,), members | functions)
-        importlib.import_module("fsspec").register_implementation(self.PROTOCOL, made, clobber=True)
-
-    @contextmanager
-    def _call(self, name: str) -> Generator[None]:
-        if threading.get_ident() in self._now:  # of another one
-            yield
-            return
-        with self._lock:
-            self.calls[name] += 1
-            self._now.add(threading.get_ident())
-            self.most = max(self.most, len(self._now))
-        try:
-            time.sleep(self._seconds)
-            yield
-        finally:
-            with self._lock:
-                self._now.discard(threading.get_ident())
 
 
 class S3Server:

@@ -1,4 +1,4 @@
-"""Who says nothing, says too much at once, or speaks for others, is held within bounds before it costs anybody else."""
+"""Those who say nothing, say too much at once, or speak for others are held within bounds before it costs anybody else."""
 
 from __future__ import annotations
 
@@ -8,32 +8,37 @@ import errno
 import os
 import socket
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from stepscope.collector.app import Collector
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.files.writer import Writer
-from stepscope.collector.live.stream import Stream
+from stepscope.collector.live import stream as live_stream
+from stepscope.collector.live.stream import Allowance, Stream
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import web_protocols
+from stepscope.exporters.nats.names import Names
 from stepscope.exporters.specimens import run_in as a_run
 from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.protocol import MAX_SUMMARY_STEPS, Hello, StepRun, StepSummary
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import run_record
-from tests.support.basics import poll
+from tests.support.basics import poll, require
 from tests.support.collecting import ask, trained, until
 from tests.support.collecting import collecting as collecting_apart
-from tests.support.collectors import answer, collecting, connected, send_frames
+from tests.support.collectors import answer, collecting, connected, send_frames, welcomed
 from tests.support.journals import events_payloads
 from tests.support.messages import refused
 from tests.support.streams import RUN, STREAM, SYNC, frames, frames_header, hello
-
-OTHER = "fedcba9876543210" * 2
 
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,9 +48,7 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
         host, port = running.url.removeprefix("ws://").split("/")[0].split(":")
         silent, slow = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
         slow[1].write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-        async with connected(running.url) as one:
-            await one.send(hello())
-            await answer(one)
+        async with welcomed(running) as one:
             for reader, stream in (silent, slow):
                 assert await asyncio.wait_for(reader.read(), 30) == b""
                 stream.close()
@@ -88,9 +91,7 @@ async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: py
 
 async def test_who_waits_makes_room_for_who_asks(tmp_path: Path) -> None:
     """Connections are no more than may be; those of exporters stay."""
-    async with collecting(tmp_path, max_streams=1, max_readers=4) as running, connected(running.url) as one:
-        await one.send(hello())
-        await answer(one)
+    async with collecting(tmp_path, max_streams=1, max_readers=4) as running, welcomed(running) as one:
         idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(20)]
         for reader, _ in idle[:16]:
             with contextlib.suppress(ConnectionResetError):
@@ -131,21 +132,9 @@ async def test_the_first_message_is_a_header_and_no_more(tmp_path: Path) -> None
             with pytest.raises(ConnectionClosed):
                 await one.send(b"\0" * (1 << 20))
                 await one.recv()
-        async with connected(running.url) as one:
-            await one.send(hello())
-            await answer(one)
+        async with welcomed(running) as one:
             await one.send(protocol.encode(frames_header(0, 1), frames(0, 1, size=1 << 20)))
             assert await answer(one) == protocol.Ack(1)
-
-
-async def test_more_frames_than_a_message_may_have(tmp_path: Path) -> None:
-    """They are refused before any is looked at, and exporters do not send so many."""
-    async with collecting(tmp_path) as running, connected(running.url) as one:
-        await one.send(hello())
-        await answer(one)
-        await one.send(protocol.encode(frames_header(0, protocol.MAX_FRAMES + 1)))
-        assert isinstance(refused := await answer(one), protocol.Refused)
-        assert "cannot be read" in refused.reason
 
 
 async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
@@ -216,9 +205,7 @@ async def test_what_the_disk_has_lost_is_not_confirmed(tmp_path: Path, monkeypat
         raise OSError(errno.EIO, "lost")
 
     async with collecting(tmp_path, fsync=True) as running:
-        async with connected(running.url) as one:
-            await one.send(hello())
-            await answer(one)
+        async with welcomed(running) as one:
             assert await send_frames(one, 0, 3) == protocol.Ack(3)
             with monkeypatch.context() as disk:
                 disk.setattr(os, "fdatasync", fails)
@@ -250,3 +237,68 @@ def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: 
     all_frames = [(int(fmt.FrameType.EVENTS), 0, memoryview(payload)) for payload in payloads] * 4
     stream.add_frames(all_frames, 1, len(all_frames))
     assert sum(taken) * 64 <= 8 << 20 < stream.events * 64
+
+
+OTHER = "fedcba9876543210" * 2
+STEP = b"\0\0\x80?\0\0\0\0"
+"""A step of a nanosecond."""
+
+
+def summary(number: int) -> StepSummary:
+    """One as large as it may be."""
+    run = StepRun(0, number * MAX_SUMMARY_STEPS, number * 10**9, STEP * MAX_SUMMARY_STEPS)
+    return StepSummary(0, 0, 0, [run], b"")
+
+
+async def test_a_flood_of_summaries_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is read no faster than it may send, and nothing is lost; others are answered at once."""
+    monkeypatch.setattr(live_stream, "STEPS_PER_SECOND", 10 * MAX_SUMMARY_STEPS)
+    monkeypatch.setattr(live_stream, "STEPS_AT_ONCE", 2 * MAX_SUMMARY_STEPS)
+    async with (
+        collecting(tmp_path) as running,
+        connected(running.url) as flooding,
+        connected(running.url) as other,
+    ):
+        for made, stream in ((flooding, STREAM), (other, OTHER)):
+            await made.send(protocol.encode(Hello(stream, SYNC, 0, RUN, 0, True)))
+            await answer(made)
+        times = running.collector.streams.all[STREAM].steps
+        began = time.monotonic()
+        for number in range(14):
+            await flooding.send(protocol.encode(summary(number)))
+        await other.send(protocol.encode(protocol.Ping(1)))
+        assert isinstance(await answer(other), protocol.Pong)
+        assert times.count < 14 * MAX_SUMMARY_STEPS
+        await poll(lambda: times.count == 14 * MAX_SUMMARY_STEPS)
+        assert time.monotonic() - began > 1
+
+
+async def test_a_flood_through_nats_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There nobody can have it wait: what is too much is counted, and after a while the process is heard again."""
+    sources: Any = require("tests.support.nats_sources")
+    monkeypatch.setattr(live_stream, "STEPS_PER_SECOND", 4 * MAX_SUMMARY_STEPS)
+    monkeypatch.setattr(live_stream, "STEPS_AT_ONCE", 3 * MAX_SUMMARY_STEPS)
+    source = sources.Source(tmp_path, "nats://127.0.0.1:4222")
+    names = Names().of(run := msgspec.structs.replace(RUN, job="job"), STREAM)
+    roster = SimpleNamespace(processes={names.key: SimpleNamespace(hello=Hello(STREAM, SYNC, 0, run))})
+
+    async def hear(number: int) -> int:
+        message = SimpleNamespace(subject=names.live, data=protocol.encode(summary(number)))
+        await source.nats._hear(roster, message)
+        counted: int = source.nats.view().malformed_messages
+        return counted
+
+    assert [await hear(number) for number in range(5)][:3] == [0, 0, 0]
+    while not (refused := await hear(5)):
+        pass
+    await asyncio.sleep(0.6)
+    assert await hear(1000) == refused
+    assert source.streams.all[STREAM].steps.last == 1001 * MAX_SUMMARY_STEPS - 1
+
+
+def test_what_a_sender_may_bring() -> None:
+    """So much at once, and then so much a second; what it did not use earlier does not count."""
+    allowance = Allowance(10, 20)
+    assert [allowance.use(10, 0.0) for _ in range(3)] == [0.0, 0.0, 1.0]
+    assert allowance.use(0, 1.0) == 0.0
+    assert [allowance.use(10, 1000.0) for _ in range(3)] == [0.0, 0.0, 1.0]

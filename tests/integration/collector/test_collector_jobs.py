@@ -1,13 +1,14 @@
-"""Several jobs in one collector: each is told by itself, and all together."""
+"""Several jobs and many ranks in one collector: each is reported by itself, and none holds up the others."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import urllib.request
-from collections.abc import Generator
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncGenerator, Awaitable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -20,10 +21,16 @@ from stepscope.collector.live.live import MOST_JOBS, Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import RankView, Snapshot
+from stepscope.collector.orders.order import WindowOrder
+from stepscope.collector.orders.orders import Orders
+from stepscope.collector.web.charts import Charts
 from stepscope.collector.web.live_events import LiveEvents, changes
 from stepscope.exporters.stream.protocol import Hello
+from stepscope.exporters.stream.step_summary import StepTime
+from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.records import WindowOpened
+from stepscope.runtime.journal.records import WindowOpened, WindowRecord
+from stepscope.runtime.requests.command import Answer, Command
 from tests.support.basics import at_once
 from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
 from tests.support.streams import CONNECTION
@@ -75,43 +82,6 @@ def test_a_job_that_is_not_there(two: CollectorProcess) -> None:
     assert two.get("/v1/steps?job=other&ranks=job-0")["times"] == []
 
 
-def test_live_events_of_a_job(two: CollectorProcess) -> None:
-    """Whoever listens to a job is told of its ranks, and of which jobs there are."""
-    with urllib.request.urlopen(f"{two.url}/v1/events?job={quote(ODD)}", timeout=40) as told:
-        while not (line := told.readline()).startswith(b"data:"):
-            assert line
-    snapshot = json.loads(line[5:])
-    assert snapshot["full"] and [one["job_id"] for one in snapshot["ranks"]] == [ODD]
-    assert [one["id"] for one in snapshot["jobs"]] == [ODD, "job x2"]
-    assert snapshot["job"]["ranks"] == 1
-
-
-def test_two_jobs_of_the_default_name_and_different_sizes(tmp_path: Path) -> None:
-    """Both have a rank 0, at the same time: ranks, windows and merged files are of one or the other."""
-    with (
-        collecting(tmp_path) as collector,
-        training(collector.url, 0, name="stepscope", world=1, steps=10_000),
-        training(collector.url, 0, name="stepscope", world=2, steps=10_000),
-    ):
-        until(lambda: [one["connected"] for one in collector.get("/v1/jobs")] == [1, 1])
-        until(lambda: all(view["windows"] and view["step"] for view in collector.get("/v1/ranks")))
-        ranks = collector.get("/v1/ranks")
-        assert [(one["job_id"], one["rank"], one["incarnation"]) for one in ranks] == [
-            ("stepscope x1", 0, 1),
-            ("stepscope x2", 0, 1),
-        ]
-        assert len({one["id"] for one in ranks}) == 2 and not any(one["others"] for one in ranks)
-        assert collector.get("/v1/job?job=stepscope+x2")["absent"] == [1]
-        refused = ask(f"{collector.url}/v1/windows/0/chrome")
-        assert refused.status == 409 and "'stepscope x1', 'stepscope x2'" in refused.json()["detail"]
-        for view in ranks:
-            job = quote(view["job_id"])
-            (window,) = [one for one in collector.get(f"/v1/windows?limit=200&job={job}") if one["index"] == 0]
-            assert window["ranks"] == 1
-            merged = gzip.decompress(ask(f"{collector.url}/v1/windows/0/chrome?job={job}").body)
-            assert sum(event["name"] == "forward" for event in json.loads(merged)) == 10
-
-
 def test_two_jobs_of_the_same_name_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing tells them from a rank that was started again, but that they run at once: the page says that, and so does a merge."""
     with (
@@ -139,8 +109,8 @@ def test_a_rank_that_was_started_again_is_one_process() -> None:
     for number, times in enumerate(((1, 2), (3, 4))):
         stream = Stream(f"{number:032x}", msgspec.structs.replace(run_of(0), pid=number), born_ns=START + number)
         stream.connection = CONNECTION
-        for time in times:
-            stream.add_frames([record_frame(fmt.FrameType.CLOCK_SYNC, sync(time, time, 10))], 1, time)
+        for at in times:
+            stream.add_frames([record_frame(fmt.FrameType.CLOCK_SYNC, sync(at, at, 10))], 1, at)
         streams.add(stream)
     (rank,) = streams
     assert rank.others == []
@@ -233,3 +203,112 @@ def test_a_rank_that_makes_up_jobs_and_windows_is_bounded(monkeypatch: pytest.Mo
     everything, by_job = at_once(streams.totals())
     assert everything.events == 500
     assert len(by_job) <= 50 + 2 * 8
+
+
+T = TypeVar("T")
+
+RANKS = 3000
+WINDOWS = 32
+LONGEST = 0.08
+"""Seconds of the processor for which one turn may last; a look at all ranks at once takes several times as long."""
+
+
+class Turns:
+    """The longest turn of the loop."""
+
+    longest = 0.0
+
+
+@contextlib.asynccontextmanager
+async def watched() -> AsyncGenerator[Turns]:
+    """The turns inside, by the time that the loop's thread works: neither another process counts nor the search for cycles."""
+    found = Turns()
+
+    async def watch() -> None:
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            found.longest = max(found.longest, time.thread_time() - before)
+
+    task = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    gc.disable()
+    try:
+        yield found
+    finally:
+        gc.enable()
+        await asyncio.sleep(0)
+        task.cancel()
+
+
+def closed(index: int, start_ns: int) -> tuple[int, int, bytes]:
+    """A window without steps."""
+    return record_frame(fmt.FrameType.WINDOW_CLOSED, WindowRecord(index=index, start_ns=start_ns, end_ns=start_ns + 1))
+
+
+async def test_no_request_about_many_ranks_holds_the_loop() -> None:
+    """All states, charts and windows of 3,000 ranks, and one rank."""
+    streams = Streams(2 * RANKS)
+    windows = [closed(index, START + index * SECOND) for index in range(WINDOWS)]
+    durations = [StepTime(0, n, START + n * SECOND, START + (n + 1) * SECOND, SECOND) for n in range(20)]
+    for rank in range(RANKS):
+        streams.add(stream := Stream(f"{rank:032x}", run_of(rank)))
+        stream.add_frames(windows, 0, len(windows))
+        stream.steps.add_steps(durations, 0, START, START + 100 * SECOND)
+    live, charts = Live(streams, Downloads(Path("/nowhere")), exposed=False), Charts(streams)
+
+    async def measured(work: Awaitable[T]) -> T:
+        async with watched() as turns:
+            found = await work
+        assert turns.longest < LONGEST, work
+        return found
+
+    assert (await measured(live.snapshot(age=0))).job.ranks == RANKS
+    assert [job.ranks for job in await measured(live.jobs())] == [RANKS]
+    assert (detail := await measured(live.rank("job-17"))) is not None and detail.rank.rank == 17
+    assert [one.ranks for one in await measured(live.windows(200))] == [RANKS] * WINDOWS
+    assert [len(group.rows) for group in await measured(live.window(9, "job"))] == [RANKS]
+    assert len((await measured(charts.chart("recent", ["job-17"]))).series) == 1
+
+
+class Willing:
+    """A process that answers at once."""
+
+    control = 1
+
+    async def order(self, command: Command, seconds: float) -> Answer:
+        await asyncio.sleep(0)
+        return Answer(step=7, pid=1)
+
+
+async def test_no_order_to_many_ranks_holds_the_loop() -> None:
+    """All of 3,000 are asked, in many turns."""
+    streams = Streams(2 * RANKS)
+    for rank in range(RANKS):
+        streams.add(stream := Stream(f"{rank:032x}", run_of(rank)))
+        stream.connection = Willing()
+    async with watched() as turns:
+        result = await Orders(streams).obey(WindowOrder(command="status"))
+    assert result.outcome == "done" and len(result.ranks) == RANKS and result.ranks[17].id == "job-17"
+    assert turns.longest < LONGEST
+
+
+async def test_a_clock_that_is_wrong_moves_no_window() -> None:
+    """A window begins when half of its ranks have, and never before 1970 or after now."""
+    streams = Streams(64)
+    for rank in range(3):
+        streams.add(stream := Stream(f"{rank:032x}", run_of(rank)))
+        frames = [closed(index, START + index * SECOND) for index in range(6)]
+        stream.add_frames(frames, 0, len(frames))
+    live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
+    honest = await live.windows(3)
+    assert [(one.index, one.started_ns) for one in honest] == [(n, START + n * SECOND) for n in (5, 4, 3)]
+    for rank, (start_ns, monotonic_ns) in enumerate([(-(1 << 63), (1 << 62) - 1), ((1 << 62) - 1, -(1 << 62))], 3):
+        run = msgspec.structs.replace(run_of(rank), anchor=ClockAnchor(monotonic_ns, 0, 0))
+        streams.add(stream := Stream(f"{rank:032x}", run))
+        stream.add_frames([closed(5, start_ns), closed(9, start_ns)], 0, 2)
+        windows = await live.windows(200)
+        assert [(one.index, one.started_ns) for one in windows if one.index < 9] == [
+            (n, START + n * SECOND) for n in (5, 4, 3, 2, 1, 0)
+        ]
+        assert all(0 <= one.started_ns <= time.time_ns() for one in windows)

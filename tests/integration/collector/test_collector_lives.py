@@ -180,6 +180,8 @@ def test_ids_of_jobs_do_not_meet() -> None:
     assert len(sizes) == 3 * len(names) and len(sizes & ids) == len(names)
     ids |= sizes
     assert all(id.isascii() and "/" not in id and len(id) < 200 for id in ids)
+    nameless = msgspec.structs.replace(run_of(1), rank=None)
+    assert rank_id(nameless, "a") != rank_id(nameless, "b") and rank_id(run_of(1), "a") == rank_id(run_of(1), "b")
 
 
 def test_reasons_of_losses_are_bounded() -> None:

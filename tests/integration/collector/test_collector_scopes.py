@@ -20,6 +20,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 import stepscope as sc
+from stepscope.cli.main import main
 from stepscope.cli.network.collect import _exporter  # pyright: ignore[reportPrivateUsage]
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
@@ -34,8 +35,7 @@ from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll
 from tests.support.collecting import Answer, CollectorProcess, ask, trained, training, until
 from tests.support.collecting import collecting as collecting_apart
-from tests.support.collectors import COMMAND, Running, answer, collecting, connected, free_port, journals
-from tests.support.launch import run_to_end
+from tests.support.collectors import Running, answer, collecting, connected, journals
 from tests.support.messages import refused
 from tests.support.streams import RUN, STREAM, SYNC, run_frame
 
@@ -398,7 +398,7 @@ async def test_an_exporter_goes_on_with_the_next_token(tmp_path: Path, monkeypat
         assert len(list(journals(running.directory))) == 1
 
 
-@pytest.mark.parametrize("content", [None, "", "two words here", f"job= {READ}", "é" * 20, f"job=x {ADMIN}"])
+@pytest.mark.parametrize("content", [None, "two words here", f"job=x {ADMIN}"])
 async def test_a_file_that_becomes_invalid_changes_nothing(
     content: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +411,7 @@ async def test_a_file_that_becomes_invalid_changes_nothing(
         else:
             replace(files["read_token_file"], content)
         await poll(lambda: "stay as they were" in caplog.text)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.3)
         assert caplog.text.count("stay as they were") == 1
         assert not content or content not in caplog.text
         assert await status(running, READ) == 200
@@ -460,16 +460,17 @@ async def test_a_token_that_is_moved_to_another_job_ends_its_streams(
         (" \n ", ("empty",)),
     ],
 )
-def test_a_file_that_is_invalid_at_the_start_is_refused(content: str, facts: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_file_that_is_invalid_at_the_start_is_refused(
+    content: str, facts: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the line, and without the token."""
     files = token_files(tmp_path, read=content)
     with refused(ValueError, *facts) as caught:
         Tokens(CollectorSettings(directory=tmp_path, **files))
     assert READ not in str(caught.value)
-    started = run_to_end(
-        [*COMMAND, "collect", "--dir", str(tmp_path / "c"), *options(files), "--port", str(free_port())]
-    )
-    assert started.returncode == 1 and facts[0] in started.stderr and READ not in started.stderr
+    assert main(["collect", "--dir", str(tmp_path / "c"), *options(files), "--port", "0"]) == 1
+    told = capsys.readouterr().err
+    assert facts[0] in told and READ not in told
 
 
 def test_short_tokens_let_no_other_machine_in(tmp_path: Path) -> None:

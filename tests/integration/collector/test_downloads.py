@@ -1,8 +1,9 @@
-"""The making of downloads has bounds: of memory, time and size, of those who read, and when the collector is killed."""
+"""The making of downloads and tables has bounds: of memory, time and size, of those who read, and when the collector is killed."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from stepscope.collector.app import Collector
 from stepscope.collector.downloads import downloads as downloads_module
+from stepscope.collector.downloads.bounded import AT_ONCE, WAITING
 from stepscope.collector.downloads.downloads import Bounds, Download, Downloads, Source
 from stepscope.collector.errors import StuckError
 from stepscope.collector.files import blocking_pool
@@ -25,11 +27,11 @@ from stepscope.collector.web import web_protocols
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import INCOMPLETE
 from tests.support.basics import children, poll
-from tests.support.collecting import until
+from tests.support.collecting import ask, until
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import refused
 from tests.support.streams import STREAM, frames, frames_header, hello
-from tests.support.windowed import run_of, stored
+from tests.support.windowed import END, run_of, stored, windows
 
 
 def kind(program: str, *, grows: bool = True) -> Download:
@@ -49,6 +51,58 @@ async def whole(chunks: AsyncGenerator[bytes]) -> bytes:
 def left(directory: Path) -> list[Path]:
     """What is left of downloads."""
     return list((directory / "downloads").iterdir())
+
+
+TWO_PARTS = """
+import pathlib, sys, time
+with open({}, "wb") as file:
+    file.write(b"a" * 100_000)
+    file.flush()
+    while not pathlib.Path(GO).exists():
+        time.sleep(0.01)
+    file.write(b"b" * 50_000)
+    file.flush()
+sys.exit(END)
+"""
+"""Waits in the middle until `GO` is there."""
+
+
+def in_two_parts(go: Path, *, grows: bool = True, end: str = "") -> Download:
+    """A kind of file whose writer waits in the middle until `go` is there, and may say why it fails then."""
+    return kind(TWO_PARTS.replace("GO", repr(str(go))).replace("END", repr(end or 0)), grows=grows)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+async def test_a_file_is_sent_while_it_is_written(tmp_path: Path, grows: bool) -> None:
+    """One that is changed as it grows is sent when it is whole."""
+    go = tmp_path / "go"
+    chunks = Downloads(tmp_path).send(in_two_parts(go, grows=grows), [], 0)
+    first = asyncio.ensure_future(anext(chunks))
+    await asyncio.wait({first}, timeout=60 if grows else 1.0)
+    assert first.done() == grows and (not grows or first.result() == b"a" * 100_000)
+    go.touch()
+    assert await first + await whole(chunks) == b"a" * 100_000 + b"b" * 50_000
+    assert not left(tmp_path)
+
+
+async def test_a_file_that_breaks_off_is_no_whole_one(tmp_path: Path) -> None:
+    """Its reader gets an answer that is cut, and the log says why."""
+    go = tmp_path / "go"
+    chunks = Downloads(tmp_path).send(in_two_parts(go, end="the disk is full"), [], 0)
+    assert await anext(chunks)
+    go.touch()
+    with refused(RuntimeError, "the disk is full"):
+        await whole(chunks)
+    assert not left(tmp_path)
+
+
+async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
+    before = children(os.getpid())
+    chunks = Downloads(tmp_path).send(in_two_parts(tmp_path / "go"), [], 0)
+    assert await anext(chunks)
+    assert children(os.getpid()) - before
+    await chunks.aclose()
+    assert not children(os.getpid()) - before and not left(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -230,3 +284,41 @@ async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
             await whole(
                 collector.downloads.send(kind(f"open({{}}, 'wb').write(bytes({2 * size}))", grows=False), [], 0)
             )
+
+
+@contextlib.asynccontextmanager
+async def started() -> AsyncGenerator[set[int]]:
+    """The processes that were started inside, as far as they were seen to run."""
+    before, found = children(os.getpid()), set[int]()
+
+    async def look() -> None:
+        while True:
+            found.update(children(os.getpid()) - before)
+            await asyncio.sleep(0.005)
+
+    task = asyncio.create_task(look())
+    try:
+        yield found
+    finally:
+        task.cancel()
+
+
+async def test_what_nobody_waits_for_is_not_read(tmp_path: Path) -> None:
+    """Of clients that ask and go away the processes go as well, and nobody's turn comes after them."""
+    async with collecting(tmp_path) as running:
+        stored(running.collector.store, STREAM, [run_of(), *windows(range(2), 1 << 16), END])
+        address = f"/v1/streams/{STREAM}/windows/{{}}/statistics"
+        async with started() as processes:
+            clients = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(AT_ONCE + WAITING)]
+            for number, client in enumerate(clients):
+                client.sendall(f"GET {address.format(number)} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            await poll(lambda: processes)
+            for client in clients[AT_ONCE:]:  # those who wait first: a turn that ends is another one's
+                client.close()
+            await poll(lambda: len(running.server.server_state.connections) == AT_ONCE)
+            for client in clients[:AT_ONCE]:
+                client.close()
+            url = f"http://127.0.0.1:{running.port}{address.format(1)}"
+            await poll(lambda: not running.server.server_state.connections)
+            assert (await asyncio.to_thread(ask, url)).json()["left_out"] == 0
+            assert len(processes) < len(clients) / 2

@@ -17,7 +17,7 @@ from websockets.frames import Frame, Opcode
 from stepscope.collector.connection import Connection
 from stepscope.collector.errors import FullError
 from stepscope.collector.files.disk import DiskQuota
-from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
+from stepscope.collector.memory_budget import Grant, MemoryBudget
 from stepscope.collector.web import web_protocols
 from stepscope.collector.web.web_protocols import Announced
 from stepscope.exporters.stream import protocol
@@ -92,27 +92,6 @@ def test_lengths_are_known_when_messages_begin(data: st.DataObject) -> None:
 
 
 # a collector
-
-
-async def test_many_large_messages_wait_for_each_other(tmp_path: Path) -> None:
-    """Each is larger than what is left: they are held one after the other, and all are written."""
-    count = 12
-    async with collecting(tmp_path, max_intake=LIMIT) as running:
-
-        async def send(number: int) -> protocol.Header:
-            async with connected(running.url) as one:
-                await one.send(hello(stream=f"{number:032x}"))
-                assert isinstance(await answer(one), protocol.Welcome)
-                said: protocol.Header = protocol.Ack(0)
-                for first in range(3):
-                    await one.send(protocol.encode(frames_header(first, 1), frames(first, 1, size=700_000)))
-                    said = await answer(one)
-                return said
-
-        assert await asyncio.gather(*map(send, range(count))) == [protocol.Ack(3)] * count
-        budget = running.collector.budget
-        assert FREE < budget.peak <= LIMIT
-        await poll(lambda: budget.used == budget.waiting == 0)
 
 
 async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None:

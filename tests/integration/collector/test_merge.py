@@ -206,16 +206,6 @@ def test_windows_that_a_rank_lacks_are_one_line(tmp_path: Path) -> None:
     assert report.absent == ["rank 1: windows 1-2,4"]
 
 
-def test_two_processes_of_one_rank(tmp_path: Path) -> None:
-    """Both are shown, on rows of their own; that they ran at the same time is said."""
-    for pid in (1, 2):
-        add_rank(tmp_path, 0, pid=pid)
-    exporter, report = merged(tmp_path)
-    assert [member.member for member in report.members] == ["rank 0", "rank 0 (start 2)"]
-    assert any("do two processes have one rank?" in note for note in report.notes)
-    assert len({int(track) for track in exporter.events()["track"]}) == 2 * 2
-
-
 def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> None:
     """A world of 2 ** 60 ranks counts as unknown, and costs the journal nothing else; of the largest that is believed the
     missing ranks are counted, and written as ranges."""
@@ -235,7 +225,7 @@ def test_more_sources_than_a_command_line_has_room_for(tmp_path: Path) -> None:
     """They go through a file; those that are gone are named, and cost the others nothing."""
     add_rank(tmp_path / "a", 0)
     (path,) = (tmp_path / "a").rglob("journal")
-    gone = [tmp_path / "gone" / f"{number:0100}" for number in range(30_000)]
+    gone = [tmp_path / "gone" / f"{number:0200}" for number in range(12_000)]
     sources = [Source("", one) for one in (path, *gone)]
     command = merged_file("chrome").command(sources, 0, tmp_path / "out.json")
     done = run_to_end([sys.executable, *command])
@@ -244,17 +234,6 @@ def test_more_sources_than_a_command_line_has_room_for(tmp_path: Path) -> None:
     assert main(["merge", str(path), "--out", str(tmp_path / "plain.json"), "--format", "chrome"]) == 0
     with pytest.raises(SystemExit):
         main(["merge", "--out", str(tmp_path / "none.json"), "--format", "chrome"])
-
-
-def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
-    """Their numbers are equal in each rank, for each counts its own; merged, they are not, and still join."""
-    for rank in (0, 1):
-        add_rank(tmp_path, rank)
-    exporter, _ = merged(tmp_path)
-    starts, ends = (exporter.events(kind=kind)["id"].tolist() for kind in (Kind.FLOW_START, Kind.FLOW_END))
-    assert len(set(starts)) == len(starts) == 6
-    assert sorted(starts) == sorted(ends)
-    assert max(starts) < 1 << 53
 
 
 @given(data=st.data(), members=st.integers(2, 1 << 17))
@@ -391,7 +370,7 @@ FRUGAL = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "0", "ARROW_DEFAULT
 were there, and is not what a merge holds."""
 
 
-@pytest.mark.parametrize("suffix", [".pftrace", ".json", ".parquet", " --format hta", " --format tensorboard"])
+@pytest.mark.parametrize("suffix", [".pftrace", ".parquet", " --format hta"])
 def test_memory_does_not_hold_the_trace(suffix: str, sizes: list[Path], tmp_path: Path) -> None:
     """Ten times as many events take no more memory, whatever is written; in memory they would take 173 MB more."""
     if suffix == ".parquet":
@@ -426,15 +405,3 @@ def test_unknown_formats_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     said(capsys.readouterr().err, ".parquet (parquet)")
     with pytest.raises(SystemExit, match="2"):
         main(["merge", str(tmp_path), "--out", "x.json", "--steps", "9-2"])
-
-
-def test_the_report_is_in_the_output(tmp_path: Path) -> None:
-    """The bounds are in the file."""
-    add_rank(tmp_path, 0)
-    add_rank(tmp_path, 1)
-    asyncio.run(write_merged([tmp_path], tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())
-    about = next(event for event in events if event["name"] == "stepscope")["args"]["metadata"]["merged"]
-    report = msgspec.convert(about, MergeReport)
-    assert [member.rank for member in report.members] == [0, 1]
-    assert report.members[0].bound_ns is not None

@@ -115,7 +115,7 @@ def damage_others(path: Path, window: int) -> int:
 
 
 @pytest.mark.parametrize("state", ["ended", "killed"])
-@pytest.mark.parametrize("selection", [Selection(window=5), Selection(steps=(10, 11)), Selection(steps=(11, 11))])
+@pytest.mark.parametrize("selection", [Selection(window=5), Selection(steps=(11, 11))])
 def test_frames_of_other_windows_are_not_read(state: State, selection: Selection, tmp_path: Path) -> None:
     """They are destroyed on the disk: the merge of one window is the same, and finds no damage."""
     paths = [record(tmp_path, rank, state=state) for rank in (0, 1)]
@@ -185,7 +185,7 @@ def test_a_window_without_an_end_is_made_of_outlines(tmp_path: Path) -> None:
     assert recording.windows(recording.rows) == {0: window}
 
 
-@pytest.mark.parametrize("missing", [(2,), (2, 3), (0, 1, 3)])
+@pytest.mark.parametrize("missing", [(2, 3), (0, 1, 3)])
 def test_segments_between_others_that_were_evicted(missing: tuple[int, ...], tmp_path: Path) -> None:
     """Windows in the other segments are found without those, and without reading what else is there."""
     path = record(tmp_path, 0)

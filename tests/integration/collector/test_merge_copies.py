@@ -1,7 +1,8 @@
-"""Each event counts once in a merge, in however many files it lies; and what is in one file costs no other."""
+"""Each event counts once in a merge, in however many files it lies; what ranks lost shows in its accounts."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections import Counter
@@ -16,28 +17,37 @@ from hypothesis import strategies as st
 from stepscope.cli.main import main
 from stepscope.collector.files.disk import SegmentFile
 from stepscope.collector.files.stream_file import StreamFile
-from stepscope.collector.merge.plan import Selection
+from stepscope.collector.merge.merge import Merge, ledger_of
+from stepscope.collector.merge.outputs import write_merged
+from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.retention.inventory import Segment
 from stepscope.collector.runs.evicted import evict
+from stepscope.collector.runs.job import Job, Member, chosen_job
 from stepscope.collector.runs.recording import recordings_in
+from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import batch_of, run_in, window_of
 from stepscope.exporters.specimens import spans as spans_from
+from stepscope.runtime.accounting.ledger import MAX_COUNT, Ledger, OutputLedger, SourceLedger, sum_ledgers
 from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import run_record
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
-from tests.integration.collector.test_merge import add_rank, merged
+from stepscope.runtime.windows.window import Window
+from tests.integration.collector.test_merge import add_rank, merged, rank_run, syncs_of
 from tests.support.basics import require
 from tests.support.collectors import COMMAND
 from tests.support.journals import HandMade
 from tests.support.launch import run_to_end
 from tests.support.ranks.cluster import collector, start_rank
+from tests.support.ranks.streams import write_stream
 from tests.support.ranks.worker import Rank
 from tests.support.streams import RUN, STREAM, SYNC, frames_header, run_frame
 from tests.support.streams import frames as stream_frames
+from tests.support.viewers.scene import Scene, make_window, training
 
 
 @pytest.fixture(scope="module")
@@ -61,29 +71,6 @@ def spans(directory: Path, out: Path) -> Counter[tuple[str, int]]:
     assert main(["merge", str(directory), "--out", str(out)]) == 0
     rows = table.read_table(out).to_pylist()
     return Counter((row["name"], row["step"]) for row in rows if row["name"] in ("compute", "gloo:all_reduce"))
-
-
-def expected() -> Counter[tuple[str, int]]:
-    """What both starts did: steps 0 to 7, of which the last was cut, and 5 to 9."""
-    steps = [*range(8), *range(5, 10)]
-    return Counter({("compute", n): steps.count(n) for n in range(10)}) + Counter(
-        {("gloo:all_reduce", n): [*range(7), *range(5, 10)].count(n) for n in range(10)}
-    )
-
-
-def test_what_was_delivered_counts_once(delivered: Path, tmp_path: Path) -> None:
-    """The recovered journal of a killed process continues its stream: both are one start. So they are beside the rank's own journal."""
-    shutil.copytree(delivered / "streams", tmp_path / "in" / "streams")
-    for again in range(2):
-        assert spans(tmp_path / "in", tmp_path / "out.parquet") == expected()
-        _, report = merged(tmp_path / "in")
-        assert [member.member for member in report.members] == ["rank 0", "rank 0 (start 2)"]
-        first = report.members[0]
-        assert first.round_trips > 0 and first.bound_ns, "comparisons of clocks are in the journal"
-        assert not any("at the same time" in note for note in report.notes)
-        if not again:
-            for number, run in enumerate(delivered.parent.glob("run-*/rank0")):
-                shutil.copytree(run, tmp_path / "in" / f"own{number}", ignore=shutil.ignore_patterns("session*"))
 
 
 def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:
@@ -317,3 +304,90 @@ def test_a_stream_of_which_each_directory_has_some_segments(tmp_path: Path) -> N
 def events(trace: Path) -> list[Any]:
     """The events of a Chrome trace, but for what names their rows."""
     return [event for event in json.loads(trace.read_text()) if event["ph"] != "M" and event["name"] != "stepscope"]
+
+
+def add_windows(directory: Path, rank: int, *windows: Window) -> None:
+    """A stream of these windows, which does not say what became of the run."""
+    described = rank_run(directory, rank)
+    scene = Scene(described)
+    training(scene)
+    write_stream(directory, described, [scene.batch()], windows, syncs_of(0))
+
+
+def lost(overflow: int, queue: int, in_flight: int = 0) -> Ledger:
+    """The accounts of 100 events."""
+    accepted = 100 - overflow
+    return Ledger(
+        {"recorder": SourceLedger(100, accepted, {"overflow": overflow})},
+        {"journal": OutputLedger(accepted, accepted - queue - in_flight, {"queue": queue}, in_flight)},
+        {"names_cut": 1},
+        windows_left_out=3,
+    )
+
+
+def test_what_each_rank_lost_is_reported(tmp_path: Path) -> None:
+    """By rank, source, output and reason, in the window and in the run; nothing is mixed, nothing is left out."""
+    for rank in (0, 1):
+        add_windows(tmp_path, rank, make_window(ledger=lost(2 + 3 * rank, 7 * rank, rank)))
+    exporter, _ = merged(tmp_path)
+    (window,) = exporter.windows
+    assert exporter.run is not None
+    for ledger in (window.ledger, exporter.run.ledger()):
+        assert {name: source.dropped for name, source in ledger.sources.items()} == {
+            "rank 0: recorder": {"overflow": 2},
+            "rank 1: recorder": {"overflow": 5},
+        }
+        assert ledger.dropped() == 7
+        assert ledger.outputs["rank 1: journal"] == OutputLedger(95, 87, {"queue": 7}, 1)
+        assert ledger.outputs["rank 0: journal"] == OutputLedger(98, 98, {"queue": 0}, 0)
+        assert ledger.cut == {"names_cut": 2}
+        assert ledger.windows_left_out == 6
+
+
+def test_the_accounts_are_in_what_is_written(tmp_path: Path) -> None:
+    """Of a Chrome trace and of a journal: of the window, and of the run."""
+    for rank in (0, 1):
+        add_windows(tmp_path / "in", rank, make_window(ledger=lost(1, 2)))
+    asyncio.run(write_merged([tmp_path / "in"], tmp_path / "trace.json"))
+    rows: list[dict[str, Any]] = json.loads((tmp_path / "trace.json").read_text())
+    said = [row["args"]["ledger"] for row in rows if row["name"] in ("window 0", "stepscope")]
+    assert [msgspec.convert(one, Ledger).dropped() for one in said] == [2, 2]
+    asyncio.run(write_merged([tmp_path / "in"], tmp_path / "out.journal"))
+    with JournalReader(tmp_path / "out.journal") as reader:
+        items = list(reader)
+    found = [item.ledger if isinstance(item, Window) else item for item in items if isinstance(item, Ledger | Window)]
+    assert [ledger.dropped() for ledger in found] == [2, 2]
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+def test_each_rank_alone_has_its_own_accounts(tmp_path: Path, windows: int) -> None:
+    """One file for each rank: names are as the rank has them, for there is no other."""
+    made = [make_window(index, (7 + 3 * index,), ledger=lost(1 + index, 0)) for index in range(windows)]
+    for rank in (0, 1):
+        add_windows(tmp_path, rank, *made)
+    job = Job(*chosen_job(recordings_in([tmp_path])[0], None))
+    outputs: dict[int | None, MemoryExporter] = {}
+
+    def exporter_for(rank: int | None, _: Member) -> MemoryExporter:
+        return outputs.setdefault(rank, MemoryExporter())
+
+    asyncio.run(Merge(job, plan(job, Selection()), tmp_path).apart(exporter_for))
+    for output in outputs.values():
+        assert [window.ledger for window in output.windows] == [window.ledger for window in made]
+        assert output.run is not None
+        assert output.run.ledger().dropped() == sum(1 + index for index in range(windows))
+    assert sorted(outputs, key=str) == [0, 1]
+
+
+def test_what_journals_claim_stays_writable() -> None:
+    """Counts that no run has: the sum still fits into a file, whatever it is of."""
+    huge = Ledger(
+        {"x": SourceLedger(MAX_COUNT, MAX_COUNT, {"y": MAX_COUNT}, MAX_COUNT, MAX_COUNT)},
+        {"o": OutputLedger(MAX_COUNT, MAX_COUNT, {}, MAX_COUNT)},
+    )
+    added = sum_ledgers([huge, huge])
+    assert added.sources["x"] == huge.sources["x"] and added.outputs == huge.outputs
+    assert ledger_of([("a", huge), ("b", huge)]).sources.keys() == {"a: x", "b: x"}
+    assert ledger_of([("pid 1", lost(1, 0)), ("pid 1", lost(2, 0))]).sources["pid 1: recorder"].dropped == {
+        "overflow": 3
+    }

@@ -36,10 +36,10 @@ from stepscope.runtime.journal import frame_reader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.basics import poll
-from tests.support.collectors import answer, collecting, connected
+from tests.support.collectors import answer, collecting, welcomed
 from tests.support.messages import said
 from tests.support.object_stores import Stream as SegmentedStream
-from tests.support.streams import CONNECTION, frames, frames_header, hello
+from tests.support.streams import CONNECTION, frames, frames_header
 from tests.unit.collector.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync
 
 SYNC = fmt.new_sync_word()
@@ -53,6 +53,32 @@ def stored(store: Store, id: str, frames: list[Frame]) -> Path:
     data = [b"".join(fmt.encode_frame(SYNC, kind, n, [body], flags)) for n, (kind, flags, body) in enumerate(frames)]
     path.write_bytes(fmt.encode_file_header(SYNC) + b"".join(data))
     return path
+
+
+async def restored(store: Store) -> Streams:
+    """The streams that a collector finds when it starts."""
+    streams = Streams(8)
+    recovery = StartupRecovery(store, streams)
+    recovery.look()
+    await recovery.run()
+    assert not streams.unread
+    return streams
+
+
+class Reads:
+    """Counts what is read of files from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = self.nbytes = 0
+        real = os.pread
+
+        def pread(file: int, size: int, at: int) -> bytes:
+            data = real(file, size, at)
+            self.calls += 1
+            self.nbytes += len(data)
+            return data
+
+        monkeypatch.setattr(os, "pread", pread)
 
 
 ODD: dict[str, list[Frame]] = {
@@ -108,20 +134,11 @@ async def test_small_frames_are_read_many_at_once(tmp_path: Path, monkeypatch: p
     ]
     events = events_frame(empty_block(1), source="recorder")
     stored(store, "a" * 32, [record_frame(fmt.FrameType.RUN, run_of()), *trips, *[events, trips[-1]] * 1000])
-    restoring = StartupRecovery(store, streams)
-    restoring.look()
-    reads: list[int] = []
-    pread = os.pread
-
-    def noted(file: int, size: int, at: int) -> bytes:
-        reads.append(size)
-        return pread(file, size, at)
-
-    monkeypatch.setattr(os, "pread", noted)
-    await restoring.run()
+    reads = Reads(monkeypatch)
+    streams = await restored(store)
     stream = streams.all["a" * 32]
     assert (stream.events, stream.next, stream.clock.last) == (1000, 4001, START + 1999 * SECOND)
-    assert stream.bytes == stream_size(store) and len(reads) < 100
+    assert stream.bytes == stream_size(store) and reads.calls < 100
 
 
 def stream_size(store: Store) -> int:
@@ -133,16 +150,12 @@ def stream_size(store: Store) -> int:
 @pytest.mark.parametrize("position", [3 << 26, 1 << 61])
 async def test_bytes_are_those_that_came(tmp_path: Path, position: int) -> None:
     """Wherever the first segment begins that a rank sent: it has deleted those before, or lies."""
-    async with collecting(tmp_path) as running, connected(running.url) as one:
-        await one.send(hello())
-        await answer(one)
+    async with collecting(tmp_path) as running, welcomed(running) as one:
         await one.send(protocol.encode(frames_header(1000, 5, 3, position), frames(1000, 5)))
         assert await answer(one) == protocol.Ack(1005)
         (live,) = running.collector.streams.all.values()
-    store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
-    restoring = StartupRecovery(store, streams)
-    restoring.look()
-    await restoring.run()
+    store = Store(CollectorSettings(directory=tmp_path))
+    streams = await restored(store)
     (again,) = streams.all.values()
     there = sum(path.stat().st_size for path in segment_paths(store.path(again.id)))
     assert live.bytes == again.bytes == there - fmt.MAX_FILE_HEADER + fmt.FILE_HEADER.size
@@ -179,10 +192,7 @@ async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch
     found: list[dict[str, tuple[int, int, int]]] = []
     for read_bytes in (3000, 1 << 30):
         monkeypatch.setattr(startup_recovery, "READ_BYTES", read_bytes)
-        streams = Streams(8)
-        restoring = StartupRecovery(store, streams)
-        restoring.look()
-        await restoring.run()
+        streams = await restored(store)
         assert all(one.ended for one in streams.all.values())
         assert streams.all["a" * 32].windows.count == 40
         shown = len(list(streams.all["a" * 32].windows))
@@ -214,47 +224,10 @@ async def test_evicted_events_count_once(
         evict(writer.path, one)
     monkeypatch.setattr(startup_recovery, "READ_BYTES", read_bytes)
     monkeypatch.setattr(startup_recovery, "ALL_FILES", files)
-    streams = Streams(8)
-    restoring = StartupRecovery(store, streams)
-    restoring.look()
-    await restoring.run()
+    streams = await restored(store)
     stream = streams.all["a" * 32]
     assert stream.windows.discarded == sum(one.events for one in evicted) > 0 and not stream.missing
     assert stream.events == 400
-
-
-async def test_a_start_reads_little_of_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The frames of the newest two segments of each stream, and the indexes of the others. The counts are those of all frames."""
-    monkeypatch.setattr(frame_reader, "_SCAN_BYTES", 1 << 14)  # less than a segment, as it is elsewhere
-    made = [SegmentedStream(tmp_path, number, segment_bytes=20_000) for number in range(4)]
-    for one in made:
-        one.grow(250)
-    store = Store(CollectorSettings(directory=tmp_path))
-    nbytes = 0
-    real_read = os.pread
-
-    def counted_read(file: int, size: int, at: int) -> bytes:
-        nonlocal nbytes
-        data = real_read(file, size, at)
-        nbytes += len(data)
-        return data
-
-    async def restored(files: int) -> tuple[Streams, list[tuple[int, int, int, int]]]:
-        monkeypatch.setattr(startup_recovery, "ALL_FILES", files)
-        streams = Streams(8)
-        restoring = StartupRecovery(store, streams)
-        restoring.look()
-        await restoring.run()
-        assert not streams.unread
-        return streams, [(one.events, one.windows.count, one.bytes, one.missing) for one in streams.all.values()]
-
-    _, whole = await restored(1 << 20)
-    monkeypatch.setattr(os, "pread", counted_read)
-    streams, found = await restored(0)
-    assert sorted(found) == sorted(whole) and all(len(list(one.windows)) < 50 for one in streams.all.values())
-    paths = [path for one in made for path in one.segments]
-    assert len(paths) > 20
-    assert nbytes < sum(path.stat().st_size for path in paths) // 2
 
 
 @pytest.mark.parametrize("where", ["middle", "begin", "end"])
@@ -268,27 +241,14 @@ async def test_of_a_damaged_index_only_its_segment_is_read(
     made.end()
     store = Store(CollectorSettings(directory=tmp_path))
     monkeypatch.setattr(startup_recovery, "ALL_FILES", 0)
-    nbytes = 0
-    real_read = os.pread
+    reads = Reads(monkeypatch)
 
-    def counted_read(file: int, size: int, at: int) -> bytes:
-        nonlocal nbytes
-        data = real_read(file, size, at)
-        nbytes += len(data)
-        return data
-
-    monkeypatch.setattr(os, "pread", counted_read)
-
-    async def restored() -> tuple[int, int, int, int]:
-        nonlocal nbytes
-        nbytes, streams = 0, Streams(8)
-        restoring = StartupRecovery(store, streams)
-        restoring.look()
-        await restoring.run()
+    async def counted() -> tuple[int, int, int, int]:
+        reads.nbytes, streams = 0, await restored(store)
         (stream,) = streams.all.values()
         return stream.events, stream.windows.count, stream.bytes, stream.missing
 
-    whole = await restored()
+    whole = await counted()
     path = made.segments[{"middle": len(made.segments) // 2, "begin": 0, "end": -4}[where]]
     reader = frame_reader.FrameReader(path, alone=True)
     offset = reader.files.at(reader.files.begin).offset(reader.find_last(fmt.FrameType.INDEX))
@@ -296,31 +256,8 @@ async def test_of_a_damaged_index_only_its_segment_is_read(
     with path.open("r+b") as file:
         file.seek(offset + fmt.FRAME_HEADER.size)
         file.write(bytes(40))
-    assert await restored() == (*whole[:3], 1)
-    assert nbytes < 0.75 * sum(one.stat().st_size for one in made.segments)
-
-
-async def test_a_segment_without_its_index_is_counted_by_its_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rank had lost the end of it, or what is there is damaged."""
-    made = SegmentedStream(tmp_path)
-    made.grow(40)
-    made.end()
-    store = Store(CollectorSettings(directory=tmp_path))
-    found: list[tuple[int, int]] = []
-    for cut in (0, 1):
-        path = made.segments[1]
-        os.truncate(path, path.stat().st_size - cut)
-        monkeypatch.setattr(startup_recovery, "ALL_FILES", 0)
-        streams = Streams(8)
-        restoring = StartupRecovery(store, streams)
-        restoring.look()
-        await restoring.run()
-        (stream,) = streams.all.values()
-        found.append((stream.events, stream.windows.count))
-        assert stream.missing == cut
-    assert found[0] == found[1]
+    assert await counted() == (*whole[:3], 1)
+    assert reads.nbytes < 0.75 * sum(one.stat().st_size for one in made.segments)
 
 
 def view_of(streams: Streams) -> RankView:

@@ -211,17 +211,6 @@ def test_a_stream_that_cannot_be_looked_at_does_not_keep_a_collector_from_starti
     said(caplog.records, bad, "Input/output error")
 
 
-def test_a_stream_that_cannot_be_looked_at_costs_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named, and the limit is kept with the others."""
-    good = stored(store, ONE, some(0), some(4), some(8))
-    bad = stored(store, TWO, some(0, rank=1), some(4, rank=1)).parent
-    storage = Storage(store, StoragePolicy(max_bytes=disk_use(store.directory).total // 2, newest=0, slowest=0))
-    with failing(monkeypatch, bad):
-        storage.enforce()
-    assert list(storage.unreadable) == [TWO] and "Input/output error" in storage.unreadable[TWO]
-    assert len(segment_paths(good)) < 3 and len(segment_paths(bad / "journal")) == 2
-
-
 def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
     """Whatever is wrong with it; it is named until it is gone."""
     bad = stored(store, ONE, some(0), some(4))
@@ -340,24 +329,3 @@ async def test_small_segments_count_with_their_blocks(tmp_path: Path) -> None:
                 most = max(most, used)
                 assert (view := collector.storage.view()) is not None and view.used_bytes >= used - 64 * KIB
         assert limit // 2 < most <= limit
-
-
-async def test_what_cannot_be_evicted_is_not_exceeded(tmp_path: Path) -> None:
-    """Segments that are still written stay: beyond the limit more frames are refused, and their exporter keeps them."""
-    limit = 2 * MIB
-    collector = Collector(CollectorSettings(directory=tmp_path, port=0, disk_bytes=limit))
-    async with collector.serving() as url:
-        for stream in (ONE, TWO):
-            async with connected(url.replace("http", "ws")) as one:
-                await one.send(hello(stream=stream))
-                assert isinstance(await answer(one), protocol.Welcome)
-                said: protocol.Header = protocol.Ack(0)
-                first = 0
-                while isinstance(said, protocol.Ack):
-                    await one.send(protocol.encode(frames_header(first, 1), frames(first, 1, size=128 * KIB)))
-                    said = await answer(one)
-                    first += 1
-                assert isinstance(said, protocol.Refused) and said.retry
-                assert f"limit of {limit} bytes on disk" in said.reason
-                assert disk_use(tmp_path).total <= limit + 64 * KIB
-    assert disk_use(tmp_path).streams > limit // 2

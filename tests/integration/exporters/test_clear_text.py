@@ -130,21 +130,19 @@ async def redirecting(status: int, to: str) -> AsyncGenerator[str]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-@pytest.mark.parametrize("status", [301, 307, 308])
-async def test_a_stream_follows_no_redirect(status: int, tmp_path: Path) -> None:
+async def test_a_stream_follows_no_redirect(tmp_path: Path) -> None:
     """A collector that a redirect names gets nothing, and it is said where it led."""
     async with (
         collecting(tmp_path / "c") as elsewhere,
-        redirecting(status, f"{elsewhere.url}/v1/stream?secret=hunter2") as named,
+        redirecting(308, f"{elsewhere.url}/v1/stream?secret=hunter2") as named,
     ):
         exporter = sc.CollectorExporter(f"ws://{named}", settings=QUICK)
         await exporter.open(run_in(tmp_path / "run"))
         await poll(lambda: (found := exporter.statistics()) is not None and found.refused)
         found = exporter.statistics()
         assert found is not None
-        assert (
-            f"it answered {status} to the connection, a redirect to {elsewhere.url}/v1/stream, which is not followed"
-            in (found.last_error)
+        assert f"it answered 308 to the connection, a redirect to {elsewhere.url}/v1/stream, which is not followed" in (
+            found.last_error
         )
         assert "hunter2" not in found.last_error
         await exporter.export(batch_of(spans(["work"])))

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections import Counter
@@ -27,7 +25,6 @@ from stepscope.exporters.stream.exporter import BUFFER, CollectorExporter
 from stepscope.exporters.stream.shipper import Head
 from stepscope.exporters.stream.transport import LinkSettings
 from stepscope.exporters.stream.websocket import WebSocketTransport
-from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.session.note import BUFFER_DIRECTORY
@@ -261,46 +258,6 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
             found.write_bytes(content)  # as if it had been killed before it was deleted
 
 
-def test_the_command_delivers_what_a_killed_process_left(tmp_path: Path) -> None:
-    """The collector had a part; the recovered journal continues the same stream. A journal can be named as well."""
-    program = textwrap.dedent(
-        """
-        import os, sys, time
-        import stepscope as sc
-        from stepscope.exporters.stream.exporter import CollectorExporter
-        exporter = CollectorExporter(sys.argv[2])
-        profiler = sc.trace(exporters=[exporter], output_dir=sys.argv[1])
-        profiler.start()
-        for number in range(300):
-            with sc.span(f"span {number}"):
-                pass
-            if number == 150:
-                while not exporter.statistics() or exporter.statistics().confirmed < 3:
-                    time.sleep(0.01)
-        os.kill(os.getpid(), 9)
-        """
-    )
-    port = free_port()
-    url = f"ws://127.0.0.1:{port}"
-    process = Process(tmp_path / "c", port).wait()
-    try:
-        run_to_end([sys.executable, "-c", program, str(tmp_path / "run"), url], timeout=60)
-        (old,) = journals(tmp_path / "c")
-        assert spans_of(old, ended=False).total() < 300
-        for place in (tmp_path / "run", tmp_path / "run" / "journal", tmp_path / "run"):
-            done = command("deliver", str(place), "--url", url)
-            assert done.returncode == 0, done.stderr
-            assert list(journals(tmp_path / "c")) == [old]
-            found = spans_of(old)
-            assert {name: found[name] for name in found if name[:5] == "span "} == {f"span {n}": 1 for n in range(300)}
-        away = command("deliver", str(old), "--url", f"ws://127.0.0.1:{free_port()}", "--timeout", "0.5")
-        assert away.returncode == 1 and "does not take" in away.stderr and "Connect" in away.stderr
-        token = command("deliver", str(old), "--url", "ws://u:hunter2@host")
-        assert token.returncode == 1 and "hunter2" not in token.stderr
-    finally:
-        process.end()
-
-
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line."""
     return run_to_end([*COMMAND, *arguments], timeout=60, server="command")
@@ -324,23 +281,3 @@ def test_a_cut_journal_is_completed_before_it_is_delivered(tmp_path: Path, colle
     with refused(FormatError, tmp_path / "empty", "name a journal"):
         (tmp_path / "empty").mkdir()
         delivery.journals_in(tmp_path / "empty")
-
-
-def test_the_ledger_of_a_whole_run_is_exact(tmp_path: Path, collector: tuple[str, Path]) -> None:
-    """Offered = exported, window by window, with a collector that has everything."""
-    url, place = collector
-    exporter = CollectorExporter(url)
-    schedule = sc.schedule(wait=0, warmup=0, active=2)
-    with sc.trace(exporters=[exporter], output_dir=tmp_path, schedule=schedule) as profiler:
-        for _ in range(8):
-            with sc.span("step work"):
-                pass
-            profiler.step()
-    profiler.raise_errors()
-    pipeline = profiler.statistics().pipeline
-    assert pipeline is not None
-    (account,) = (one.ledger for one in pipeline.exporters if one.name == "collector")
-    assert account == OutputLedger(account.offered, account.offered, {}, 0)
-    found = spans_of(place / "streams" / exporter.stream / "journal")
-    assert found["step work"] == 8
-    assert not (tmp_path / BUFFER_DIRECTORY).exists()

@@ -111,21 +111,6 @@ async def test_a_process_of_another_container_is_left_alone(tmp_path: Path, jour
     assert path.exists() == (journal == "journal")
 
 
-@pytest.mark.parametrize("journal", JOURNALS)
-async def test_a_killed_process_of_another_container_is_known_to_be_dead(tmp_path: Path, journal: str) -> None:
-    """The kernel has released its lock."""
-    with streaming(tmp_path / "run", journal, END="killed") as process:
-        for part in SPANS:
-            expect(process, part)
-            go_on(process)
-        process.wait()
-    async with collecting(tmp_path / "c") as running:
-        done = await asyncio.to_thread(deliver, tmp_path / "run", running.url)
-        assert done.returncode == 0, done.stderr
-        (collected,) = journals(tmp_path / "c")
-        assert {name: count for name, count in spans_of(collected).items() if name in SPANS} == SPANS
-
-
 def test_a_process_of_another_machine_is_not_taken_for_dead(tmp_path: Path) -> None:
     """A lock need not be visible from one machine to another: somebody has to say so who knows."""
     writer = JournalWriter(tmp_path / "journal")

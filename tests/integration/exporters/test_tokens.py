@@ -29,9 +29,7 @@ def file(path: Path, text: str, mode: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("mode", "what"), [(0o600, ""), (0o400, ""), (0o640, "read"), (0o444, "read"), (0o604, "read"), (0o622, "change")]
-)
+@pytest.mark.parametrize(("mode", "what"), [(0o600, ""), (0o640, "read"), (0o604, "read"), (0o622, "change")])
 def test_a_secret_that_others_can_read_is_a_warning(
     mode: int, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -46,10 +44,9 @@ def test_a_secret_that_others_can_read_is_a_warning(
     assert said(caplog.records, "0666") and TOKEN not in caplog.text
 
 
-@pytest.mark.parametrize("text", ["", " \n\t\n"])
-def test_a_file_without_a_secret_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_a_secret_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By all who were given it: each wants a token to be asked for, or shown."""
-    empty = file(tmp_path / "token", text, 0o600)
+    empty = file(tmp_path / "token", " \n\t\n", 0o600)
     with refused(ValueError, "token"):
         Address("ws://localhost:7788", empty).headers()
     for command in (
@@ -76,7 +73,7 @@ def test_a_file_that_is_not_there_is_reported_at_once(tmp_path: Path) -> None:
     CollectorExporter(url, token=file(token, TOKEN, 0o600))
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n"])
+@pytest.mark.parametrize("text", ["", "\n"])
 def test_an_environment_with_nothing_in_it_is_no_token(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,7 +117,10 @@ def test_a_collector_says_that_nobody_is_asked_for_a_token(tmp_path: Path) -> No
         said = collector.stop()[1]
     assert said.count("no token is set") == 1 and "every user of this machine can read all that is here" in said
     with collecting(tmp_path / "two", "--host", "0.0.0.0", "--insecure") as collector:
+        url = collector.url.replace("0.0.0.0", "127.0.0.1")
+        assert ask(f"{url}/v1/jobs", {"Host": "anything.example"}).status == 200
         said = collector.stop()[1]
+    assert said.count("any host name is accepted (--allowed-host)") == 1
     assert said.count("no token is set") == 1 and "whoever can reach this machine can read all" in said
     token = file(tmp_path / "token", TOKEN, 0o644)
     with collecting(tmp_path / "three", "--token-file", str(token)) as collector:

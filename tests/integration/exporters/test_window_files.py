@@ -11,7 +11,6 @@ import pytest
 
 import stepscope as sc
 from stepscope.cli.main import main
-from stepscope.exporters.files.chrome_file import NOTES
 from stepscope.exporters.files.output import whole_file
 from stepscope.runtime.errors import INCOMPLETE, OutputError
 from stepscope.runtime.export.formats import staged
@@ -20,7 +19,6 @@ from tests.support import pftrace
 from tests.support.basics import require
 from tests.support.chrome_traces import events_of
 from tests.support.messages import refused, said
-from tests.support.viewers import perfetto
 
 NAME = "Lauf 日本 é"
 
@@ -90,25 +88,7 @@ def test_a_native_file_of_one_window_has_its_bounds(recorded: tuple[Path, list[W
         assert (min(stamps), max(stamps)) == (window.start_ns, window.end_ns)
 
 
-def test_viewers_show_names_and_bounds(recorded: tuple[Path, list[Window]]) -> None:
-    """Perfetto's own reader: bounds, the process's name, and one row for what is said of the run."""
-    directory, windows = recorded
-    for name in ("t-1.json", "t-1.pftrace"):
-        problems, (bounds,), processes, notes = perfetto.query(
-            directory / name,
-            perfetto.PROBLEMS,
-            "select end_ts - start_ts as length from trace_bounds",
-            "select name from process where pid > 0",
-            "select distinct coalesce(t.name, k.name) as row from slice s join track k on s.track_id = k.id "
-            "left join thread_track tt on s.track_id = tt.id left join thread t using (utid) where s.category = 'stepscope'",
-        )
-        assert problems == []
-        assert abs(bounds["length"] - (windows[1].end_ns - windows[1].start_ns)) < 10
-        assert [row["name"] for row in processes] == [NAME]
-        assert [row["row"] for row in notes] == [NOTES]
-
-
-FORMATS = ["trace.json", "trace.json.gz", "trace.kineto.json", "trace.pt.trace.json", "trace.pftrace", "trace.parquet"]
+FORMATS = ["trace.json.gz", "trace.kineto.json", "trace.pftrace", "trace.parquet"]
 
 
 def record(directory: Path, steps: int = 30) -> None:
@@ -135,8 +115,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("command", ["convert", "merge"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("command", "name"), [*(("convert", name) for name in FORMATS), ("merge", "trace.json")])
 def test_a_full_disk_leaves_nothing(
     run: Path, small_disk: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import io
 import json
-import os
 import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.collector.downloads.downloads import Download, Downloads, Source
-from tests.support.basics import children, peak_bytes, require
+from tests.support.basics import peak_bytes, require
 from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
-from tests.support.messages import refused
 from tests.support.pftrace import Trace
 from tests.support.ranks.streams import write_many
 
@@ -88,18 +83,6 @@ def test_jobs_are_not_mixed(three: CollectorProcess) -> None:
     assert ask(f"{three.url}/v1/windows/0/chrome?jobb=other", SHOWN).status == 400
 
 
-def test_a_rank_that_was_started_again_has_all_its_windows(tmp_path: Path) -> None:
-    """What it did before is in the window, too."""
-    with collecting(tmp_path) as collector:
-        trained(collector.url, 0, steps=20)
-        trained(collector.url, 1, steps=30)
-        with training(collector.url, 0, steps=10) as second:
-            assert second.wait(60) == 0
-        collector.when(lambda ranks: ranks[0]["incarnation"] == 2 and ranks[0]["state"] == "ended")
-        answer = ask(f"{collector.url}/v1/windows/1/chrome")
-        assert names_in("chrome", answer.body)["forward"] == 20, "ten of each rank"
-
-
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A collector of two ranks with 400,000 spans each."""
@@ -151,76 +134,3 @@ def test_while_streams_grow(tmp_path: Path) -> None:
             assert names_in("chrome", answer.body)["forward"] <= 20
             # Training goes on meanwhile; what it records is drained once a second.
             collector.when(lambda after: all(after[rank]["step"] > ranks[rank]["step"] for rank in (0, 1)))
-
-
-# the making of a file, step by step
-
-
-WRITER = """
-import pathlib, sys, time
-target, go = map(pathlib.Path, sys.argv[1:3])
-with target.open("wb") as file:
-    file.write(b"a" * 100_000)
-    file.flush()
-    while not go.exists():
-        time.sleep(0.01)
-    file.write(b"b" * 50_000)
-    file.flush()
-    if len(sys.argv) > 3:
-        sys.exit(sys.argv[3])
-"""
-
-
-def writer(go: Path, *, grows: bool = True, fails: str = "") -> Download:
-    """A kind of file whose writer waits in the middle until `go` is there."""
-
-    def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
-        return ["-c", WRITER, str(target), str(go), *([fails] if fails else [])]
-
-    return Download(name="x", suffix=".x", command=command, grows=grows)
-
-
-async def rest_of(chunks: AsyncGenerator[bytes]) -> bytes:
-    """Everything that is still to come."""
-    return b"".join([chunk async for chunk in chunks])
-
-
-async def test_a_file_is_sent_while_it_is_written(tmp_path: Path) -> None:
-    downloads, go = Downloads(tmp_path), tmp_path / "go"
-    chunks = downloads.send(writer(go), [], 0)
-    assert await anext(chunks) == b"a" * 100_000
-    go.touch()
-    assert await rest_of(chunks) == b"b" * 50_000
-    assert not list((tmp_path / "downloads").iterdir())
-
-
-async def test_a_file_that_is_changed_as_it_grows_is_sent_when_it_is_whole(tmp_path: Path) -> None:
-    downloads, go = Downloads(tmp_path), tmp_path / "go"
-    chunks = downloads.send(writer(go, grows=False), [], 0)
-    first = asyncio.ensure_future(anext(chunks))
-    done, _ = await asyncio.wait({first}, timeout=1.0)
-    assert not done
-    go.touch()
-    assert await first + await rest_of(chunks) == b"a" * 100_000 + b"b" * 50_000
-
-
-async def test_a_file_that_breaks_off_is_no_whole_one(tmp_path: Path) -> None:
-    """Who reads it is told by an answer that is cut, and the log says why."""
-    downloads, go = Downloads(tmp_path), tmp_path / "go"
-    chunks = downloads.send(writer(go, fails="the disk is full"), [], 0)
-    assert await anext(chunks)
-    go.touch()
-    with refused(RuntimeError, "the disk is full"):
-        await rest_of(chunks)
-    assert not list((tmp_path / "downloads").iterdir())
-
-
-async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
-    downloads, go = Downloads(tmp_path), tmp_path / "go"
-    before = children(os.getpid())
-    chunks = downloads.send(writer(go), [], 0)
-    assert await anext(chunks)
-    assert children(os.getpid()) - before
-    await chunks.aclose()
-    assert not children(os.getpid()) - before
-    assert not list((tmp_path / "downloads").iterdir())

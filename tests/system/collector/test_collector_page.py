@@ -372,6 +372,7 @@ def test_a_zoom_of_the_chart_stays(tmp_path: Path) -> None:
         page.keyboard.press("-")
         page.keyboard.press("-")
         until(lambda: page.evaluate(scale)["max"] > inner["last"])
+        assert not page.get_by_role("heading", name="Ranks and steps").is_visible(), "one rank has no heat map"
 
 
 def test_the_axes_of_the_chart_are_readable(tmp_path: Path) -> None:

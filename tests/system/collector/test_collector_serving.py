@@ -1,17 +1,24 @@
-"""A collector's beginning and end."""
+"""A collector's beginning and end, with and without TLS, in order and killed."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import random
 import re
 import signal
 import socket
+import ssl
+import subprocess
 import sys
+import textwrap
 import time
 import urllib.request
+from collections import Counter
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -19,13 +26,22 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 import stepscope
+from stepscope.build import trace
 from stepscope.collector.app import Collector
 from stepscope.collector.errors import DirectoryInUseError, ListenError
 from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web import web_protocols
 from stepscope.exporters.stream import protocol
+from tests.support.basics import poll
+from tests.support.certificates import certify
 from tests.support.collecting import ask, collecting, training
+from tests.support.collectors import COMMAND, Process, answer, connected, free_port, journals, send_frames
+from tests.support.collectors import collecting as collecting_here
+from tests.support.collectors import spans as spans_of
+from tests.support.commands import stepscope as run_stepscope
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
+from tests.support.streams import hello
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -163,3 +179,148 @@ def test_streams_are_reported(tmp_path: Path) -> None:
             with pytest.raises(ConnectionClosed) as ended:
                 stream.recv(timeout=20)
             assert "1012" in str(ended.value)
+
+
+HELLO = bytes.fromhex("16030100c8010000c40303")
+"""How a client begins, cut off."""
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for this machine, and its key."""
+    return certify(tmp_path_factory.mktemp("tls"))
+
+
+async def test_who_does_not_agree_makes_room_for_who_does(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    """However many connect and say nothing; exporters that stream are not disturbed, and the end does not wait for them."""
+    made, key = certificate
+    trusting = ssl.create_default_context(cafile=str(made))
+    async with collecting_here(tmp_path, max_streams=1, max_readers=4, certificate=made, key=key) as running:
+        url = running.url.replace("ws:", "wss:")
+        async with connected(url, ssl=trusting) as one:
+            await one.send(hello())
+            await answer(one)
+            silent = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(20)]
+            for reader, _ in silent[:16]:
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(reader.read(), 30) == b""
+            await poll(lambda: len(running.server.server_state.connections) == 5)
+            for _ in range(3):
+                reader, stream = await asyncio.open_connection("127.0.0.1", running.port, ssl=trusting)
+                stream.write(REQUEST)
+                assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200 ")
+                stream.close()
+            assert await send_frames(one, 0, 2) == protocol.Ack(2)
+            for _, stream in silent:
+                stream.close()
+        rest = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
+        await poll(lambda: len(running.server.server_state.connections) >= 3)
+        assert not running.server.force_exit
+    assert not running.server.server_state.connections
+    for _, stream in rest:
+        stream.close()
+
+
+async def test_who_takes_too_long_to_agree_is_ended(
+    tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that says nothing, half of what is to be said, or something else; who agrees has no more time for its request."""
+    made, key = certificate
+    trusting = ssl.create_default_context(cafile=str(made))
+    async with collecting_here(tmp_path, certificate=made, key=key) as running:
+        monkeypatch.setattr(web_protocols, "REQUEST_SECONDS", 1.5)
+        opened = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
+        opened[1][1].write(HELLO)
+        opened[2][1].write(REQUEST)
+        opened.append(await asyncio.open_connection("127.0.0.1", running.port, ssl=trusting))
+        opened[3][1].write(b"GET /")
+        for reader, stream in opened:
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
+                told = await asyncio.wait_for(reader.read(), 30)
+                assert b"HTTP" not in told
+            stream.close()
+        await poll(lambda: not running.server.server_state.connections)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_tls_that_one_side_lacks_is_named(there: bool, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    """Which of the two it probably is, and what to write instead, by what sends streams and by what gives orders."""
+    with trace(output_dir=tmp_path / "run"):
+        pass
+    made, key = certificate
+    options = ("--certificate", str(made), "--key", str(key)) if there else ()
+    with collecting(tmp_path / "c", *options) as collector:
+        url = f"{'ws' if there else 'wss'}://{urlsplit(collector.url).netloc}"
+        said = "probably wants TLS, use wss://" if there else "speaks no TLS: use ws://"
+        for command in (("deliver", "run/journal", "--timeout", "2"), ("arm", "--steps", "1")):
+            done = run_stepscope(*command, "--url", url, cwd=tmp_path)
+            assert done.returncode == 1 and said in done.stderr, done.stderr
+
+
+CLIENT = textwrap.dedent(
+    """
+    import os, sys, threading, time
+    import stepscope as sc
+    from stepscope.exporters.stream.exporter import CollectorExporter
+    from stepscope.exporters.stream.transport import LinkSettings
+    place, url, name, die = sys.argv[1:]
+    settings = LinkSettings(first_delay=0.02, longest_delay=0.2, timeout=2.0)
+    exporter = CollectorExporter(url, settings=settings)
+    options = sc.Options(close_timeout=60.0, drain_interval=0.02)
+    profiler = sc.trace(exporters=[exporter], output_dir=place, options=options)
+    profiler.start()
+    for number in range(120):
+        for part in range(20):
+            with sc.span(f"{name}-{number}", part=part):
+                pass
+        time.sleep(0.02)
+        profiler.step()
+        if number == int(die):
+            os.kill(os.getpid(), 9)
+    profiler.close()
+    profiler.raise_errors()
+    """
+)
+
+
+def test_everything_is_there_once(tmp_path: Path) -> None:
+    """Four exporters, two of which are killed, and a collector that is killed over and over."""
+    chance = random.Random(11)
+    port = free_port()
+    url = f"ws://127.0.0.1:{port}"
+    fates = {"a": -1, "b": -1, "c": 50, "d": 100}
+    collector = Process(tmp_path / "c", port).wait()
+    clients = {
+        name: subprocess.Popen([sys.executable, "-c", CLIENT, str(tmp_path / name), url, name, str(die)])
+        for name, die in fates.items()
+    }
+    try:
+        kills = 0
+        while any(client.poll() is None for client in clients.values()):
+            time.sleep(chance.uniform(0.05, 0.6))
+            if kills < 5:
+                collector.kill()
+                time.sleep(chance.uniform(0.0, 0.5))
+                collector = Process(tmp_path / "c", port).wait()
+                kills += 1
+        assert {name: client.returncode for name, client in clients.items()} == {"a": 0, "b": 0, "c": -9, "d": -9}
+        assert not (tmp_path / "a" / "unsent").exists()
+        for name in "cd":
+            command = [*COMMAND, "deliver", str(tmp_path / name), "--url", url]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run_to_end(command, timeout=chance.uniform(0.5, 1.5), server="command")  # killed as well
+            run_to_end(command, timeout=60, server="command")
+            # Byte by byte what was recovered.
+            recovered = (tmp_path / name / "journal").read_bytes()
+            assert any(path.read_bytes() == recovered for path in journals(tmp_path / "c"))
+    finally:
+        for client in clients.values():
+            client.kill()
+            client.wait()
+        collector.end()
+    found = Counter[str]()
+    for path in journals(tmp_path / "c"):
+        found.update(spans_of(path))
+    expected = {f"{name}-{number}": 20 for name, die in fates.items() for number in range(120 if die < 0 else die + 1)}
+    assert {name: count for name, count in found.items() if "-" in name} == expected

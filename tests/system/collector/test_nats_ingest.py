@@ -25,7 +25,6 @@ from stepscope.collector.nats import partition
 from stepscope.collector.nats.consumer import Retries
 from stepscope.collector.nats.partition import Partition, Session
 from stepscope.collector.nats.roster import Roster
-from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.names import Names
@@ -33,7 +32,7 @@ from stepscope.exporters.nats.servers import NatsLimits
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
-from tests.integration.collector.test_collector_uncancelled import HangingCall
+from tests.integration.collector.test_blocking_pool import HangingCall
 from tests.support.basics import poll
 from tests.support.beside import running
 from tests.support.jetstreams import Publisher, connected
@@ -235,26 +234,6 @@ async def test_a_known_stream_is_not_refused_for_its_file(
     assert collecting.numbers(publisher) == list(range(11))
 
 
-async def test_many_messages_of_a_stream_that_cannot_be_written(
-    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """JetStream keeps few of them as unacknowledged: the others are read again when the stream can be written."""
-    monkeypatch.setattr(partition, "MAX_WAITING", 4)
-    collecting = Collecting(tmp_path)
-    async with publishing(server) as publisher:
-        for number in range(20):
-            await publisher.publish(number, 1)
-        async with collecting.taking(publisher):
-            await poll(lambda: "Hello" in collecting.retries.problem)
-            async with asyncio.timeout(30):
-                while (await collecting.info(publisher)).num_ack_pending != 4:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            await publisher.begin()
-            await publisher.end(20)
-            await poll(lambda: collecting.ended(publisher))
-    assert collecting.numbers(publisher) == list(range(21))
-
-
 async def test_a_run_of_another_job_is_refused(server: NatsServer, tmp_path: Path) -> None:
     """In a frame, whatever the Hello says: whoever may send the streams of one job only sends none of another."""
     collecting = Collecting(tmp_path)
@@ -354,22 +333,6 @@ async def test_frames_that_jetstream_has_deleted_count_as_lost(server: NatsServe
         await collecting.take(publisher)
     assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
     assert collecting.missing(publisher) == 5
-
-
-async def test_a_stream_whose_beginning_was_deleted_has_its_run(server: NatsServer, tmp_path: Path) -> None:
-    """From its Hello: else it could not be merged."""
-    collecting = Collecting(tmp_path)
-    async with publishing(server) as publisher:
-        said = await publisher.begin()
-        lost = await publisher.publish(0, 5)
-        await publisher.publish(5, 5, oldest=5)
-        await publisher.end(10, oldest=5)
-        await publisher.jetstream.delete_msg(publisher.team.stream, lost)
-        await collecting.take(publisher)
-    assert collecting.numbers(publisher) == list(range(4, 11))
-    assert collecting.missing(publisher) == 4
-    recording = Recording.of(collecting.store.path(publisher.stream), publisher.stream)
-    assert recording.run == said.run and recording.ended and recording.damage.lost_frames == 4
 
 
 async def test_missing_frames_are_awaited(server: NatsServer, tmp_path: Path) -> None:

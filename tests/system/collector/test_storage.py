@@ -1,11 +1,14 @@
-"""The limit of a collector's disk with journals of real runs: it holds, the newest stay, and what was evicted is shown."""
+"""The limit of a collector's disk with journals of real runs, and a directory that is removed while a rank sends."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from stepscope.collector.files.disk import disk_use
 from stepscope.collector.files.store import Store
@@ -15,6 +18,8 @@ from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.windows.window import Window
+from tests.support import rotation
+from tests.support.basics import ROOT
 from tests.support.collecting import CollectorProcess, ask, collecting, until
 from tests.support.launch import run_to_end, start
 from tests.support.messages import refused
@@ -117,6 +122,53 @@ def test_a_directory_has_one_name(tmp_path: Path) -> None:
     with refused(OSError, "identity"):
         Store(CollectorSettings(directory=tmp_path)).identity()
     assert (tmp_path / "identity").read_text() == "something else"
+
+
+SCENARIOS = sorted(name for name in vars(rotation) if name.startswith("test_"))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_rotation(scenario: str, tmp_path: Path) -> None:
+    """The scenario holds."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    case = f"{Path(rotation.__file__).relative_to(ROOT)}::{scenario}[asyncio]"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "t"), case]
+    done = run_to_end(command, timeout=280, cwd=ROOT, environment=environment, server=None)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-5000:] + done.stderr[-1000:]
+
+
+RANK = """
+import shutil, sys, time
+import stepscope as sc
+url, output, streams = sys.argv[1:4]
+profiler = sc.trace(exporters=[sc.CollectorExporter(url)], output_dir=output, options=sc.Options(journal=False))
+profiler.start()
+for step in range(100):
+    with sc.span("work"):
+        time.sleep(0.01)
+    profiler.step()
+    if step == 50:
+        shutil.rmtree(streams)
+profiler.close()
+print(profiler.report())
+"""
+
+
+def test_a_rank_without_a_journal_keeps_what_it_has(tmp_path: Path) -> None:
+    """In its buffer, which can be delivered; the collector logs what is wrong, and goes on when it was started again."""
+    streams = tmp_path / "c" / "streams"
+    with collecting(tmp_path / "c") as collector:
+        arguments = [sys.executable, "-c", RANK, collector.url, str(tmp_path / "run"), str(streams)]
+        done = run_to_end(arguments, check=True)
+        assert "kept in" in done.stdout and "cannot write" in done.stdout
+        assert "deleted while it was written" in collector.stop()[1]
+    (buffer,) = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
+    with collecting(tmp_path / "c") as collector:
+        deliver = [sys.executable, "-m", "stepscope", "deliver", str(buffer), "--url", collector.url]
+        run_to_end(deliver, check=True)
+        rank = until(lambda: next(iter(collector.get("/v1/ranks")), None))
+        assert rank["state"] == "ended" and rank["events"] > 200
+    assert list(streams.glob("*/journal"))
 
 
 FULL = """

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import BUSY, ROOT
-from tests.support.jetstreams import NAMES, Publisher, jetstream
-from tests.support.journals import frame_numbers
+from tests.support.jetstreams import NAMES, jetstream
 from tests.support.nats import NatsServer
 from tests.support.ranks.streams import no_room
 
@@ -129,77 +127,6 @@ def test_nothing_is_lost_when_servers_and_collectors_are_killed(
     messages, ids = stored(server)
     assert messages == ids > 2
     assert list(wait_for(tmp_path / "collected", 1).values()) == [len(memory)]
-
-
-def test_a_killed_collector_has_a_successor(server: NatsServer, collect: Start, tmp_path: Path) -> None:
-    """Each stream has one collector. When that is killed the other one takes its streams from the beginning."""
-    both = [collect(tmp_path / "one"), collect(tmp_path / "other")]
-    counts: list[int] = []
-    orphaned: set[str] = set()
-    for index in range(4):
-        memory, exporter = sc.exporters.MemoryExporter(), NatsExporter(server.url)
-        with sc.trace(
-            output_dir=tmp_path / f"run{index}",
-            exporters=[exporter, memory],
-            options=sc.Options(drain_interval=0.02, close_timeout=30.0),
-        ) as profiler:
-            steps(profiler, 20)
-            if index == 2:
-                both[0].kill()
-                orphaned = {exporter.stream} if exporter.stream in names(tmp_path / "one") else set()
-            steps(profiler, 20)
-        profiler.raise_errors()
-        counts.append(len(memory))
-    found = wait_for(tmp_path, 4)
-    assert sorted(found.values()) == sorted(counts)
-    assert all((tmp_path / "other" / "streams" / stream).exists() for stream in orphaned)
-
-
-def test_one_of_several_is_killed_while_they_catch_up(server: NatsServer, collect: Start, tmp_path: Path) -> None:
-    """Everything that was published is stored once: by the others, or by the killed one after its restart."""
-    count = 1500
-
-    async def publish() -> list[str]:
-        async with jetstream(server.url) as context:
-            publishers = [Publisher(context) for _ in range(4)]
-            for publisher in publishers:
-                await publisher.begin()
-                await asyncio.gather(*(publisher.publish(4 * n, 4, size=400) for n in range(count)))
-                await publisher.end(4 * count)
-            return [publisher.stream for publisher in publishers]
-
-    streams = asyncio.run(publish())
-    collectors = {tmp_path / name: collect(tmp_path / name) for name in ("one", "two", "three")}
-    deadline = time.monotonic() + 60
-    begun, much = 10_000, 4 * count * 400 // 2
-    while not (partial := [p for p in tmp_path.glob("*/streams/*/journal") if begun < p.stat().st_size < much]):
-        assert time.monotonic() < deadline
-    directory = partial[0].parents[2]
-    collectors[directory].kill()
-    collectors[directory].wait()
-    assert 0 < frames_in(partial[0]) < 4 * count, "it was killed while it caught up"
-    collect(directory)
-    found: dict[str, list[Path]] = {}
-    while len(found) < len(streams):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-        found = {}
-        for path in tmp_path.glob("*/streams/*/journal"):
-            with suppress(AssertionError):  # half of a frame is there while it is written
-                if frames_in(path) == 4 * count + 1:
-                    found.setdefault(path.parent.name, []).append(path)
-    assert found.keys() == set(streams)
-    # Only a stream that the killed one had written, and not marked as ended, may be in two directories.
-    assert all(len([path for path in paths if path.parents[2] != directory]) <= 1 for paths in found.values())
-    # A collector has a part of streams that it released for others.
-    assert all(frames_in(path) <= 4 * count + 1 for path in tmp_path.glob("*/streams/*/journal"))
-
-
-def frames_in(journal: Path) -> int:
-    """Number of frames of a journal, without gaps and repetitions."""
-    numbers = frame_numbers(journal)
-    assert numbers == list(range(len(numbers)))
-    return len(numbers)
 
 
 def test_a_collector_that_was_paused_stops(server: NatsServer, collect: Start, tmp_path: Path) -> None:

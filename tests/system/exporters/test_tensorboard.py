@@ -1,19 +1,22 @@
-"""The exporter for TensorBoard, seen by the PyTorch profiler plugin itself and by its page."""
+"""The exporters for TensorBoard, seen by its own reader, by the PyTorch profiler plugin and by its page."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import json
-import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import stepscope as sc
 from stepscope.exporters.base import Exporter
+from stepscope.exporters.files.scalars import DURATION, LONGEST, PHASE_GROUP, StepScalarExporter
 from stepscope.exporters.tensorboard import TensorBoardExporter, tensorboard_trace_handler
-from stepscope.runtime.errors import ClosedError, OutputError
+from stepscope.runtime.errors import ClosedError, ExporterError, OutputError
 from tests.support.basics import require
 from tests.support.messages import refused
 from tests.support.viewers.scene import NAMES, PID, Scene, device_work, everything, make_run, make_window, training
@@ -109,29 +112,6 @@ def test_plugin_loads_two_ranks_and_windows(tmp_path: Path) -> None:
     assert waiting == {f"machine_{PID}": [220, 0], f"machine_{PID + 1}": [220, 0]}
 
 
-def test_plugin_keeps_spans_that_touch(tmp_path: Path) -> None:
-    """Spans that end where their parent ends, or begin where another ends, are all there.
-
-    The plugin adds times as doubles; with three decimals it loses a tenth of these spans.
-    """
-    count = 1000
-
-    def fill(scene: Scene) -> None:
-        pick, at = random.Random(1), 0
-        for n in range(count):
-            dur = pick.randint(1000, 50_000)
-            begin = pick.randint(1, dur)
-            scene.span(f"parent {n}", at / 1000, dur / 1000)
-            scene.span("child", (at + begin) / 1000, (dur - begin) / 1000)
-            at += dur
-
-    asyncio.run(write(tmp_path, fill))
-    (profile,) = load_run(tmp_path).profiles.values()
-    found = nodes(profile)
-    assert found["child"] == count
-    assert sum(number for name, number in found.items() if name.startswith("parent")) == count
-
-
 def test_plugin_loads_everything(tmp_path: Path) -> None:
     """No kind of event and no name keeps the plugin from loading the rest."""
     asyncio.run(write(tmp_path, everything))
@@ -217,3 +197,67 @@ async def test_misuse(tmp_path: Path) -> None:
     with refused(ClosedError, "below"):
         await exporter.export(Scene(make_run(tmp_path)).batch())
     assert isinstance(exporter, Exporter)
+
+
+STEPS = 5
+
+
+def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """The points of each chart, as TensorBoard has them: step and value."""
+    reader: Any = require("tensorboard.backend.event_processing.event_accumulator")
+    found = reader.EventAccumulator(str(directory)).Reload()
+    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def train(output_dir: Path, exporter: StepScalarExporter, rank: int | None = None) -> None:
+    """Steps that wait for data."""
+    with sc.trace(output_dir=output_dir, exporters=[exporter], rank=rank) as profiler:
+        for _ in range(STEPS):
+            with sc.span("batch", category="data"):
+                sum(range(10_000))
+            profiler.step()
+
+
+def test_tensorboard_reads_them(tmp_path: Path) -> None:
+    """A point has the means over the steps that have ended, and the longest of them."""
+    train(tmp_path / "run", StepScalarExporter(tmp_path / "tb"))
+    facts = sc.load(tmp_path / "run").ranks[0].steps
+    durations = (facts["end"] - facts["begin"])[:STEPS] / 1e6
+    found = scalars(tmp_path / "tb")
+    assert found.keys() == {DURATION, LONGEST, PHASE_GROUP + "data"}
+    (last, mean), (_, longest), (_, data) = (found[tag][-1] for tag in (DURATION, LONGEST, PHASE_GROUP + "data"))
+    assert last == STEPS - 1 and len(found[DURATION]) == 1
+    assert mean == pytest.approx(durations.mean(), rel=1e-6) and longest == pytest.approx(durations.max(), rel=1e-6)
+    assert 0 < data <= mean
+
+
+def test_each_rank_has_a_directory(tmp_path: Path) -> None:
+    """So that TensorBoard shows them as runs."""
+    train(tmp_path / "run", StepScalarExporter(tmp_path / "tb"), rank=3)
+    assert scalars(tmp_path / "tb" / "rank3")
+
+
+def test_a_cut_file_has_the_points_before(tmp_path: Path) -> None:
+    """As a killed process leaves it."""
+    exporter = StepScalarExporter(tmp_path / "tb")
+    train(tmp_path / "run", exporter)
+    (file,) = (tmp_path / "tb").iterdir()
+    content = file.read_bytes()
+    file.write_bytes(content + content[-200:][:50])
+    assert len(scalars(tmp_path / "tb")[DURATION]) == 1
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    """The run goes on; the error names the place."""
+    (tmp_path / "tb").write_text("a file")
+    with sc.trace(output_dir=tmp_path / "run", exporters=[StepScalarExporter(tmp_path / "tb")]) as profiler:
+        profiler.step()
+    with pytest.raises(ExceptionGroup) as raised:
+        profiler.raise_errors()
+    assert raised.group_contains(ExporterError, match="create files in the directory")
+
+
+def test_a_directory_that_is_no_path() -> None:
+    """It is refused where it is given."""
+    with pytest.raises(TypeError, match="dir_name"):
+        StepScalarExporter(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import random
 import re
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,9 @@ from stepscope.control import WindowRequest
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.files.chrome_file import Dialect, base_of
 from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.runtime.events import strings, tracks
-from stepscope.runtime.events.record import EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Flag, Kind
 from stepscope.runtime.export.run import Run
-from tests.support import pftrace
 from tests.support.viewers import catapult, perfetto
 from tests.support.viewers.perfetto import PROBLEMS, SLICES
 from tests.support.viewers.scene import NAMES, PID, START, Scene, everything, make_run, make_window
@@ -113,29 +109,6 @@ def test_everything_is_in_chrome_traces(tmp_path: Path, dialect: Dialect) -> Non
     assert found["window 0", lost]["int_value"] == 2
 
 
-def test_chrome_traces_that_were_cut(tmp_path: Path) -> None:
-    """An array, plain or compressed, loads wherever it was cut, but for the event that was cut."""
-    batch = chrome_batch(tmp_path)
-    for name in ("cut.json", "cut.json.gz"):
-        path = tmp_path / name
-
-        async def leave(path: Path = path) -> bytes:
-            exporter = ChromeTraceExporter(path)
-            await exporter.open(make_run(tmp_path))
-            await exporter.export(batch)
-            left = path.read_bytes()  # noqa: ASYNC240
-            await exporter.aclose()
-            return left
-
-        left = asyncio.run(leave())
-        path.write_bytes(left if name.endswith(".gz") else left[: left.rindex(b'"name":"in a task"')])
-        problems, slices = perfetto.query(path, PROBLEMS, SLICES)
-        assert problems == []
-        names = [row["name"] for row in slices]
-        assert names.count("aten::linear") == 3
-        assert ("in a task" in names) == name.endswith(".gz")
-
-
 def test_catapult(tmp_path: Path) -> None:
     """Catapult imports the same file without a warning, in both forms of times."""
     for dialect in ("kineto", "tensorboard"):
@@ -149,14 +122,6 @@ def test_catapult(tmp_path: Path) -> None:
         assert threads[0, 7] == threads[1, 7] == "stream 7"
         assert ["loss", 3] in [[name.removesuffix(".value"), count] for name, count in model["counters"]]
         assert model["flows"] == 3
-
-
-def test_gzip_of_a_whole_trace(tmp_path: Path) -> None:
-    """The compressed file holds the same bytes."""
-    batch = chrome_batch(tmp_path)
-    write_chrome(tmp_path / "a.json", batch)
-    write_chrome(tmp_path / "a.json.gz", batch)
-    assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()
 
 
 def train_epochs(profiler: sc.Profiler, output_dir: Path) -> Path:
@@ -275,99 +240,6 @@ def test_everything_is_there(tmp_path: Path, name: str) -> None:
         {"clock_name": "MONOTONIC", "clock_value": START},
         {"clock_name": "REALTIME", "clock_value": run.anchor.wall_ns},
     ]
-
-
-def crowded(seed: int) -> tuple[EventBatch, dict[str, int]]:
-    """Spans on many rows with so few different times that most begin or end with others; and the depth of each."""
-    random_ = random.Random(seed)
-    records: list[tuple[int, int, int, int, int, str]] = []
-    depths: dict[str, int] = {}
-    for row in range(60):
-        track = tracks.new(
-            TrackKind.TASK if row % 2 else TrackKind.THREAD, PID, 90_000 + seed * 100 + row, f"row {row}"
-        )
-
-        def put(begin: int, end: int, depth: int, parent: int, track: int = track) -> None:
-            at = begin
-            for _ in range(random_.randint(1, 3) if depth < 5 else 0):
-                first = random_.randint(at, end)
-                last = random_.randint(first, end)
-                number = len(depths) + 1
-                depths[f"{seed}/{number}"] = depth
-                put(first, last, depth + 1, number)
-                records.append((first, last - first, number, parent, track, f"{seed}/{number}"))
-                at = last
-
-        put(0, 30, 0, 0)
-    block = empty_block(len(records))
-    block["kind"] = Kind.SPAN
-    for event, (ts, dur, number, parent, track, name) in zip(block, records, strict=True):
-        event["ts"], event["dur"], event["id"], event["parent"] = START + ts, dur, number, parent
-        event["track"], event["name"] = track, strings.intern(name)
-    return EventBatch("recorder", 0, block, b""), depths
-
-
-def test_times_that_are_equal(tmp_path: Path) -> None:
-    """Thousands of spans that touch, are empty, or begin and end together: times and depths are exact."""
-    batch, depths = crowded(1)
-    assert len(depths) > 1500
-    path = tmp_path / "trace.pftrace"
-    asyncio.run(write(path, make_run(tmp_path), batch))
-    problems, slices = perfetto.query(path, PROBLEMS, SLICES)
-    assert problems == []
-    drawn = {row["name"]: (row["ts"], row["dur"], row["depth"]) for row in slices}
-    for event in batch.events:
-        name = strings.text(int(event["name"]))
-        assert drawn[name] == (int(event["ts"]), int(event["dur"]), depths[name]), name
-    decoded = {one.name: (one.ts, one.dur, one.depth) for one in pftrace.load(path).slices()}
-    assert {name: drawn[name] for name in depths} == decoded
-
-
-def test_what_encloses_comes_later(tmp_path: Path) -> None:
-    """The first step of a window nests in what was open when the window began, which comes last."""
-    run = make_run(tmp_path)
-    scene = Scene(run)
-    batches: list[EventBatch] = []
-    for number in range(3):
-        scene.span("forward", 1000 * number + 10, 100, parent=5)
-        scene.span("ProfilerStep", 1000 * number, 1000, flags=Flag.NUMBERED, parent=5, category="user_annotation")
-        batch = scene.batch()
-        events = batch.events.copy()
-        events["step"] = number
-        batch = msgspec.structs.replace(batch, events=events)
-        batches.append(batch)
-    scene.span("epoch", 0, 3000, id=5, parent=4, flags=Flag.CLIPPED | Flag.OPEN)
-    scene.span("train", 0, 3000, id=4, flags=Flag.CLIPPED | Flag.OPEN)
-    path = tmp_path / "trace.pftrace"
-    left = asyncio.run(write(path, run, *batches, scene.batch()))
-    problems, slices = perfetto.query(path, PROBLEMS, SLICES)
-    assert problems == []
-    nested = [(row["name"], row["ts"] - START, row["dur"], row["depth"]) for row in slices if row["tid"] == PID]
-    expected = [("train", 0, 3_000_000, 0), ("epoch", 0, 3_000_000, 1)]
-    for number in range(3):
-        expected += [(f"ProfilerStep#{number}", number * 1_000_000, 1_000_000, 2)]
-        expected += [("forward", number * 1_000_000 + 10_000, 100_000, 3)]
-    assert nested == expected
-    assert [(one.name, one.depth) for one in pftrace.Trace(left).slices()] == [(row[0], row[3]) for row in expected]
-
-
-def test_files_that_were_cut(tmp_path: Path) -> None:
-    """A file that ends anywhere shows what came before; what lies in one that grows is there already."""
-    run = make_run(tmp_path)
-    scene = Scene(run)
-    everything(scene)
-    batch = scene.batch()
-    path = tmp_path / "whole.pftrace"
-    left = asyncio.run(write(path, run, batch, close=False))
-    whole = {(seen(one.name), one.ts, one.dur) for one in pftrace.Trace(left).slices()}
-    assert len(whole) > 50
-    for cut in (len(left), len(left) - 1, len(left) * 2 // 3, len(left) // 3):
-        path.write_bytes(left[:cut])
-        problems, slices = perfetto.query(path, PROBLEMS, SLICES)
-        assert problems == []
-        decoded = {(seen(one.name), one.ts, one.dur) for one in pftrace.Trace(left[:cut]).slices()}
-        assert {one for one in decoded if one[2] >= 0} <= whole
-        assert {one for one in decoded if one[2] >= 0} <= {(row["name"], row["ts"], row["dur"]) for row in slices}
 
 
 def test_files_of_several_processes(tmp_path: Path) -> None:

@@ -105,15 +105,6 @@ def test_a_single_round_trip() -> None:
     assert fitted.model.drift_ppm(START)[1] == pytest.approx(500, rel=0.01)
 
 
-def test_without_round_trips_the_bound_is_unknown() -> None:
-    """The wall clock counts, and nothing is claimed of it."""
-    timeline, fitted = looked_at([])
-    assert timeline.reference == ""
-    assert fitted.model.to_reference(np.array([START + 5], np.int64)).tolist() == [UNIX + 5]
-    assert np.isinf(fitted.model.error(np.array([START], np.int64))).all()
-    assert not fitted.model.is_connected
-
-
 def test_times_never_run_backwards() -> None:
     """What nests on the rank's clock nests on the reference's, whatever the samples say."""
     chance = random.Random(5)

@@ -20,7 +20,7 @@ from stepscope.collector.live.live import Live
 from stepscope.collector.live.startup_recovery import StartupRecovery
 from stepscope.collector.live.step_times import BUCKETS, RECENT, History, StepTimes
 from stepscope.collector.live.stream import Rate, Stream
-from stepscope.collector.live.streams import Streams, rank_id
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.charts import Charts
@@ -272,26 +272,6 @@ def test_any_frames_are_taken(frames: list[tuple[int, int, bytes]]) -> None:
     stream.add_frames(frames, 100, len(frames))
     assert stream.next == len(frames)
     assert told(stream)["id"] == "job-0"
-
-
-def test_whose_a_stream_is() -> None:
-    """Each start of a rank has the same id, two names never have one, and each is fit for an address."""
-    assert rank_id(run_of(3), "a") == rank_id(run_of(3), "b") == "job-3"
-    names = ["a/b", "a_b", "a b", "../..", "é", "x" * 500, "x" * 501, ""]
-    ids = [rank_id(run_of(1, name), "a") for name in names]
-    assert len(set(ids)) == len(names)
-    assert all(id.isascii() and "/" not in id and len(id) < 100 for id in ids)
-    assert rank_id(run_of(None), "a") != rank_id(run_of(None), "b")
-
-
-def test_streams_that_are_over_are_forgotten() -> None:
-    """A collector that sees a million starts keeps the newest."""
-    streams = Streams(8)
-    for number in range(100):
-        streams.add(Stream(f"{number:032x}", run_of(number % 5), born_ns=number))
-    assert 8 <= len(streams.all) <= 16
-    assert {rank.latest.id for rank in streams} <= set(streams.all)
-    assert sum(len(rank.streams) for rank in streams) == len(streams.all)
 
 
 class CountedStream(Stream):

@@ -227,16 +227,6 @@ def test_the_very_newest_window_stays_if_nothing_newer_is_there(store: Store) ->
     assert [numbers(path) for path in paths] == [[1]] * 2 and not before.exists()
 
 
-def test_what_is_open_is_not_touched(store: Store) -> None:
-    """One window for weeks loses its oldest segments, and never the last one."""
-    parts = [[run_of(), *(events(0, 64 * KIB, second) for second in range(at, at + 4))] for at in range(0, 16, 4)]
-    path = stored(store, ONE, *parts)
-    make_room(store, 200 * KIB)
-    assert numbers(path) == [1, 2, 3]
-    make_room(store, 1200 * KIB, newest=0, slowest=0)
-    assert numbers(path) == [3] and counts(path)[0] == 4 * KIB
-
-
 def test_a_run_that_is_over_goes_whole_in_the_end(store: Store) -> None:
     """Segment by segment; what it had brought is counted with what was evicted before."""
     path = stored(store, ONE, some(0, 4), [*some(4, 4), END])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 from pathlib import Path
@@ -141,22 +140,6 @@ async def test_rows_are_named_when_they_appear(tmp_path: Path) -> None:
     assert order == ["run and windows", "MainThread", "a", "pin memory", "b", "c"]
 
 
-@pytest.mark.parametrize("form", ["array", "object"])
-async def test_cancelled_close(tmp_path: Path, form: Literal["array", "object"]) -> None:
-    """However far a cancelled `aclose` came, the file is complete."""
-    for turns in range(1, 9):
-        path = tmp_path / f"{turns}.json"
-        exporter = ChromeTraceExporter(path, form=form)
-        await exporter.open(make_run(tmp_path))
-        await exporter.export(many(tmp_path, 10))
-        task = asyncio.ensure_future(exporter.aclose())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert len(spans(events_of(path))) == 10
-
-
 async def test_every_cut_can_be_read(tmp_path: Path) -> None:
     """Each event has a line of its own, so that of a trace in array form that is cut anywhere all whole events are read."""
     source = tmp_path / "t.json"
@@ -169,14 +152,6 @@ async def test_every_cut_can_be_read(tmp_path: Path) -> None:
         assert spans(events) == [f"n{n}" for n in range(len(spans(events)))]
         found.add(len(spans(events)))
     assert found == set(range(21))
-
-
-async def test_non_finite_counter_in_a_file(tmp_path: Path) -> None:
-    """A counter that turns NaN leaves valid JSON behind."""
-    scene = Scene(make_run(tmp_path))
-    scene.add(Kind.COUNTER, "loss", 1, value=float("nan"))
-    await write(ChromeTraceExporter(tmp_path / "t.json"), tmp_path, scene.batch())
-    assert "loss is NaN" in [event["name"] for event in read(tmp_path / "t.json")]
 
 
 async def test_counters_as_mxnet_names_them(tmp_path: Path) -> None:
@@ -245,25 +220,6 @@ async def test_valid_after_every_piece(tmp_path: Path, form: Form, name: str) ->
     assert closed[-1]["name"] == "stepscope" and traces(tmp_path) == [path]
     await write(ChromeTraceExporter(tmp_path / "other" / name, form=form), tmp_path, batch, batch, batch)
     assert [event["name"] for event in closed] == [event["name"] for event in events_of(tmp_path / "other" / name)]
-
-
-async def test_a_full_disk_of_a_closed_file(small_disk: Path) -> None:
-    """The piece that does not fit is left out, and the file is as valid as before."""
-    path = small_disk / "trace.json"
-    exporter = ChromeTraceExporter(path, form="object", closed=True)
-    await exporter.open(make_run(small_disk))
-    batch: EventBatch = many(small_disk)
-    kept = 0
-    with pytest.raises(OutputError):
-        for _ in range(50):
-            await exporter.export(batch)
-            kept += 5000
-    assert kept <= len(spans(events_of(path))) < kept + 5000
-    with pytest.raises(OutputError):
-        for _ in range(50):
-            await exporter.export(batch)
-    assert len(spans(events_of(path))) >= kept
-    await exporter.aclose()
 
 
 async def test_an_end_that_is_shorter_than_what_ended_it_before(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import OutputError
@@ -16,7 +15,7 @@ from stepscope.runtime.export.formats import exporter_for, known, register
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.journal.writer import JournalWriter
-from tests.support.journals import described, events_of, write_journal
+from tests.support.journals import write_journal
 from tests.support.messages import refused
 
 
@@ -118,13 +117,3 @@ async def test_errors_pass_and_the_exporter_is_closed(tmp_path: Path, method: st
     with JournalReader(path) as reader, pytest.raises(OutputError, match="full"):
         await replay_into(reader, exporter, run_in(tmp_path))
     assert exporter.closed == (method != "open")
-
-
-async def test_a_journal_copied_is_the_same_journal(tmp_path: Path) -> None:
-    """Played into a journal, a journal keeps every event."""
-    path = write_journal(tmp_path / "journal", [batch_of(spans(["a", "b"])), batch_of(spans(["c"]), window=1)])
-    copy = JournalExporter(tmp_path / "copy.journal")
-    with JournalReader(path) as reader:
-        await replay_into(reader, copy, run_of(reader, tmp_path))
-    assert events_of(copy.path) == events_of(path)
-    assert len(described(batch_of(spans(["c"])))) == 1

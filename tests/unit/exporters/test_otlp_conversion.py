@@ -18,11 +18,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from stepscope.exporters.network.outcomes import Outcomes
 from stepscope.exporters.otlp.encoding import Conversion, Request
 from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.exporters.otlp.selection import NONE, UNKNOWN, nearest, parents
 from stepscope.exporters.specimens import batch_of, every_kind, run_in, spans, window_of
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.export.run import Run
+from tests.support.blocks import span_block
 from tests.support.receiver import attributes_of
 
 RUN = run_in(Path("/"))
@@ -165,7 +167,7 @@ _TWICE: list[tuple[int, ...]] = [
 """One id of several spans, which are each other's parents."""
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @example(
     [any_batch(_TWICE, 0, b"", "recorder")], OtlpOptions(spans_per_second=None, leave_out=(), hold_events=1), False
 )
@@ -175,6 +177,7 @@ def test_any_block_becomes_a_forest(given_batches: list[EventBatch], options: Ot
     Converted(given_batches, options, close=close).check()
 
 
+@settings(max_examples=20)
 @given(batches)
 def test_ids_are_the_same_again_and_other_elsewhere(given_batches: list[EventBatch]) -> None:
     """So what is sent twice is stored once, and ranks do not collide."""
@@ -368,3 +371,30 @@ def test_a_loop_without_steps_is_sent_as_it_goes() -> None:
     assert list(conversion.add(tree(("two", 1_100_000, 1_100_010, 2, 0, 0))))
     conversion = Conversion(RUN, OtlpOptions(hold_events=2), Outcomes())
     assert list(conversion.add(tree(*((f"{n}", n, n + 1, n + 1, 0, 0) for n in range(3)))))
+
+
+@given(st.lists(st.tuples(st.integers(-2, 14), st.booleans(), st.booleans()), min_size=1, max_size=15))
+def test_the_nearest_is_what_walking_finds(nodes: list[tuple[int, bool, bool]]) -> None:
+    """For any parents without circles."""
+    parent = np.array([up if up < index else UNKNOWN for index, (up, _, _) in enumerate(nodes)], np.int64)
+    sent = np.array([flag for _, flag, _ in nodes])
+    asking = np.array([flag for _, _, flag in nodes]) | sent
+
+    def walk(index: int) -> int:
+        at = int(parent[index])
+        while at >= 0 and not sent[at]:
+            at = int(parent[at])
+        return at
+
+    found = nearest(parent, sent, asking)
+    assert [found[index] for index in np.flatnonzero(asking)] == [
+        walk(index) for index in np.flatnonzero(asking).tolist()
+    ]
+
+
+def test_parents_of_parts_and_strangers() -> None:
+    """Of a span in parts the one that began last before the child counts; who is its own parent has none."""
+    block = span_block((0, 10), (20, 30), (22, 25), (5, 6), (7, 8), (9, 9))
+    block["id"] = [1, 1, 2, 3, 4, 5]
+    block["parent"] = [0, 0, 1, 1, 4, 77]
+    assert parents(block, np.ones(6, np.bool_)).tolist() == [NONE, NONE, 1, 0, NONE, UNKNOWN]

@@ -181,17 +181,6 @@ def test_rows(scene: Scene) -> None:
     assert row(trace, "?").uuid == _core.PerfettoEncoder(1, 4711).process(4711) == device.parent_uuid
 
 
-def test_rows_of_two_runs_differ(scene: Scene) -> None:
-    """Files of two ranks or processes share no row."""
-    scene.span("x", 0, 1)
-    scene.add(Kind.COUNTER, "loss", 1, value=1)
-    batch = scene.batch()
-    known = [set(read(_core.PerfettoEncoder(base, 4711).encode(batch.events, b"", 0)).tracks) for base in (7, 8)]
-    head = {_core.PerfettoEncoder(1, 4711).process(4711)}
-    assert not (known[0] - head) & (known[1] - head)
-    assert len(known[0]) == len(known[1]) == 4
-
-
 def test_state_goes_on(scene: Scene) -> None:
     """Names are written once; what was forgotten is said again."""
     scene.span("a long enough name", 0, 1, key=1)
@@ -345,15 +334,6 @@ def _without_halves(value: Any) -> Any:
     return value
 
 
-def test_large_blocks_grow_the_output(scene: Scene) -> None:
-    """Long names and arguments that outgrow every estimate are written whole."""
-    for n in range(200):
-        scene.span("\x01" * 1020 + f"{n:03}", n, 0.5, text="\x02" * 4096)
-    drawn = encode(scene).slices()
-    assert len(drawn) == 200
-    assert all(one.name[:1020] == "\x01" * 1020 and one.args["text"] == "\x02" * 4096 for one in drawn)
-
-
 def test_a_span_takes_few_bytes(scene: Scene) -> None:
     """Two packets, of which names, row and most of the time are left out."""
     for n in range(10_000):
@@ -386,13 +366,3 @@ def test_misuse_is_named() -> None:
     assert all("two threads" in str(error) for error in errors)
     encoder.forget()
     assert len(read(encoder.encode(block[:1], b"", 0)).events) == 2
-
-
-def test_the_decoder_is_strict() -> None:
-    """The decoder of these tests fails for what nobody said."""
-    encoder = _core.PerfettoEncoder(1, 4711)
-    block = empty_block(1)
-    block["kind"] = Kind.SPAN
-    encoder.encode(block, b"", 0)
-    with pytest.raises(AssertionError, match="state is needed"):
-        Trace(encoder.encode(block, b"", 0))

@@ -66,24 +66,6 @@ def same_files(one: Path, other: Path) -> bool:
     return [(path.name, path.read_bytes()) for path in ours] == [(path.name, path.read_bytes()) for path in theirs]
 
 
-def test_segments_that_begin_meanwhile(tmp_path: Path) -> None:
-    """The shipper sends segments that did not exist when it was made."""
-    writer = written(tmp_path, close=False)
-    file = collected(tmp_path / "c", writer.path)
-    with shipping(writer.path) as shipper:
-        before = len(segment_paths(writer.path))
-        for _ in range(40):
-            writer.write_batch(batch_of(spans(["more"]), window=99))
-        writer.close()
-        assert len(segment_paths(writer.path)) > before
-        while (chunk := shipper.next_chunk(5000)) is not None:
-            store(file, chunk)
-        shipper.confirm(file.next)
-        assert shipper.is_confirmed
-    file.close()
-    assert file.ended and same_files(writer.path, file.path)
-
-
 @given(st.data())
 def test_the_collector_gets_the_same_files(data: st.DataObject) -> None:
     """However messages are cut, connections are lost, confirmations lag, and the collector loses everything."""
@@ -193,17 +175,6 @@ def test_a_collector_with_other_frames_is_refused(tmp_path: Path) -> None:
         shipper.resume(chunk.end.number, chunk.checksum)
         assert shipper.drain_confirmed() == chunk.events
         assert (following := shipper.next_chunk(700)) is not None and following.begin == chunk.end
-
-
-def test_a_frame_that_is_left_out_is_not_confirmed(tmp_path: Path) -> None:
-    """Its events count as not sent, though a later frame is confirmed."""
-    journal = written(tmp_path, windows=2, segment_bytes=0).path
-    with shipping(journal) as shipper:
-        while (chunk := shipper.next_chunk(1)) is not None:
-            if chunk.events[0]:
-                shipper.skip_chunk(chunk)
-            shipper.confirm(chunk.end.number)
-        assert shipper.is_confirmed and shipper.drain_confirmed() == {1: 10}
 
 
 def test_the_stream_has_the_same_id_whenever_it_is_sent(tmp_path: Path) -> None:
