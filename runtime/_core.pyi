@@ -80,7 +80,7 @@ class Attached:
     """Rings and open spans of a process that joined; `directory` is its part of the session. One consumer."""
 
     def __init__(self, directory: str, /) -> None: ...
-    def drain(self, limit: int, until: int, /) -> tuple[bytes, bytes, bool]:
+    def drain(self, limit: int, until: int, /) -> tuple[bytearray, bytes, bool]:
         """As the function `drain`. Ids are the other process's. Rings that contradict themselves are let go."""
 
     def mark(self) -> None:
@@ -110,7 +110,7 @@ def event_costs() -> tuple[float, float]:
     """ns that recording adds to a span, and to an event without a duration, measured now."""
 
 def recording() -> int: ...
-def drain(limit: int, until: int, /) -> tuple[bytes, bytes, bool]:
+def drain(limit: int, until: int, /) -> tuple[bytearray, bytes, bool]:
     """Drains up to `limit` events of all rings: (events, arguments, whether more is left). Of each ring it stops before the first
     event that began after `until`, in ns. All events that ended before are drained."""
 
@@ -600,9 +600,9 @@ def count_touching(events: Any, intervals: Any, /) -> int:
         intervals: pairs of 64-bit integers, ns, in order and apart.
     """
 
-def with_steps(events: Any, begins: Any, numbers: Any, /) -> tuple[bytearray, int, int]:
+def with_steps(events: Any, begins: Any, numbers: Any, in_place: bool = False, /) -> tuple[Any, int, int]:
     """A copy whose events have the number of the step that they began in; of the first step if they began before. And
-    `first_step` and `last_step` of its survey.
+    `first_step` and `last_step` of its survey. With `in_place`, no copy, but the block itself, which must be writable.
 
     Args:
         events: a block.

@@ -125,7 +125,9 @@ class FlightWindows(WindowRouter):
                 self._end(window, self.steps.mark(wanted).ts, self._watermark)
         super().add_marks(marks)
 
-    def route(self, source: str, events: Block, args: bytes, found: Survey | None = None) -> list[EventBatch]:
+    def route(
+        self, source: str, events: Block, args: bytes, found: Survey | None = None, *, owned: bool = False
+    ) -> list[EventBatch]:
         """Retains a block, and returns batches for the open windows that its events belong to."""
         events, _, batches = self._receive(source, events, found or survey(events))
         if len(events):

@@ -79,6 +79,7 @@ class DrainedTurn:
         count = min(max(fitting, MIN_PART_EVENTS), len(some))
         if count == len(events) and len(args) == heap:
             return self.blocks.popleft()
+        events.flags.writeable = False  # a part that changed in place would keep the memory of the whole block
         part = DrainedBlock.of(*own_heap(events[:count], args))
         rest = [DrainedBlock.of(events[count:], args)] if count < len(events) else []
         self.blocks.popleft()  # after the cut, so that a lack of memory loses nothing

@@ -425,6 +425,9 @@ class DrainLoop:
         # Marks come first: a block may hold events of steps whose marks are in a later one.
         marks = join_blocks([of_kind(block.events, Kind.STEP) for block in self._unrouted if block.counts.steps])
         blocks, self._unrouted = self._unrouted, []
+        if len(self._pipelines) > 1:
+            for block in blocks:
+                block.events.flags.writeable = False  # each profiler has step numbers of its own
         behind = [pipeline for pipeline in self._pipelines if not self._queues[pipeline].empty]
         for pipeline in self._pipelines:
             self._queues[pipeline].push(marks, blocks, until, open_spans if pipeline in closing else None)

@@ -255,7 +255,7 @@ class Pipeline:
 
     @contained(None)
     def route_block(self, events: Block, args: bytes, found: Survey) -> None:
-        """Routes a block of the recorder, with its survey."""
+        """Routes a block of the recorder, with its survey. If the block is writable, its events get their step numbers in place."""
         start = clock.now()
         self._routed += found.events - found.gaps
         self._route(RECORDER, events, args, found)
@@ -420,7 +420,8 @@ class Pipeline:
             if source == RECORDER:  # retained events cost as much as saved ones
                 self.overhead.counted.add(events[(events["kind"] != int(Kind.STEP)) | (events["id"] == self._serial)])
         if launched_before is None:
-            self._emit(self._windows.route(source, events, args, found))
+            owned = source == RECORDER and events.flags.writeable
+            self._emit(self._windows.route(source, events, args, found, owned=owned))
         else:
             self._emit(self._windows.route_launched(source, events, args, launched_before))
 

@@ -47,9 +47,11 @@ _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _DROPPED = strings.intern("dropped")
 
 
-def drain_rings(drain: Callable[[int, int], tuple[bytes, bytes, bool]], until: int) -> list[tuple[bytes, bytes]]:
+def drain_rings(
+    drain: Callable[[int, int], tuple[bytearray, bytes, bool]], until: int
+) -> list[tuple[bytes | bytearray, bytes]]:
     """Calls a native drain until it has all events that began by `until`, in ns. Returns blocks with their arguments."""
-    blocks: list[tuple[bytes, bytes]] = []
+    blocks: list[tuple[bytes | bytearray, bytes]] = []
     more = True
     while more:
         events, args, more = drain(DRAIN_LIMIT, until)
@@ -71,7 +73,7 @@ class Worker:
         self._drained_ns = 0
         self._refused = self._lost = 0
         self._denied = ""
-        self._drained: list[tuple[bytes, bytes]] = []
+        self._drained: list[tuple[bytes | bytearray, bytes]] = []
         self._unnamed_since = self._unread_since = 0
         """Since when names, and after its end anything, cannot be read, in ns; 0: all can."""
         self._files = SessionFiles(directory)
@@ -168,7 +170,7 @@ class Worker:
         gap["track"] = self._files.process_track
         return gap.tobytes()
 
-    def _localised(self, events: bytes, args: bytes) -> tuple[Block, bytes]:
+    def _localised(self, events: bytes | bytearray, args: bytes) -> tuple[Block, bytes]:
         """Converts events to ids of this process."""
         block: Block = np.frombuffer(bytearray(events), EVENT_DTYPE)
         heap = bytearray(args)

@@ -90,9 +90,9 @@ class OpenWindow:
         """Adds step marks, in order. Marks before the latest one and beyond the window's end are ignored."""
         self.marks.add(events, self.interval[1])
 
-    def accept(self, source: str, events: Block, found: Survey | None = None) -> Block:
+    def accept(self, source: str, events: Block, found: Survey | None = None, *, in_place: bool = False) -> Block:
         """Counts the events, or parts of events, within this window, and returns them with their step numbers. `found` is the
-        survey of the block, if there is one."""
+        survey of the block, if there is one. With `in_place`, the block may be changed."""
         intervals = self.recorded
         start, end = intervals[0] if len(intervals) == 1 else (0, 0)
         found = found or survey(events)
@@ -102,14 +102,16 @@ class OpenWindow:
             if source == RECORDER and self.end is not None:
                 last = (events["kind"] == int(Kind.SPAN)) & (ends(events) == self.end)
                 self._reaching.update(events["id"][last].tolist())
-        return self._count(source, events, found)
+        return self._count(source, events, found, in_place=in_place)
 
     def accept_launched(self, source: str, events: Block, before: int) -> Block:
         """Counts and returns whole events of a device, which the host launched before the time `before`. Events that began later
         get the step that ends at this time."""
         return self._count(source, events, survey(events), before)
 
-    def _count(self, source: str, events: Block, found: Survey, before: int | None = None) -> Block:
+    def _count(
+        self, source: str, events: Block, found: Survey, before: int | None = None, *, in_place: bool = False
+    ) -> Block:
         if not found.events:
             return events
         if found.gaps:
@@ -118,7 +120,7 @@ class OpenWindow:
             self._latest = max(self._latest, found.end_ns)  # the lost events may be the last ones
         self._accepted[source] += found.events - found.gaps
         self.events += found.loud
-        numbered, found = self.marks.with_steps(events, found)
+        numbered, found = self.marks.with_steps(events, found, in_place=in_place)
         if before is None:
             remember_survey(numbered, found)
         else:

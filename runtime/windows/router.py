@@ -231,13 +231,17 @@ class WindowRouter:
 
     # events
 
-    def route(self, source: str, events: Block, args: bytes, found: Survey | None = None) -> list[EventBatch]:
-        """Divides a block among the windows, and counts events that belong to none. `found` is its survey, if there is one."""
+    def route(
+        self, source: str, events: Block, args: bytes, found: Survey | None = None, *, owned: bool = False
+    ) -> list[EventBatch]:
+        """Divides a block among the windows, and counts events that belong to none. `found` is its survey, if there is one. A block
+        that is `owned` may be changed."""
         events, found, batches = self._receive(source, events, found or survey(events))
         if not len(events):
             return batches
         for window, part in self._divide(events, found):
-            accepted = window.accept(source, part, found if part is events else None)
+            whole = part is events
+            accepted = window.accept(source, part, found if whole else None, in_place=whole and owned)
             batches += self._release(window, EventBatch(source, window.index, accepted, args))
         total = found.events - found.gaps
         recorded = [interval for window in self._open for interval in window.recorded]

@@ -152,16 +152,17 @@ class StepMarks:
         at = np.frombuffer(_core.count_until(marks.ts, np.ascontiguousarray(times)), np.int64) - 1
         return marks.number[np.maximum(at, 0)]
 
-    def with_steps(self, events: Block, found: Survey) -> tuple[Block, Survey]:
-        """A copy in which each event has the number of the step in which it began, and its survey. `found` is that of the block."""
+    def with_steps(self, events: Block, found: Survey, *, in_place: bool = False) -> tuple[Block, Survey]:
+        """A copy in which each event has the number of the step in which it began, and its survey. `found` is that of the block.
+        With `in_place`, the block itself gets these numbers."""
         # numpy would hand over the interpreter's lock here, and get it back after 5 ms.
         first = (
             max(bisect_right(self._columns.ts, found.first_ns, hi=self._count) - 1, 0) if self._count > FEW_MARKS else 0
         )
         ts, number = self._columns.ts[first : self._count], self._columns.number[first : self._count]
-        numbered, first_step, last_step = _core.with_steps(np.ascontiguousarray(events), ts, number)
-        copied: Block = np.frombuffer(numbered, EVENT_DTYPE)
-        return copied, found._replace(first_step=first_step, last_step=last_step)
+        numbered, first_step, last_step = _core.with_steps(np.ascontiguousarray(events), ts, number, in_place)
+        block: Block = numbered if in_place else np.frombuffer(numbered, EVENT_DTYPE)
+        return block, found._replace(first_step=first_step, last_step=last_step)
 
     def steps(self, end: int) -> tuple[Step, ...]:
         """The steps; the last one ends at `end`."""

@@ -95,8 +95,9 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
 PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
     PyObject *block, *copy = NULL;
     Py_buffer view, begins, numbers;
+    int in_place = 0;
     int32_t first_step = INT32_MAX, last_step = -1;
-    if (!PyArg_ParseTuple(args, "Oy*y*:with_steps", &block, &begins, &numbers)) return NULL;
+    if (!PyArg_ParseTuple(args, "Oy*y*|p:with_steps", &block, &begins, &numbers, &in_place)) return NULL;
     size_t steps = (size_t)begins.len / sizeof(int64_t), at = 0;
     if (!steps || (size_t)numbers.len / sizeof(int32_t) != steps) {
         PyErr_SetString(PyExc_ValueError, "each step has a begin and a number, and there is one at least");
@@ -104,17 +105,21 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
         size_t count = (size_t)view.len / sizeof(Event);
         const int64_t *begin = begins.buf;
         const int32_t *number = numbers.buf;
-        if ((copy = PyByteArray_FromStringAndSize(NULL, view.len))) {
-            Event *to = (Event *)PyByteArray_AS_STRING(copy);
+        if (in_place && view.readonly) PyErr_SetString(PyExc_ValueError, "the block cannot be written");
+        else if ((copy = in_place ? Py_NewRef(block) : PyByteArray_FromStringAndSize(NULL, view.len))) {
+            char *to = in_place ? view.buf : PyByteArray_AS_STRING(copy);
             PyThreadState *released = count > MAX_EVENTS_WITH_GIL ? PyEval_SaveThread() : NULL;
             for (size_t i = 0; i < count; i++) {
-                memcpy(&to[i], (const char *)view.buf + i * sizeof *to, sizeof *to);
-                int64_t ts = to[i].ts;
+                char *event = to + i * sizeof(Event);
+                if (!in_place) memcpy(event, (const char *)view.buf + i * sizeof(Event), sizeof(Event));
+                int64_t ts;
+                memcpy(&ts, event + offsetof(Event, ts), sizeof ts);
                 if (begin[at] > ts || (at + 1 < steps && begin[at + 1] <= ts)) { /* neighbours are of one step */
                     size_t begun = times_until(begin, 1, steps, ts);
                     at = begun ? begun - 1 : 0;
                 }
-                int32_t step = to[i].step = number[at];
+                int32_t step = number[at];
+                memcpy(event + offsetof(Event, step), &step, sizeof step);
                 if (step >= 0 && step < first_step) first_step = step;
                 if (step > last_step) last_step = step;
             }

@@ -138,10 +138,10 @@ bool out_begin(Out *out, size_t slots, int64_t until) {
                  .now = clock_now(),
                  .room = slots,
                  .args_room = args_room,
-                 .events_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event))),
+                 .events_object = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event))),
                  .args_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)args_room)};
     if (out->events_object && out->args_object) {
-        out->events = (Event *)PyBytes_AS_STRING(out->events_object);
+        out->events = (Event *)PyByteArray_AS_STRING(out->events_object);
         out->args = PyBytes_AS_STRING(out->args_object);
         return true;
     }
@@ -151,7 +151,7 @@ bool out_begin(Out *out, size_t slots, int64_t until) {
 }
 
 PyObject *out_end(Out *out, bool more) {
-    if (_PyBytes_Resize(&out->events_object, (Py_ssize_t)(out->count * sizeof(Event))) < 0 ||
+    if (PyByteArray_Resize(out->events_object, (Py_ssize_t)(out->count * sizeof(Event))) < 0 ||
         _PyBytes_Resize(&out->args_object, (Py_ssize_t)out->args_len) < 0) {
         Py_XDECREF(out->events_object);
         Py_XDECREF(out->args_object);

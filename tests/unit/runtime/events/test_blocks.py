@@ -160,6 +160,9 @@ def test_events_get_their_steps(rows: list[tuple[Any, ...]], begins: list[int]) 
     if rows:
         found = survey(copied)
         assert (first_step, last_step) == (found.first_step, found.last_step)
+    changed = block_of(rows)
+    assert _core.with_steps(changed, times, numbers, True)[0] is changed
+    assert changed.tobytes() == block.tobytes()
 
 
 @given(st.lists(ROW, max_size=40), st.integers(0, 9))
@@ -217,6 +220,9 @@ def test_steps_that_contradict_themselves() -> None:
             _core.step_spans(begins, parents, numbers, tracks, 0, 0, 0, 0)
     with pytest.raises(ValueError, match="one at least"):
         _core.with_steps(block, times[:0], np.zeros(0, np.int32))
+    block.flags.writeable = False
+    with pytest.raises(ValueError, match="cannot be written"):
+        _core.with_steps(block, times, np.zeros(len(times), np.int32), True)
     with pytest.raises(ValueError, match="a number"):
         _core.with_steps(block, times, np.zeros(1, np.int32))
     with pytest.raises(ValueError, match="whole events"):
