@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given, settings

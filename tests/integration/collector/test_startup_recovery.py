@@ -28,7 +28,7 @@ from stepscope.exporters.stream.address import Address
 from stepscope.exporters.stream.delivery import deliver
 from stepscope.exporters.stream.exporter import CollectorExporter
 from stepscope.exporters.stream.protocol import Hello
-from stepscope.exporters.stream.transport import LinkSettings
+from stepscope.exporters.stream.transport import Feed, LinkSettings
 from stepscope.exporters.stream.websocket import WebSocketTransport
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
@@ -303,7 +303,10 @@ async def test_a_run_that_is_delivered_has_own_times(tmp_path: Path) -> None:
     """Its facts of steps come with its frames only, and those of a running rank count once."""
     await train("ws://127.0.0.1:1", tmp_path / "run")
     async with collecting(tmp_path / "collector") as running:
-        link = lambda feed: WebSocketTransport(Address(running.url, None), LinkSettings(), None, feed)  # noqa: E731
+
+        def link(feed: Feed) -> WebSocketTransport:
+            return WebSocketTransport(Address(running.url, None), LinkSettings(), None, feed)
+
         await deliver(tmp_path / "run" / "journal", link, 30)
         delivered = view_of(running.collector.streams)
     assert delivered.own_ms is not None and delivered.step_ms is not None and delivered.own_ms < 0.7 * delivered.step_ms

@@ -212,7 +212,7 @@ def test_triggers_close_to_each_other(
         assert sum(note.startswith("saved: ") for note in profile.memory.windows[0].diagnostics) == 2
     else:
         assert any("in window 0" in note for note in profile.memory.windows[1].diagnostics)
-    assert profile.memory.names(kind=Kind.SPAN).count("work") == len(sum(saved, []))
+    assert profile.memory.names(kind=Kind.SPAN).count("work") == sum(map(len, saved))
     profile.check_accounts()
 
 

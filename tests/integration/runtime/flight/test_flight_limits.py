@@ -69,7 +69,6 @@ def test_steps_after_the_trigger_are_saved_at_the_end_of_the_run(output_dir: Pat
         ({"cooldown_steps": 10}, [[0], [10], [20], [30]], {"cooldown": {"when": 36}}),
         ({"max_windows": 2}, [[0], [1]], {"max_windows": {"when": 38}}),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_no_more_windows_than_may_be(settings: Any, saved: list[list[int]], suppressed: Any, output_dir: Path) -> None:
     """So many steps must pass, or so many windows are saved; the rest is counted."""

@@ -68,8 +68,17 @@ class Changing(ScriptedBackend):
         self._inside()
 
 
-def coroutine(inside: Callable[[], None]) -> Callable[[sc.Window], Coroutine[Any, Any, None]]:
+def callback(inside: Callable[[], None]) -> Callable[[sc.Window], None]:
     """A callback that makes a call."""
+
+    def ready(_: sc.Window) -> None:
+        inside()
+
+    return ready
+
+
+def coroutine(inside: Callable[[], None]) -> Callable[[sc.Window], Coroutine[Any, Any, None]]:
+    """An async callback that makes a call."""
 
     async def ready(_: sc.Window) -> None:
         inside()
@@ -89,7 +98,7 @@ def planned(inside: Callable[[], None]) -> Callable[[int], ProfilerAction]:
 
 
 PLACES: dict[str, Callable[[Callable[[], None]], dict[str, Any]]] = {
-    "callback": lambda inside: {"schedule": EVERY_STEP, "on_trace_ready": lambda _: inside()},
+    "callback": lambda inside: {"schedule": EVERY_STEP, "on_trace_ready": callback(inside)},
     "coroutine": lambda inside: {"schedule": EVERY_STEP, "on_trace_ready": coroutine(inside)},
     "exporter": lambda inside: {"exporters": [Exporting(inside)]},
     "backend": lambda inside: {"schedule": TWO_WINDOWS, "backends": [Changing(inside, bound=False)]},

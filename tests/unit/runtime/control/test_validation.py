@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,19 @@ def test_a_value_of_a_strange_type() -> None:
         assert f"{name} must be " in str(caught.value) and "got object: <object object at" in str(caught.value), kind
 
 
+def wrong(**arguments: Any) -> dict[str, Any]:
+    """Arguments whose types do not fit."""
+    return arguments
+
+
 @pytest.mark.parametrize(
     ("call", "begin"),
     [
-        (lambda: sc.trace(fixed=5), "fixed must be a list of names, got int: 5; write fixed="),
-        (lambda: sc.trace(fixed=[5]), "fixed must have a str each, got int: 5"),
-        (lambda: sc.trace(start=math.nan), "start must be True or False, got float: nan"),
-        (lambda: sc.trace(backends=b"x"), "backends must be a list, got bytes: b'x'; write backends="),
-        (lambda: door.profile(activities=5), "activities must be a list, got int: 5; write activities="),
+        (partial(sc.trace, **wrong(fixed=5)), "fixed must be a list of names, got int: 5; write fixed="),
+        (partial(sc.trace, **wrong(fixed=[5])), "fixed must have a str each, got int: 5"),
+        (partial(sc.trace, **wrong(start=math.nan)), "start must be True or False, got float: nan"),
+        (partial(sc.trace, **wrong(backends=b"x")), "backends must be a list, got bytes: b'x'; write backends="),
+        (partial(door.profile, **wrong(activities=5)), "activities must be a list, got int: 5; write activities="),
         (lambda: mxnet.set_config(backends=5), "set_config(): backends must be a list, got int: 5; write backends="),
         (lambda: mxnet.set_config(filename=None), "set_config(): filename must be a str, got NoneType: None"),
         (

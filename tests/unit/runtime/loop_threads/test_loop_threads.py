@@ -10,7 +10,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from stepscope.runtime.loop_threads.condition import LoopCondition
