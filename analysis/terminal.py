@@ -255,8 +255,8 @@ def parts(shares: tuple[Share, ...], rows: int) -> Iterator[Line]:
     found = sorted((share for share in shares if share.share >= LEAST), key=lambda share: -share.ns)
     if len(found) > rows:
         found = found[: rows - 1]
-    left = [share for share in shares if share not in found]
-    rest = Share(_REST, sum(each.ns for each in left), sum(each.share for each in left))
+    others = [share for share in shares if share not in found]
+    rest = Share(_REST, sum(each.ns for each in others), sum(each.share for each in others))
     found += [rest] if rest.share >= LEAST else []
     widest = max((columns(printable(each.name)) for each in found), default=0)
     longest = max((each.ns for each in found), default=1.0)

@@ -262,11 +262,11 @@ def _takes_a_step(schedule: Callable[..., Any]) -> bool:
     return True
 
 
-def _check_items(what: str, given: object, contract: Any) -> None:
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
-        likely = f"{type(given).__name__}(...)" if isinstance(given, contract) else "..."
-        raise TypeError(f"{what}s must be a list, {got(given)}; write {what}s=[{likely}]")
-    for item in cast(Sequence[object], given):
+def _check_items(what: str, value: object, contract: Any) -> None:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        likely = f"{type(value).__name__}(...)" if isinstance(value, contract) else "..."
+        raise TypeError(f"{what}s must be a list, {got(value)}; write {what}s=[{likely}]")
+    for item in cast(Sequence[object], value):
         if isinstance(item, type):
             raise TypeError(f"{item!r} is no {what}: it is a class; give what calling it makes, {item.__name__}(...)")
         if not isinstance(item, contract):

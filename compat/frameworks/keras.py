@@ -157,10 +157,10 @@ def _range(batches: int | str | Sequence[int]) -> tuple[int, int]:
     """The first batch and the last."""
     try:
         if isinstance(batches, str):
-            given = [int(part) for part in batches.split(",")]
+            numbers = [int(part) for part in batches.split(",")]
         else:
-            given = [batches] if isinstance(batches, int) else list(batches)
-        first, last = given * 2 if len(given) == 1 else given
+            numbers = [batches] if isinstance(batches, int) else list(batches)
+        first, last = numbers * 2 if len(numbers) == 1 else numbers
     except (TypeError, ValueError) as error:
         raise _refusal(batches) from error
     if isinstance(first, bool) or not (1 <= first <= last or first == last == 0):

@@ -56,14 +56,14 @@ class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[OrderedRank]
 
 
-def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
+def send_order(arguments: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
     """Sends it; returns what became of it.
 
     Raises:
         ControlError: if the collector cannot be reached, refuses, or answers what cannot be read.
     """
     try:
-        address = Address(given.url, given.token_file, insecure=given.insecure)
+        address = Address(arguments.url, arguments.token_file, insecure=arguments.insecure)
         headers = address.headers()
     except (ValueError, OSError) as error:
         raise ControlError(str(error)) from error
@@ -78,31 +78,31 @@ def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
     handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
     if scheme == "https":
         try:
-            tls = tls_context(given)
+            tls = tls_context(arguments)
         except ValueError as error:
             raise ControlError(str(error)) from error
         handlers.append(urllib.request.HTTPSHandler(context=tls))
     if address.is_local:
         handlers.append(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=12 * given.timeout) as response:
+        with urllib.request.build_opener(*handlers).open(request, timeout=12 * arguments.timeout) as response:
             content: bytes = response.read(MOST_ANSWER_BYTES)
         return msgspec.json.decode(content, type=OrderResult)
     except urllib.error.HTTPError as error:
         with error:
             if 300 <= error.code < 400:
                 redirect = redirected(error.headers.get("Location", ""))
-                raise ControlError(f"{given.url} answered {error.code}, {redirect}") from error
-            raise ControlError(f"the collector at {given.url} refuses: {_refusal(error)}") from error
+                raise ControlError(f"{arguments.url} answered {error.code}, {redirect}") from error
+            raise ControlError(f"the collector at {arguments.url} refuses: {_refusal(error)}") from error
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if scheme == "https":
             reason = wants_plain(reason, "ws") or reason
         elif isinstance(error, http.client.BadStatusLine):  # or none at all
             reason = wants_tls("wss")
-        raise ControlError(f"the collector at {given.url} cannot be reached: {reason}") from error
+        raise ControlError(f"the collector at {arguments.url} cannot be reached: {reason}") from error
     except msgspec.MsgspecError as error:
-        raise ControlError(f"the answer of {given.url} cannot be read: {error}") from error
+        raise ControlError(f"the answer of {arguments.url} cannot be read: {error}") from error
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -205,46 +205,46 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "the answers")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
         StepscopeError: if nobody can be asked.
     """
-    parser: argparse.ArgumentParser = given.parser
+    parser: argparse.ArgumentParser = arguments.parser
     try:
-        ranks = ranks_from(given.ranks)
-        command: Any = next((name for name in ("list", "extend", "abort", "status") if getattr(given, name)), "arm")
+        ranks = ranks_from(arguments.ranks)
+        command: Any = next((name for name in ("list", "extend", "abort", "status") if getattr(arguments, name)), "arm")
         request = None
-        _refuse_ignored(given, command)
+        _refuse_ignored(arguments, command)
         if command == "arm":
-            if given.steps is given.stop is given.seconds is None:
+            if arguments.steps is arguments.stop is arguments.seconds is None:
                 raise ValueError("say how long the window is to be: --steps N, --stop N or --seconds S")
-            request = WindowRequest(**_window(given), ranks=ranks, detail=detail_from(given.detail))
+            request = WindowRequest(**_window(arguments), ranks=ranks, detail=detail_from(arguments.detail))
         elif command == "list":
-            return _list(given)
-        elif command == "extend" and (given.steps is None) == (given.seconds is None):
+            return _list(arguments)
+        elif command == "extend" and (arguments.steps is None) == (arguments.seconds is None):
             raise ValueError("--extend takes --steps or --seconds: how much longer the window is to be")
     except ValueError as error:
         parser.error(option_text(error, "WindowRequest", _NAMES))
-    if given.pid is not None:
-        return _ask_process(given, command, request)
-    return _ask_collector(given, command)
+    if arguments.pid is not None:
+        return _ask_process(arguments, command, request)
+    return _ask_collector(arguments, command)
 
 
-def _window(given: argparse.Namespace) -> dict[str, Any]:
+def _window(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of a window that a process and a collector call alike."""
     return {
-        "start_step": given.start,
-        "steps": given.steps,
-        "stop_step": given.stop,
-        "seconds": given.seconds,
-        "run_id": given.run_id,
-        "warmup": given.warmup,
-        "granularity": given.granularity,
-        "past": "clip" if given.clip else "refuse",
-        "overlap": "queue" if given.queue else "refuse",
-        "stage": given.stage,
+        "start_step": arguments.start,
+        "steps": arguments.steps,
+        "stop_step": arguments.stop,
+        "seconds": arguments.seconds,
+        "run_id": arguments.run_id,
+        "warmup": arguments.warmup,
+        "granularity": arguments.granularity,
+        "past": "clip" if arguments.clip else "refuse",
+        "overlap": "queue" if arguments.queue else "refuse",
+        "stage": arguments.stage,
     }
 
 
@@ -254,28 +254,28 @@ def _start(text: str) -> Any:
     raise argparse.ArgumentTypeError(f"{text!r} is no step: write next, or a number from 0")
 
 
-def _refuse_ignored(given: argparse.Namespace, command: str) -> None:
+def _refuse_ignored(arguments: argparse.Namespace, command: str) -> None:
     """Refuses options that would mean nothing.
 
     Raises:
         ValueError: naming one, and what it goes with.
     """
-    for names, commands, partner in (*_GOES_WITH, *(_WITHOUT_COLLECTOR if given.url is None else ())):
+    for names, commands, partner in (*_GOES_WITH, *(_WITHOUT_COLLECTOR if arguments.url is None else ())):
         for name in names if command not in commands else ():
-            if getattr(given, name) != given.parser.get_default(name):
+            if getattr(arguments, name) != arguments.parser.get_default(name):
                 raise ValueError(f"--{name.replace('_', '-')} goes with {partner}")
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> int:
     """Shows who can be asked; 1 if nobody can."""
-    found = [each for pid in controllable_processes() for each in _status(pid, given.timeout)]
-    if given.json:
+    found = [each for pid in controllable_processes() for each in _status(pid, arguments.timeout)]
+    if arguments.json:
         print_json(found)
     elif not found:
         print(
             "no process of this user takes commands: start one by `stepscope run --control`, or with trace(control=Control(socket=True))"
         )
-    for answer in () if given.json else found:
+    for answer in () if arguments.json else found:
         rank = "" if answer.rank is None else f" rank {answer.rank}"
         print(f"pid {answer.pid}: {answer.error or f'{answer.profiler}{rank}, {_where(answer)}'}")
     return 0 if any(not answer.error for answer in found) else 1
@@ -288,18 +288,18 @@ def _status(pid: int, timeout: float) -> list[Answer]:
         return [Answer(pid=pid, error=str(error))]
 
 
-def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | None) -> int:
+def _ask_process(arguments: argparse.Namespace, name: Any, request: WindowRequest | None) -> int:
     command = Command(
         command=name,
         request=request,
-        steps=given.steps or 0 if name == "extend" else 0,
-        seconds=given.seconds or 0.0 if name == "extend" else 0.0,
-        run_id=given.run_id or None if name == "abort" else None,
+        steps=arguments.steps or 0 if name == "extend" else 0,
+        seconds=arguments.seconds or 0.0 if name == "extend" else 0.0,
+        run_id=arguments.run_id or None if name == "abort" else None,
     )
-    answers = ask_process(given.pid, command, given.timeout)
-    if given.json:
+    answers = ask_process(arguments.pid, command, arguments.timeout)
+    if arguments.json:
         print_json(answers)
-    for answer in () if given.json else answers:
+    for answer in () if arguments.json else answers:
         rank = "" if answer.rank is None else f" rank {answer.rank}"
         print(f"{answer.profiler or 'process'}{rank} (pid {answer.pid}, {_where(answer)}): {_text(name, answer)}")
         for window in answer.windows:
@@ -308,18 +308,18 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
     return 0 if all(obeyed) else 1
 
 
-def _ask_collector(given: argparse.Namespace, name: Any) -> int:
+def _ask_collector(arguments: argparse.Namespace, name: Any) -> int:
     order = {
         "command": name,
-        "name": given.name,
-        "job": given.job,
-        "patience": min(given.timeout, 60.0),
-        "ranks": given.ranks,
-        "detail": given.detail,
-        **_window(given),
+        "name": arguments.name,
+        "job": arguments.job,
+        "patience": min(arguments.timeout, 60.0),
+        "ranks": arguments.ranks,
+        "detail": arguments.detail,
+        **_window(arguments),
     }
-    result = send_order(given, order)
-    if given.json:
+    result = send_order(arguments, order)
+    if arguments.json:
         print_json(result)
         return 0 if result.outcome == "done" else 1
     steps = "" if result.first is None else f": steps {result.first}-{'...' if result.last is None else result.last}"

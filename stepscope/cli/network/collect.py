@@ -153,7 +153,7 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs until it is interrupted."""
     try:
         import uvloop
@@ -164,13 +164,13 @@ def run(given: argparse.Namespace) -> int:
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     values: dict[str, Any] = {
-        name: getattr(given, name) for name in CollectorSettings.__struct_fields__ if hasattr(given, name)
+        name: getattr(arguments, name) for name in CollectorSettings.__struct_fields__ if hasattr(arguments, name)
     }
     has_file = any(values[name] for name in values if name.endswith("token_file"))
     values |= {name: tuple(values[name]) for name in ("nats", "allowed_hosts")}
-    values["nats_access"], values["nats_limits"] = nats_settings(given)
+    values["nats_access"], values["nats_limits"] = nats_settings(arguments)
     values |= {"token": "" if has_file else _token_of_environment()}
-    parser: argparse.ArgumentParser = given.parser
+    parser: argparse.ArgumentParser = arguments.parser
     try:
         settings = CollectorSettings(**values)
     except ValueError as error:
@@ -190,7 +190,7 @@ def run(given: argparse.Namespace) -> int:
     def listening(url: str) -> None:
         print(f"listening on {url}")
         print(
-            f"in training scripts: exporters=[{_exporter(url, given.ingest_token_file or given.token_file)}]",
+            f"in training scripts: exporters=[{_exporter(url, arguments.ingest_token_file or arguments.token_file)}]",
             flush=True,
         )
 

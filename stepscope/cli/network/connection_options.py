@@ -31,16 +31,16 @@ def add_tls(parser: Any) -> None:
     )
 
 
-def tls_context(given: argparse.Namespace) -> ssl.SSLContext:
+def tls_context(arguments: argparse.Namespace) -> ssl.SSLContext:
     """The settings that the options give.
 
     Raises:
         ValueError: if a file cannot be used; says why.
     """
     try:
-        made = ssl.create_default_context(cafile=None if given.ca is None else str(given.ca))
-        if given.certificate is not None:
-            made.load_cert_chain(given.certificate, given.key)
+        made = ssl.create_default_context(cafile=None if arguments.ca is None else str(arguments.ca))
+        if arguments.certificate is not None:
+            made.load_cert_chain(arguments.certificate, arguments.key)
     except OSError as error:  # of ssl, too
         raise ValueError(f"the certificates (--ca, --certificate, --key) cannot be used: {error}") from error
     return made
@@ -92,11 +92,12 @@ def add_nats(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def nats_settings(given: argparse.Namespace) -> tuple[NatsAccess, NatsLimits]:
+def nats_settings(arguments: argparse.Namespace) -> tuple[NatsAccess, NatsLimits]:
     """How to log in, and the limits of JetStream; ends with wrong usage if options contradict each other or are not valid."""
-    parser: argparse.ArgumentParser = given.parser
+    parser: argparse.ArgumentParser = arguments.parser
     fields = [
-        {name: getattr(given, f"nats_{name}") for name in kind.__struct_fields__} for kind in (NatsAccess, NatsLimits)
+        {name: getattr(arguments, f"nats_{name}") for name in kind.__struct_fields__}
+        for kind in (NatsAccess, NatsLimits)
     ]
     try:
         return NatsAccess(**fields[0]), NatsLimits(**fields[1])

@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "what was delivered")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
@@ -75,15 +75,15 @@ def run(given: argparse.Namespace) -> int:
         from stepscope.exporters.stream import delivery
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    make_transport = _into_nats(given) if given.url.startswith(("nats:", "tls:")) else _to_collector(given)
+    make_transport = _into_nats(arguments) if arguments.url.startswith(("nats:", "tls:")) else _to_collector(arguments)
     failed = False
     delivered: list[dict[str, object]] = []
-    journals = delivery.journals_in(given.place)
+    journals = delivery.journals_in(arguments.place)
     for journal in journals:
         try:
             with Progress(f"delivering {opening.shown(journal)}"):
-                delivery.complete(journal, force=given.force)
-                sent = asyncio.run(delivery.deliver(journal, make_transport, given.timeout))
+                delivery.complete(journal, force=arguments.force)
+                sent = asyncio.run(delivery.deliver(journal, make_transport, arguments.timeout))
         except (StepscopeError, OSError) as error:
             if len(journals) == 1:
                 raise
@@ -91,7 +91,7 @@ def run(given: argparse.Namespace) -> int:
             failed = True
             continue
         delivered.append({"journal": journal, **msgspec.to_builtins(sent)})
-        if not given.json:
+        if not arguments.json:
             print(f"delivered {journal}: stream {sent.stream} has its {sent.events:,} events")
         if sent.left_out_frames:
             message(
@@ -99,37 +99,37 @@ def run(given: argparse.Namespace) -> int:
                 f"{sent.left_out:,} events, or ends of windows"
             )
             failed = True
-    if given.json:
+    if arguments.json:
         print_json(delivered)
     return 1 if failed else 0
 
 
-def _to_collector(given: argparse.Namespace) -> MakeTransport:
+def _to_collector(arguments: argparse.Namespace) -> MakeTransport:
     from stepscope.exporters.stream.address import Address
     from stepscope.exporters.stream.transport import LinkSettings
     from stepscope.exporters.stream.websocket import WebSocketTransport
 
-    parser: argparse.ArgumentParser = given.parser
+    parser: argparse.ArgumentParser = arguments.parser
     try:
-        address = Address(given.url, given.token_file, insecure=given.insecure)
+        address = Address(arguments.url, arguments.token_file, insecure=arguments.insecure)
         address.headers()
     except ValueError as error:
         raise StepscopeError(str(error)) from error
     except OSError as error:  # else it would be tried again until the time is over
         parser.error(f"--token-file: {error.strerror}")
     try:
-        tls = tls_context(given) if given.ca or given.certificate else None
+        tls = tls_context(arguments) if arguments.ca or arguments.certificate else None
     except ValueError as error:
         raise StepscopeError(str(error)) from error
     return lambda feed: WebSocketTransport(address, LinkSettings(), tls, feed)
 
 
-def _into_nats(given: argparse.Namespace) -> MakeTransport:
+def _into_nats(arguments: argparse.Namespace) -> MakeTransport:
     from stepscope.exporters.nats.names import Names
     from stepscope.exporters.nats.servers import Servers
     from stepscope.exporters.stream.transport import LinkSettings
 
-    if given.token_file or given.ca or given.certificate or given.insecure:
+    if arguments.token_file or arguments.ca or arguments.certificate or arguments.insecure:
         raise StepscopeError(
             "--token-file, --ca, --certificate and --insecure are for a collector; for NATS there are --nats-token-file, --nats-ca and "
             "--nats-insecure"
@@ -137,8 +137,8 @@ def _into_nats(given: argparse.Namespace) -> MakeTransport:
     try:
         from stepscope.exporters.nats.transport import NatsTransport
 
-        access, limits = nats_settings(given)
-        servers, names = Servers(given.url, access), Names(given.nats_team)
+        access, limits = nats_settings(arguments)
+        servers, names = Servers(arguments.url, access), Names(arguments.nats_team)
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[nats]'") from error
     except ValueError as error:

@@ -154,10 +154,10 @@ def backends_of(arguments: argparse.Namespace) -> list[Backend]:
     names = [name for name in dict.fromkeys(arguments.backend or [TORCH]) if name != TORCH or not arguments.no_torch]
     flags = {name: getattr(arguments, name) for name in _OF_TORCH}
     if TORCH not in names:
-        given = [name for name, value in {**flags, "mode": arguments.mode != "auto"}.items() if value]
-        if given:
+        named = [name for name, value in {**flags, "mode": arguments.mode != "auto"}.items() if value]
+        if named:
             what = "leave out --no-torch" if arguments.no_torch else "add --backend torch"
-            parser.error(f"--{given[0].replace('_', '-')} is of torch's operators, which are left out: {what}")
+            parser.error(f"--{named[0].replace('_', '-')} is of torch's operators, which are left out: {what}")
         return [BACKENDS[name]() for name in names]
     try:
         torch = TorchBackend(arguments.mode, **flags)

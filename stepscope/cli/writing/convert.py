@@ -49,21 +49,21 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="F", help="name of the format, if the ending of OUT does not say it")
 
 
-def check_format(given: argparse.Namespace, target: Path, more: Iterable[str] = ()) -> None:
+def check_format(arguments: argparse.Namespace, target: Path, more: Iterable[str] = ()) -> None:
     """A format that nobody knows is wrong usage.
 
     Args:
-        given: the arguments.
+        arguments: those of the command line.
         target: the file to write.
         more: names of further formats that the command has.
     """
     names = sorted({*(one.name for one in known()), *more})
-    if given.format is not None and given.format not in names:
-        given.parser.error(f"unknown format {given.format!r}{did_you_mean(given.format, names)}")
+    if arguments.format is not None and arguments.format not in names:
+        arguments.parser.error(f"unknown format {arguments.format!r}{did_you_mean(arguments.format, names)}")
     try:
-        exporter_for(target, given.format)
+        exporter_for(target, arguments.format)
     except ValueError as error:
-        parser: argparse.ArgumentParser = given.parser
+        parser: argparse.ArgumentParser = arguments.parser
         parser.error(str(error))
 
 

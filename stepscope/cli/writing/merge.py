@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "the report")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
@@ -90,28 +90,28 @@ def run(given: argparse.Namespace) -> int:
         OSError: if a stream cannot be read, or the output not written.
     """
     outputs = _outputs()
-    if given.format not in outputs.DIRECTORIES:
-        check_format(given, given.out, outputs.DIRECTORIES)
-    sources: list[Path] = [*given.sources]
-    if given.listed is not None:
-        sources += [Path(os.fsdecode(name)) for name in given.listed.read_bytes().split(b"\0") if name]
+    if arguments.format not in outputs.DIRECTORIES:
+        check_format(arguments, arguments.out, outputs.DIRECTORIES)
+    sources: list[Path] = [*arguments.sources]
+    if arguments.listed is not None:
+        sources += [Path(os.fsdecode(name)) for name in arguments.listed.read_bytes().split(b"\0") if name]
     if not sources:
-        given.parser.error("name a collector directory, any directory containing journals, or one journal")
-    if given.stream and given.window is None:
-        given.parser.error("--windows-of goes with --window: it says whose count of windows N is")
+        arguments.parser.error("name a collector directory, any directory containing journals, or one journal")
+    if arguments.stream and arguments.window is None:
+        arguments.parser.error("--windows-of goes with --window: it says whose count of windows N is")
     report = write(
         sources,
-        given.out,
-        format=given.format,
-        job=given.job,
-        selection=outputs.Selection(window=given.window, stream=given.stream, steps=given.steps),
+        arguments.out,
+        format=arguments.format,
+        job=arguments.job,
+        selection=outputs.Selection(window=arguments.window, stream=arguments.stream, steps=arguments.steps),
     )
-    if given.json:
+    if arguments.json:
         print_json(report)
     else:
         print_result(report.text())
-    if given.report is not None:
-        with staged(given.report) as place:
+    if arguments.report is not None:
+        with staged(arguments.report) as place:
             place.write_bytes(msgspec.json.format(json_bytes(report)))
     return INCOMPLETE if report.unreadable else 0
 
