@@ -53,8 +53,10 @@ OTHER_PYTHONS := $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12 $(HOME
 DEBIAN_PYTHONS ?= python3.14 python3.15
 DEBIAN_TESTING ?= $(HOME)/.cache/stepscope/debian-testing
 CORE := $(wildcard runtime/core/*.[ch] runtime/core/*/*.[ch])
-# Each file of tests in one process, for they wait more than they compute.
-PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile --maxfail 12
+# Tests wait about as long as they compute, so there are more processes than processors. Each file runs in one process. The files
+# stay in order: those of units, which are short, come last, so that all processes end together.
+WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+PYTEST_ARGS ?= --numprocesses $(WORKERS) --maxprocesses 6 --dist loadfile --no-loadscope-reorder --maxfail 12
 
 # Without byte code each of the processes that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
