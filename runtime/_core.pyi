@@ -549,6 +549,13 @@ def align(events: Any, at: Any, ahead: Any, base: int, before: float, after: flo
 def crc32(data: Any, before: int = 0, /) -> int:
     """As `zlib.crc32`, in a fifth of the time where the processor multiplies polynomials."""
 
+def watch_directory(path: bytes, /) -> int:
+    """Opens a descriptor that becomes readable when the times of a directory, or of a file in it, are set. Source: inotify(7).
+
+    Raises:
+        OSError: if there is no such directory, or no further descriptor of this kind.
+    """
+
 def file_heads(first: bytes, numbers: list[int], nbytes: int, flags: int, /) -> list[tuple[int, bytes] | None]:
     """The size and the first bytes of the files `first.NUMBER`, each opened and closed.
 

@@ -108,6 +108,7 @@ PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_Fro
     PLAIN(unreleased, ring_py_unreleased, NOARGS, NULL) \
     PLAIN(unwatch_signals, signals_py_unwatch, NOARGS, NULL) \
     PLAIN(want, wants_py_want, VARARGS, NULL) \
+    PLAIN(watch_directory, directory_watch_py_open, O, NULL) \
     PLAIN(watch_signal, signals_py_watch, VARARGS, NULL) \
     FAST(with_programs_mask, mask_py_with_programs, NULL) \
     PLAIN(with_steps, survey_py_with_steps, VARARGS, NULL) \

@@ -5,7 +5,6 @@ options       settings for processes that join
 process.json  the process that owns the session
 ring-00000 .. strings, tracks, stacks
 socket        accepts commands, if `Control.socket` is set (`control.local_socket`)
-joins         a pipe: a process that has joined writes into it (`JoinSignal`)
 run-1 ..      the path of the `SessionNote` of each run
 <pid>-<start time>/   of a process that joined: the same without control and options
 """
@@ -27,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 
+from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.files.encoding import exact_json, from_exact_json
 from stepscope.runtime.files.paths import absolute, temporary_directory
@@ -42,7 +42,7 @@ ENVIRONMENT = "STEPSCOPE_SESSION"
 PART = re.compile(r"\d+-\d+(-\d+)?")
 """Name of the directory of a process that joined."""
 
-_FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options", "socket", "joins")
+_FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options", "socket")
 _NUMBERED = re.compile(r"(ring|run)-\d+")
 _MAX_FILE = 1 << 16
 _OVER, _OVER_AT = struct.pack("=iI", 0, 1), 8
@@ -143,16 +143,13 @@ class JoinSignal:
     """Wakes the owner of a session when a process joins.
 
     Args:
-        session: its directory. If its file system has no named pipes, the descriptor is -1, and nothing wakes the owner.
+        session: its directory. If it cannot be watched (inotify(7) has limits), the descriptor is -1, and nothing wakes the owner.
     """
 
     def __init__(self, session: Path) -> None:
         self.fd = -1
-        path = session / "joins"
         with contextlib.suppress(OSError):
-            os.mkfifo(path, 0o600)
-            # Also for writing: otherwise it would stay readable when the first process has closed it.
-            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self.fd = _core.watch_directory(os.fsencode(session))
 
     def clear(self) -> None:
         """Makes the descriptor unreadable, until another process joins."""
@@ -166,13 +163,9 @@ class JoinSignal:
 
 
 def signal_join(session: Path) -> None:
-    """Wakes the owner of a session that this process has joined. Without the pipe, the owner looks from time to time."""
-    with contextlib.suppress(OSError):  # also BlockingIOError: the pipe is full, so the owner is woken already
-        descriptor = os.open(session / "joins", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.write(descriptor, b"\0")
-        finally:
-            os.close(descriptor)
+    """Wakes the owner of a session that this process has joined. If that cannot be, the owner looks from time to time."""
+    with contextlib.suppress(OSError):
+        os.utime(session)
 
 
 def in_use(session: Path) -> bool:
