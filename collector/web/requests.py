@@ -23,8 +23,8 @@ from stepscope.collector.web.guard import TICKET
 from stepscope.collector.web.tokens import Token
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.settings.arguments import shown
-from stepscope.runtime.settings.validation import did_you_mean
+from stepscope.runtime.settings.arguments import got, shown
+from stepscope.runtime.settings.validation import did_you_mean, expected_value
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -92,8 +92,10 @@ def refused(request: AnyRequest, error: HTTPException) -> Response[Problem]:
 def _invalid(request: AnyRequest, message: str, key: str = "", source: str = "") -> str:
     if source == "body":  # else `Exact` has read it
         return "what was sent cannot be read: it is empty: expected a JSON object"
-    parameters = {**request.query_params, **request.path_params}
-    return f"a parameter is wrong: {key} is {shown(parameters[key])}: {message}"
+    value = {**request.query_params, **request.path_params}[key]
+    expected = expected_value(message)
+    why = f"{key} must be {expected}, {got(value)}" if expected else f"{key} is {shown(value)}: {message}"
+    return f"a parameter is wrong: {why}"
 
 
 class Streamed(Response[Any]):

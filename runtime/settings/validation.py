@@ -108,7 +108,7 @@ def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool =
         return InvalidValue((*keys, unknown[1]), f"{where}: {reason}" if where else reason)
     if missing := _MISSING.fullmatch(reason):
         return InvalidValue(keys, f"{where} lacks {missing[1]!r}".strip())
-    expected = _expected(reason, parts)
+    expected = expected_value(reason, parts)
     if not expected:  # from a check of our own
         return InvalidValue(keys, f"{where} is {shown(value)}: {reason}" if where else reason)
     hint = _similar(value, parts)
@@ -117,13 +117,13 @@ def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool =
     return InvalidValue(keys, f"{where} must be {expected}, {got(value)}{hint}".strip())
 
 
-def _expected(reason: str, parts: Sequence[Type]) -> str:
+def expected_value(reason: str, parts: Sequence[Type] = ()) -> str:
     """A value's type and limits in words, from a message of msgspec; empty if that is about something else."""
     if reason in _LARGE:
         return "a number of at most 64 bits"
     found = _EXPECTED.fullmatch(reason)
     wrong_type = found is not None and found[2] is None
-    if reason.startswith("Invalid enum value") or (wrong_type and any(_allowed(parts))):
+    if any(_allowed(parts)) and (wrong_type or reason.startswith("Invalid enum value")):
         return _either([*map(repr, _allowed(parts)), *_other_types(parts)])
     if found is None:
         return ""

@@ -93,7 +93,7 @@ def test_nothing_to_analyse(tmp_path: Path) -> None:
         Profiler.offline_analyse(tmp_path)
     mistakes: list[dict[str, Any]] = [{"pretty": 1}, {"data_simplification": "no"}]
     for wrong in mistakes:
-        with refused(TypeError, *wrong, "bool"):
+        with refused(TypeError, *wrong, "True or False"):
             Profiler.offline_analyse(tmp_path, **wrong)
 
 

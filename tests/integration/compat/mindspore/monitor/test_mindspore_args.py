@@ -250,7 +250,7 @@ def test_mindspores_format() -> None:
     for cut in (b"", args.to_bytes()[:-1], args.to_bytes() + b"\0"):
         with pytest.raises(ValueError, match="Number of variables does not match format string"):
             DynamicProfilerArgs.from_bytes(cut)
-    assert "it must fit 32 bits" in DynamicProfilerArgs(start_step=1 << 31).diagnostics[0]
+    assert "must be a whole number of 32 bits" in DynamicProfilerArgs(start_step=1 << 31).diagnostics[0]
 
 
 @pytest.mark.checklist("A10", "A13")
