@@ -86,6 +86,7 @@ class DrainLoop:
         self._wake_up = WakeUp(self._loop, self._on_wake)
         self._wake_up_later = WakeUp(self._loop, self._on_wake_later)
         self._check_signals()
+        self._joins = JoinSignal(self._recorder.directory)
         self._loop.add_reader(self._recorder.wake_fd, self._on_native_wake)
         self._begun.set_result(None)
         try:
@@ -94,6 +95,7 @@ class DrainLoop:
                 await asyncio.wait(self._tasks)
         finally:
             self._loop.remove_reader(self._recorder.wake_fd)
+            self._joins.close()
             self._signal_check.cancel()
             self._recorder.late_release.end()
         self._ended.set_result(None)
@@ -315,27 +317,28 @@ class DrainLoop:
             self._wake.clear()
 
     def _is_watching(self) -> bool:
-        """Whether something may happen that wakes nobody, though nothing is recorded: a process that has joined may end, and the
-        flight recorder's triggers look at the time."""
-        return self._recorder.workers.are_watched() or any(one.flight is not None for one in self._pipelines)
+        """Whether something may happen that wakes nobody, though nothing is recorded: a process that has joined may end, the flight
+        recorder's triggers look at the time, and processes may join unseen if the session cannot be watched."""
+        with_triggers = any(one.flight is not None for one in self._pipelines)
+        return with_triggers or self._joins.fd < 0 or self._recorder.workers.are_watched()
 
     async def _sleep(self, seconds: float) -> bool:
         """Waits for a wake-up while nothing is recorded. No other timer runs meanwhile. Returns whether the time is over."""
-        joins = self._recorder.workers.join_signal
+        joins = self._joins.fd
         self._signal_check.cancel()
-        if joins.fd >= 0:
-            self._loop.add_reader(joins.fd, self._on_join, joins)
+        if joins >= 0:
+            self._loop.add_reader(joins, self._on_join)
         try:
             with anyio.move_on_after(seconds) as waiting:
                 await self._wake.wait()
         finally:
-            if joins.fd >= 0:
-                self._loop.remove_reader(joins.fd)
+            if joins >= 0:
+                self._loop.remove_reader(joins)
             self._check_signals()
         return waiting.cancelled_caught
 
-    def _on_join(self, joins: JoinSignal) -> None:
-        joins.clear()
+    def _on_join(self) -> None:
+        self._joins.clear()
         self._request_drain()
 
     def _interval(self) -> float | None:

@@ -20,7 +20,7 @@ from stepscope.runtime.files.private_files import is_missing
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.recording.recorder_statistics import WorkerAccounts, WorkerStatistics
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session.directory import Identity, JoinSignal, parts, read_identity
+from stepscope.runtime.session.directory import Identity, parts, read_identity
 
 log = logging.getLogger("stepscope")
 
@@ -195,7 +195,6 @@ class Workers:
     def __init__(self, session: Path, ring_bytes: int) -> None:
         """Args: directory of the session; limit of the rings of one process, in bytes."""
         self._session = session
-        self.join_signal = JoinSignal(session)
         self._ring_bytes = ring_bytes
         self._living: dict[Path, Worker] = {}
         self._examined: set[Path] = set()
@@ -215,9 +214,9 @@ class Workers:
         return (POLL_S / 16 if self._most > self._ring_bytes / 8 else POLL_S,)
 
     def are_watched(self) -> bool:
-        """Whether somebody must look from time to time, even while nothing is recorded: at processes that may end, at files of
-        ended ones, or for processes that join if they cannot wake this one."""
-        return bool(self._living or self._to_remove or self._failure is not None or self.join_signal.fd < 0)
+        """Whether somebody must look from time to time, even while nothing is recorded: at processes that may end, or at files of
+        ended ones."""
+        return bool(self._living or self._to_remove or self._failure is not None)
 
     def check_states(self) -> None:
         """Finds new joined processes, and those that have ended. A drain until a later time has all events of the latter."""

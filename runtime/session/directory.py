@@ -156,10 +156,11 @@ class JoinSignal:
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, _MAX_FILE)
 
-    def __del__(self) -> None:
-        # Not before: the loop may wait for the descriptor, and its number must not be another file's meanwhile.
+    def close(self) -> None:
+        """Closes the descriptor, for which no loop may wait any more."""
         if self.fd >= 0:
             os.close(self.fd)
+            self.fd = -1
 
 
 def signal_join(session: Path) -> None:
