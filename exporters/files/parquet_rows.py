@@ -21,6 +21,9 @@ from stepscope.runtime.files.paths import readable
 MAX_SEEN = 1 << 14
 """Arguments of a table that are kept to be found again, for they repeat."""
 
+BAD_ARGUMENTS = '{"bad arguments": true}'
+"""Arguments that lie outside of their heap."""
+
 DEEPEST = 8
 """Rows between one and its process, of which more are not followed: a damaged file may have a circle."""
 
@@ -256,6 +259,9 @@ class ParquetRows:
                 texts[index] = f"{{{self._key(at)}: {length}}}"
                 continue
             raw = heap[at : at + length]
+            if len(raw) < length:  # a backend's mistake: as in Chrome JSON
+                texts[index] = BAD_ARGUMENTS
+                continue
             text = seen.get(raw)
             if text is None:
                 text = dumps(_core.decode_arguments(heap, at, length))
