@@ -304,6 +304,7 @@ class Stream:
             self.undecodable += 1
             return
         if steps := steps_in(summary):
+            self.steps_at = self.seen
             self.steps.add_own_times(steps)
             self._add_steps(steps)
             self._keep(summary, steps)
@@ -428,10 +429,11 @@ class Stream:
                 self.undecodable += 1
                 return
             events = decoded[0]
-            if in_summaries:  # they are sent by another than the process, such as `stepscope deliver` into NATS
-                events = events[events["ts"].astype("i8") > self.steps.latest_begin]
-                self.steps_at = time.monotonic() if len(events) else self.steps_at
             self.windows.stepped(header.window, events["step"])
+            if batch.live and (in_summaries or self.summaries):
+                # Another than the process sends them, such as `stepscope deliver`, or their facts are in frames before these.
+                events = self.steps.without_known(events)
+                self.steps_at = time.monotonic() if len(events) else self.steps_at
             self.steps.add_events(events, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
     def _compared(self, sync: ClockSync | None) -> None:
