@@ -105,9 +105,12 @@ class DrainLoop:
     def _on_native_wake(self) -> None:
         """A ring is half full, or a signal came that is to end the process."""
         _core.clear_wake()
+        self._look_at_signal()
+        self._request_drain()
+
+    def _look_at_signal(self) -> None:
         if _core.signal_that_came():
             self._loop.call_later(signals.LOOKS, signals.look)  # the main thread has this long for its handler
-        self._request_drain()
 
     def _on_wake(self) -> None:
         # Before the drain: later messages wake the loop again.
@@ -323,6 +326,7 @@ class DrainLoop:
         """Waits for a wake-up while nothing is recorded. No other timer runs meanwhile. Returns whether the time is over."""
         joins = self._recorder.workers.join_signal
         self._signal_check.cancel()
+        self._look_at_signal()  # the last drain may have taken its wake-up
         if joins.fd >= 0:
             self._loop.add_reader(joins.fd, self._on_join, joins)
         try:
