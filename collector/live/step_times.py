@@ -34,6 +34,15 @@ WIDTH_NS = 250_000_000
 of several ranks can be laid over each other."""
 
 
+NEVER = -(1 << 62)
+"""ns, before all steps."""
+
+
+def is_after(step: StepTime, end: int) -> bool:
+    """Whether a step follows the one that ended at this time. Times of summaries are rounded, so its middle decides."""
+    return (step.begin + step.end + 1) // 2 > end
+
+
 class StepTimes:
     """The newest steps one by one, the last four minutes and the whole run as means. One thread changes it; others may call `newest`,
     which may or may not have what is added meanwhile."""
@@ -46,7 +55,7 @@ class StepTimes:
         self.recent = History(rolling=True, width_ns=RECENT_WIDTH_NS)
         self.all = History(rolling=False)
         self._ring = np.zeros(0, _STEP)
-        self._latest_end = -(1 << 62)
+        self._latest_end = NEVER
         """When the newest ended, in ns of the rank's clock."""
 
     def add_events(self, events: Block, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
@@ -69,7 +78,7 @@ class StepTimes:
         self._add(steps, ends, durations)
 
     def without_known(self, events: Block) -> Block:
-        """The steps that are not known from a summary. Times of summaries are rounded, so the middle of a step decides."""
+        """The steps that are not known from a summary: see `is_after`."""
         new: Block = events[
             events["ts"].astype(np.int64) + (events["dur"].astype(np.int64) + 1) // 2 > self._latest_end
         ]
@@ -77,7 +86,7 @@ class StepTimes:
 
     def add_steps(self, steps: Sequence[StepTime], offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
         """Adds steps of a summary, but for those that are known. Arguments as for `add_events`."""
-        new = [step for step in steps if (step.begin + step.end + 1) // 2 > self._latest_end]
+        new = [step for step in steps if is_after(step, self._latest_end)]
         if len(new) > FEW:
             rows = np.array([_row(step) for step in new], _STEP)
             ends = np.array([min(max(step.end + offset_ns, earliest_ns), latest_ns) for step in new], np.int64)

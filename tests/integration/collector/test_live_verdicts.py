@@ -19,7 +19,7 @@ from stepscope.collector.live.verdicts import MAX_RANKS, LiveProcess, Verdicts
 from stepscope.collector.live.views import JobVerdict, LiveFinding
 from stepscope.collector.web.charts import HeatmapQuery, Heatmaps
 from stepscope.exporters.stream.protocol import Hello, StepSummary
-from stepscope.exporters.stream.step_summary import summary_of
+from stepscope.exporters.stream.step_summary import facts_of, summary_of
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.records import WindowOpened
 from stepscope.runtime.requests.command import Answer, Command
@@ -452,3 +452,17 @@ def test_steps_whose_facts_are_in_frames_count_once(took: int, facts_first: bool
         stream.add_frames(frames if facts_first else frames[::-1], 0, stream.next + 2)
     assert (stream.steps.count, stream.steps.last) == (80, 89)
     assert (stream.steps.newest(80)["own_ms"] > 0).all() and stream.steps_at == pytest.approx(stream.seen, abs=5)
+
+
+def test_facts_that_a_journal_has_twice_are_judged_once() -> None:
+    """Two exporters send it, and the newest come again while its file is read."""
+    stream = Stream("c" * 32, run_of(0))
+    stream.restoring = True
+    sent = [summary([STEP] * 40, first=first) for first in (10, 50, 90)]
+    frames = [record_frame(FrameType.STEP_FACTS, one) for one in sent for _ in range(2)]
+    stream.add_restored(frames, 0, len(frames))
+    for one in sent[1:]:
+        stream.add_summary(one)
+    stream.finish_restoring()
+    stream.add_summary(summary([STEP] * 40, first=130))
+    assert facts_of(stream.summaries)["step"].tolist() == [*range(10, 170)]
