@@ -60,7 +60,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "cut": ("bool", "of spans: whether it was cut at the border of what was recorded"),
     "open": ("bool", "of spans: whether it had not ended when it was written"),
     "error": ("bool", "of spans: whether it was left by an exception"),
-    "args": ("json", "arguments as a JSON object; null without any"),
+    "args": (
+        "json",
+        'arguments as a JSON object; null without any; `{"bad arguments": true}` where a backend made a mistake',
+    ),
     "source": ("text", "backend that made the event; recorder: the program itself"),
     "error_ns": ("int64", "how far ts may be off the collector's clock; null: unknown, or not merged"),
 }
