@@ -215,10 +215,13 @@ class ParquetExporter:
     def _make_table(self) -> None:
         """Makes rows of the batches that wait."""
         if self._batches and self._member is not None:
-            table = self._rows.table(self._batches, self._member)
-            self._count -= len(table)
-            self._bytes -= sum(batch.nbytes for batch in self._batches)
-            self._batches = []
+            batches, self._batches = self._batches, []
+            self._count -= sum(map(len, batches))
+            self._bytes -= sum(batch.nbytes for batch in batches)
+            try:
+                table = self._rows.table(batches, self._member)
+            except Exception as error:
+                raise self._fail(error, "make rows of events") from error
             self._add_table(table)
 
     def _queue(self, table: Any) -> None:
@@ -246,14 +249,21 @@ class ParquetExporter:
         self._make_table()
         if not self._waiting:
             return
-        table = self._joined()
-        self._waiting, self._count = [], 0
-        self._bytes = sum(len(one.about) for one in self._window_rows)
         try:
+            table = self._joined()
+            self._waiting, self._count = [], 0
+            self._bytes = sum(len(one.about) for one in self._window_rows)
             self._writer.write_table(table, row_group_size=2 * ROW_GROUP)
-        except OSError as error:
-            self._failure = output_error(error, self._path, "write")
-            raise self._failure from error
+        except Exception as error:
+            raise self._fail(error, "write") from error
+
+    def _fail(self, error: Exception, doing: str) -> OutputError:
+        """The file cannot be whole any more: events of earlier calls, which count as exported, are not in it."""
+        if isinstance(error, OSError):
+            self._failure = output_error(error, self._path, doing)
+        else:
+            self._failure = OutputError(errno.EIO, f"cannot {doing}: {error}", str(self._path))
+        return self._failure
 
     def _finish(self) -> None:
         with self._lock:
@@ -303,6 +313,8 @@ class _File:
     def write(self, data: bytes) -> int:
         if _exiting:
             raise OSError(errno.ESHUTDOWN, "the interpreter exits")
+        if self._file.closed:  # an incomplete file was deleted: pyarrow completes it when its writer is freed
+            return len(data)
         return self._file.write(data)
 
 

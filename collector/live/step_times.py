@@ -34,6 +34,15 @@ WIDTH_NS = 250_000_000
 of several ranks can be laid over each other."""
 
 
+NEVER = -(1 << 62)
+"""ns, before all steps."""
+
+
+def is_after(step: StepTime, end: int) -> bool:
+    """Whether a step follows the one that ended at this time. Times of summaries are rounded, so its middle decides."""
+    return (step.begin + step.end + 1) // 2 > end
+
+
 class StepTimes:
     """The newest steps one by one, the last four minutes and the whole run as means. One thread changes it; others may call `newest`,
     which may or may not have what is added meanwhile."""
@@ -46,8 +55,8 @@ class StepTimes:
         self.recent = History(rolling=True, width_ns=RECENT_WIDTH_NS)
         self.all = History(rolling=False)
         self._ring = np.zeros(0, _STEP)
-        self.latest_begin = -(1 << 62)
-        """When the newest began, in ns of the rank's clock."""
+        self._latest_end = NEVER
+        """When the newest ended, in ns of the rank's clock."""
 
     def add_events(self, events: Block, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
         """Adds the steps among the events of the source `steps`; those that were cut or have not ended do not count.
@@ -68,9 +77,16 @@ class StepTimes:
         steps["ms"], steps["own_ms"] = durations / 1e6, UNKNOWN
         self._add(steps, ends, durations)
 
+    def without_known(self, events: Block) -> Block:
+        """The steps that are not known from a summary: see `is_after`."""
+        new: Block = events[
+            events["ts"].astype(np.int64) + (events["dur"].astype(np.int64) + 1) // 2 > self._latest_end
+        ]
+        return new
+
     def add_steps(self, steps: Sequence[StepTime], offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
-        """Adds steps of a summary, but for those that were read from the file before. Arguments as for `add_events`."""
-        new = [step for step in steps if step.begin > self.latest_begin]
+        """Adds steps of a summary, but for those that are known. Arguments as for `add_events`."""
+        new = [step for step in steps if is_after(step, self._latest_end)]
         if len(new) > FEW:
             rows = np.array([_row(step) for step in new], _STEP)
             ends = np.array([min(max(step.end + offset_ns, earliest_ns), latest_ns) for step in new], np.int64)
@@ -80,7 +96,7 @@ class StepTimes:
             self._reserve(1)
             self._ring[self.count % len(self._ring)] = _row(step)
             self.count += 1
-            self.last, self.latest_begin = step.number, step.begin
+            self.last, self._latest_end = step.number, step.end
             end = min(max(step.end + offset_ns, earliest_ns), latest_ns)
             self.recent.add_one(end, step.end - step.begin)
             self.all.add_one(end, step.end - step.begin)
@@ -111,7 +127,7 @@ class StepTimes:
             self._ring[(self.count + np.arange(len(steps))[-size:]) % size] = steps[-size:]
         self.count += len(steps)
         self.last = int(steps["number"][-1])
-        self.latest_begin = max(self.latest_begin, int(steps["begin"].max()))
+        self._latest_end = max(self._latest_end, int((steps["begin"] + durations).max()))
 
     def _reserve(self, more: int) -> None:
         """Makes room for further steps, as a job of many ranks may have few steps."""

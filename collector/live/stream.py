@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from stepscope.collector.clocks.server_clock import LatestClock
-from stepscope.collector.live.step_times import StepTimes
+from stepscope.collector.live.step_times import NEVER, StepTimes, is_after
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
 from stepscope.exporters.stream.protocol import MAX_HEADER, MAX_SUMMARY_STEPS, StepSummary
@@ -224,6 +224,8 @@ class Stream:
         self._capped = 0
         self._amounts = Amounts()
         self._summary_steps = 0
+        self._kept_until = NEVER
+        """When the newest step of the summaries ended, in ns of the rank's clock."""
         self._stored_facts: deque[bytes] = deque(maxlen=MAX_SUMMARIES)
         """The newest frames with facts of steps, while its file is read."""
         self._allowance = Allowance(STEPS_PER_SECOND, STEPS_AT_ONCE)
@@ -263,6 +265,10 @@ class Stream:
         self._keep(summary, steps)
 
     def _keep(self, summary: StepSummary, steps: Sequence[StepTime]) -> None:
+        """Keeps the facts of new steps for verdicts. A journal has them twice if two exporters send it, and some come as its file is read."""
+        if not is_after(steps[-1], self._kept_until):
+            return
+        self._kept_until = steps[-1].end
         self.shares = shares_of(summary, steps)
         self.summaries.append(summary)
         self._summary_steps += count_steps(summary)
@@ -287,7 +293,7 @@ class Stream:
         self.restoring = False
         came = list(self.summaries)
         self.summaries.clear()
-        self._summary_steps = 0
+        self._summary_steps, self._kept_until = 0, NEVER
         self.steps_at = self.steps_at or self.seen
         while self._stored_facts:
             self._add_facts(self._stored_facts.popleft())
@@ -304,6 +310,7 @@ class Stream:
             self.undecodable += 1
             return
         if steps := steps_in(summary):
+            self.steps_at = self.seen
             self.steps.add_own_times(steps)
             self._add_steps(steps)
             self._keep(summary, steps)
@@ -428,10 +435,11 @@ class Stream:
                 self.undecodable += 1
                 return
             events = decoded[0]
-            if in_summaries:  # they are sent by another than the process, such as `stepscope deliver` into NATS
-                events = events[events["ts"].astype("i8") > self.steps.latest_begin]
-                self.steps_at = time.monotonic() if len(events) else self.steps_at
             self.windows.stepped(header.window, events["step"])
+            if batch.live and (in_summaries or self.summaries):
+                # Another than the process sends them, such as `stepscope deliver`, or their facts are in frames before these.
+                events = self.steps.without_known(events)
+                self.steps_at = time.monotonic() if len(events) else self.steps_at
             self.steps.add_events(events, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
     def _compared(self, sync: ClockSync | None) -> None:

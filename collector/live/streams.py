@@ -52,9 +52,10 @@ class Rank:
     def add(self, stream: Stream) -> None:
         """A start of it, which is not necessarily the latest."""
         bisect.insort(self.streams, stream, key=_began)
-        stream.superseded = stream is not self.latest
+        stream.superseded = True
         if len(self.streams) > 1:
             self.streams[-2].superseded = True
+        self.latest.superseded = False
 
     def remove(self, stream: Stream) -> None:
         """A start is not known any more."""

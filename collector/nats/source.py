@@ -222,10 +222,14 @@ class NatsSource:
         self._looked_for_ends = now
         streams = list(self._streams.all.values())
         died = [stream async for stream in in_slices(streams) if stream.state(now) is State.DIED]
-        for stream in sorted(died, key=lambda one: one.end_looked_up)[:MOST_ENDS]:
+        chosen = sorted(died, key=lambda one: one.end_looked_up)[:MOST_ENDS]
+        for stream in chosen:
             stream.end_looked_up = now
-            if await roster.has_ended(self._names.of(stream.run, stream.id).key):
-                stream.ended_elsewhere = True
+        # Together: leases are not renewed meanwhile.
+        keys = [self._names.of(stream.run, stream.id).key for stream in chosen]
+        ended = await asyncio.gather(*map(roster.has_ended, keys))
+        for stream, has_ended in zip(chosen, ended, strict=True):
+            stream.ended_elsewhere = stream.ended_elsewhere or has_ended
 
     async def _process_partition(self, leases: Leases, number: int) -> None:
         try:

@@ -21,6 +21,9 @@ from stepscope.runtime.files.paths import readable
 MAX_SEEN = 1 << 14
 """Arguments of a table that are kept to be found again, for they repeat."""
 
+BAD_ARGUMENTS = '{"bad arguments": true}'
+"""Arguments that lie outside of their heap."""
+
 DEEPEST = 8
 """Rows between one and its process, of which more are not followed: a damaged file may have a circle."""
 
@@ -57,7 +60,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "cut": ("bool", "of spans: whether it was cut at the border of what was recorded"),
     "open": ("bool", "of spans: whether it had not ended when it was written"),
     "error": ("bool", "of spans: whether it was left by an exception"),
-    "args": ("json", "arguments as a JSON object; null without any"),
+    "args": (
+        "json",
+        'arguments as a JSON object; null without any; `{"bad arguments": true}` where a backend made a mistake',
+    ),
     "source": ("text", "backend that made the event; recorder: the program itself"),
     "error_ns": ("int64", "how far ts may be off the collector's clock; null: unknown, or not merged"),
 }
@@ -256,6 +262,9 @@ class ParquetRows:
                 texts[index] = f"{{{self._key(at)}: {length}}}"
                 continue
             raw = heap[at : at + length]
+            if len(raw) < length:  # a backend's mistake: as in Chrome JSON
+                texts[index] = BAD_ARGUMENTS
+                continue
             text = seen.get(raw)
             if text is None:
                 text = dumps(_core.decode_arguments(heap, at, length))

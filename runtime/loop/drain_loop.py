@@ -107,9 +107,12 @@ class DrainLoop:
     def _on_native_wake(self) -> None:
         """A ring is half full, or a signal came that is to end the process."""
         _core.clear_wake()
+        self._look_at_signal()
+        self._request_drain()
+
+    def _look_at_signal(self) -> None:
         if _core.signal_that_came():
             self._loop.call_later(signals.LOOKS, signals.look)  # the main thread has this long for its handler
-        self._request_drain()
 
     def _on_wake(self) -> None:
         # Before the drain: later messages wake the loop again.
@@ -326,6 +329,7 @@ class DrainLoop:
         """Waits for a wake-up while nothing is recorded. No other timer runs meanwhile. Returns whether the time is over."""
         joins = self._joins.fd
         self._signal_check.cancel()
+        self._look_at_signal()  # the last drain may have taken its wake-up
         if joins >= 0:
             self._loop.add_reader(joins, self._on_join)
         try:

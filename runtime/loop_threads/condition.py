@@ -27,7 +27,8 @@ class WakeUp:
             return
         self.pending = True  # before the loop wakes, as it resets this
         try:
-            if get_ident() == self._thread:
+            # Out of a task, a finalizer may call after the loop has chosen how long it sleeps.
+            if get_ident() == self._thread and asyncio.current_task(self._loop) is not None:
                 self._loop.call_soon(self._call)
             else:
                 self._loop.call_soon_threadsafe(self._call)

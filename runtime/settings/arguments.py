@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, SupportsFloat, SupportsIndex, SupportsInt, cast
+
+import numpy as np
 
 LONGEST = 60
 """Characters of a value in a message."""
@@ -115,13 +119,17 @@ def real(value: object, what: str) -> float:
 
 
 def switch_argument(name: str, value: object) -> None:
-    """Checks that an argument is a bool, 0, 1 or `None`: a text such as `"no"` would count as true.
+    """Checks that an argument is a bool, also numpy's, 0, 1 or `None`: a text such as `"no"` would count as true.
 
     Raises:
         TypeError: if it is something else.
     """
-    if value is not None and not (isinstance(value, SupportsIndex) and value in (0, 1)):
-        raise TypeError(f"{name} must be True or False, {got(value)}")
+    if value is None or isinstance(value, np.bool_):
+        return
+    with suppress(TypeError):  # as of an array of several numbers
+        if isinstance(value, SupportsIndex) and operator.index(value) in (0, 1):
+            return
+    raise TypeError(f"{name} must be True or False, {got(value)}")
 
 
 def lacking(item: object, contract: type) -> str:

@@ -1,5 +1,6 @@
 /* The beginnings of many files: of a system call for each of which Python takes more time than the system does. */
 #include "core.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -20,11 +21,14 @@ static void read_head(const char *first, size_t nbytes, int flags, Head *head) {
     struct stat about;
     head->size = -1;
     if (snprintf(path, sizeof path, "%s.%lu", first, head->number) >= (int)sizeof path) return;
-    /* Non-blocking, so that opening a FIFO returns. */
-    int file = open(path, flags | O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int file;
+    /* Non-blocking, so that opening a FIFO returns. A signal may interrupt it where a program is the file system. */
+    do file = open(path, flags | O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    while (file < 0 && errno == EINTR);
     if (file < 0) return;
     if (!fstat(file, &about) && S_ISREG(about.st_mode)) {
-        head->len = pread(file, head->bytes, nbytes, 0);
+        do head->len = pread(file, head->bytes, nbytes, 0);
+        while (head->len < 0 && errno == EINTR);
         if (head->len >= 0) head->size = about.st_size;
     }
     close(file);

@@ -132,6 +132,17 @@ def test_a_start_that_comes_late_is_not_the_latest() -> None:
     assert rank.latest is now
 
 
+def test_a_start_that_was_seen_earlier_is_not_the_latest_any_more() -> None:
+    """Its files say so. The clock of its host is ahead."""
+    before = life(1, run_of(0, at=START + 10**6 * SECOND), [], seen=START + 20 * SECOND)
+    stream = life(2, run_of(0, at=START + 10**6 * SECOND), [], seen=START + 30 * SECOND)
+    _, streams = live_of(before, stream)
+    (rank,) = streams
+    assert rank.latest is stream and before.superseded
+    streams.seen_first(stream, START)
+    assert rank.latest is before and stream.superseded and not before.superseded
+
+
 def test_a_stream_that_was_deleted_is_forgotten() -> None:
     """Not while it is connected; a rank that has nothing else is gone."""
     first, second = life(1, run_of(0), [(0, 0, 10)]), life(2, run_of(0), [(0, 0, 10)])

@@ -19,7 +19,8 @@ from stepscope.collector.live.verdicts import MAX_RANKS, LiveProcess, Verdicts
 from stepscope.collector.live.views import JobVerdict, LiveFinding
 from stepscope.collector.web.charts import HeatmapQuery, Heatmaps
 from stepscope.exporters.stream.protocol import Hello, StepSummary
-from stepscope.exporters.stream.step_summary import summary_of
+from stepscope.exporters.stream.step_summary import facts_of, summary_of
+from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.records import WindowOpened
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNALS, Phase
@@ -27,7 +28,7 @@ from tests.support.basics import poll
 from tests.support.collecting import collecting, until
 from tests.support.launch import start
 from tests.support.streams import CONNECTION
-from tests.unit.collector.test_collector_live import events_frame, run_of, steps
+from tests.unit.collector.test_collector_live import events_frame, record_frame, run_of, steps
 
 STEP = 20_000_000
 """ns."""
@@ -433,3 +434,35 @@ def test_streams_of_other_collectors_are_shown() -> None:
     assert (stream.events, stream.lost, stream.state(stream.seen)) == (500, 2, State.ENDED)
     stream.add_frames([], 0, 0)
     assert not stream.remote and stream.events == 0, "they are counted from its frames now"
+
+
+@pytest.mark.parametrize("took", [20_000_001, 20_000_003])
+@pytest.mark.parametrize("facts_first", [True, False])
+def test_steps_whose_facts_are_in_frames_count_once(took: int, facts_first: bool) -> None:
+    """A journal that is delivered has both, in any order. Facts round the times, up or down. The run goes on as they come."""
+    stream = Stream("c" * 32, run_of(0))
+    for first in (10, 50):
+        begin = BEGIN + 10 * STEP + (first - 10) * took
+        facts = summary([took] * 40, first=first)
+        run = msgspec.structs.replace(facts.runs[0], begin_ns=begin)
+        frames = [
+            record_frame(FrameType.STEP_FACTS, msgspec.structs.replace(facts, runs=[run])),
+            events_frame(steps([took] * 40, begin, first)),
+        ]
+        stream.add_frames(frames if facts_first else frames[::-1], 0, stream.next + 2)
+    assert (stream.steps.count, stream.steps.last) == (80, 89)
+    assert (stream.steps.newest(80)["own_ms"] > 0).all() and stream.steps_at == pytest.approx(stream.seen, abs=5)
+
+
+def test_facts_that_a_journal_has_twice_are_judged_once() -> None:
+    """Two exporters send it, and the newest come again while its file is read."""
+    stream = Stream("c" * 32, run_of(0))
+    stream.restoring = True
+    sent = [summary([STEP] * 40, first=first) for first in (10, 50, 90)]
+    frames = [record_frame(FrameType.STEP_FACTS, one) for one in sent for _ in range(2)]
+    stream.add_restored(frames, 0, len(frames))
+    for one in sent[1:]:
+        stream.add_summary(one)
+    stream.finish_restoring()
+    stream.add_summary(summary([STEP] * 40, first=130))
+    assert facts_of(stream.summaries)["step"].tolist() == [*range(10, 170)]

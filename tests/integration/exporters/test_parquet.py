@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 import stepscope as sc
 from stepscope.exporters.files.parquet_rows import COLUMNS
 from stepscope.exporters.parquet import MOST_BYTES, MOST_PIECES, ParquetExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.runtime import _core
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.windows.window import Window
 from tests.support.basics import ROOT, Deferred
 from tests.support.launch import run_to_end
@@ -105,6 +107,46 @@ async def test_many_small_pieces_become_one(tmp_path: Path) -> None:
     kinds = pq.read_table(path, columns=["kind"]).to_pydict()["kind"]
     assert kinds.count("span") == count
     assert pq.read_metadata(path).num_row_groups == 1
+
+
+async def test_arguments_outside_of_their_heap_cost_only_themselves(tmp_path: Path) -> None:
+    """A backend that makes such an event gets a file of all events, before and after it."""
+    path = tmp_path / "trace.parquet"
+    exporter = ParquetExporter(path)
+    await exporter.open(run_in(tmp_path))
+    for number in range(3):
+        events = spans([f"in {number}"])
+        events["args_at"], events["args_len"] = 5, 100 * (number == 1)
+        await exporter.export(batch_of(events, window=number))
+    await exporter.aclose()
+    rows = pq.read_table(path, columns=["name", "args"]).to_pylist()
+    assert [(row["name"], row["args"]) for row in rows] == [
+        ("in 0", None),
+        ("in 1", '{"bad arguments": true}'),
+        ("in 2", None),
+    ]
+
+
+async def test_events_of_which_no_rows_can_be_made_are_lost_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier calls have taken them, so each later one raises, and the file is no part of them."""
+    path = tmp_path / "trace.parquet"
+    exporter = ParquetExporter(path)
+    await exporter.open(run_in(tmp_path))
+    await exporter.export(batch_of(spans(["work"])))
+
+    def no_memory(*_: object) -> tuple[list[int], list[list[int]]]:
+        raise MemoryError("of the machine")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_core, "arrow_columns", no_memory)
+        with pytest.raises(OutputError, match="of the machine"):
+            await exporter.export(batch_of(spans(["work"]), window=1))
+    for call in (exporter.export(batch_of(spans(["work"]), window=2)), exporter.aclose()):
+        with pytest.raises(OutputError, match="of the machine"):
+            await call
+    assert not path.exists()
 
 
 async def test_times_that_no_clock_shows_are_written(tmp_path: Path) -> None:

@@ -229,3 +229,12 @@ def test_a_step_before_start_names_what_is_missing(caplog: pytest.LogCaptureFixt
         profiler.step()
     (record,) = caplog.records
     assert "before start()" in record.getMessage() and "with trace() as" in record.getMessage()
+
+
+def test_a_bool_of_numpy_is_a_switch() -> None:
+    """A comparison of numpy's numbers makes one. An array of several is refused, as any other object."""
+    flag = np.int64(3) > 2
+    sc.TorchBackend(record_shapes=flag, profile_memory=None, with_stack=np.int64(1))  # type: ignore[arg-type]
+    sc.ChromeTraceExporter("a.json", gzip=flag)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="with_stack must be True or False, got ndarray"):
+        sc.TorchBackend(with_stack=np.zeros(2, np.int64))  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,7 +29,9 @@ from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.windows.window import Window
+from tests.support.commands import python
 from tests.support.journals import Described, batch_with_arguments, described, events_of, write_journal
+from tests.support.native import COMPILER, require_compiler
 from tests.unit.runtime.journal import segment_reader
 from tests.unit.runtime.journal.test_journal_index import ACT_LISTS, Act, window, write
 
@@ -415,3 +418,35 @@ def test_the_page_says_how_to_read_it(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
     assert [window["index"] for window in windows] == [0]
     assert metadata["model"] == "m"
+
+
+INTERRUPTED = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/types.h>
+static int opened = 1, read_from = 1;
+int open64(const char *path, int flags, mode_t mode) {
+    if (strstr(path, "journal.") && opened++ % 2) return errno = EINTR, -1;
+    return ((int (*)(const char *, int, mode_t))dlsym(RTLD_NEXT, "open64"))(path, flags, mode);
+}
+ssize_t pread64(int file, void *to, size_t size, long at) {
+    if (read_from++ % 2) return errno = EINTR, -1;
+    return ((ssize_t (*)(int, void *, size_t, long))dlsym(RTLD_NEXT, "pread64"))(file, to, size, at);
+}
+"""
+"""Each second call is interrupted, as by a signal while a program that is a file system answers."""
+
+
+def test_heads_of_files_are_read_in_spite_of_signals(tmp_path: Path) -> None:
+    """As Python's own calls, which go on after each."""
+    require_compiler()
+    (tmp_path / "interrupted.c").write_text(INTERRUPTED)
+    library = tmp_path / "interrupted.so"
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", library, tmp_path / "interrupted.c", "-ldl"], check=True)
+    for number in (1, 2):
+        (tmp_path / f"journal.{number}").write_bytes(bytes([number]) * 9)
+    script = "from stepscope.runtime import _core; print(_core.file_heads(b'journal', [1, 2, 3], 2, 0))"
+    done = python("-c", script, cwd=tmp_path, env={"LD_PRELOAD": str(library)}, server=None)
+    assert done.stdout.strip() == r"[(9, b'\x01\x01'), (9, b'\x02\x02'), None]"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import selectors
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -197,6 +198,39 @@ def test_a_loop_that_has_not_looked_yet_is_woken_once() -> None:
         assert loop.run_until_complete(wait()) == 1
     finally:
         loop.close()
+
+
+class LastMoment(selectors.DefaultSelector):
+    """Calls a function once when the loop is about to sleep, as a garbage collection may call a finalizer then."""
+
+    def __init__(self, finalizer: Callable[[], None]) -> None:
+        super().__init__()
+        self._finalizers = [finalizer]
+
+    def select(self, timeout: float | None = None) -> Any:
+        """As the base."""
+        if timeout is None and self._finalizers:
+            self._finalizers.pop()()
+        return super().select(timeout)
+
+
+def test_a_finalizer_that_notifies_wakes_the_loop_that_goes_to_sleep() -> None:
+    """It runs on the loop's own thread, but outside of its tasks. Nothing else would wake the loop later."""
+    change, called = LoopCondition(), list[bool]()
+    ended = threading.Event()
+
+    def finalize() -> None:
+        called.append(True)
+        change.notify_all()
+
+    def run() -> None:
+        loop = asyncio.SelectorEventLoop(LastMoment(finalize))
+        loop.run_until_complete(change.wait_for(lambda: called))
+        loop.close()
+        ended.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    assert ended.wait(20)
 
 
 def test_a_loop_that_has_ended_is_called_in_vain() -> None:
