@@ -55,6 +55,8 @@ class BoundSource(Source):
         self._detail = self._reported_detail = FULL
         self.wanted = False
         """Whether the next thread that calls `step()` opens it."""
+        self._opening = False
+        """Whether it opens the backend now."""
         self.refused = ""
         """Why the latest refused change was refused; empty if there is none."""
         self._idle: OneShot[None] = OneShot()
@@ -62,7 +64,7 @@ class BoundSource(Source):
 
     @property
     def expected(self) -> bool:
-        return self.open or self.wanted
+        return self.open or self.wanted or self._opening
 
     @property
     def here(self) -> bool:
@@ -103,11 +105,15 @@ class BoundSource(Source):
 
     def start(self) -> None:
         """Opens the backend, and binds it to the current thread."""
+        self._opening = True  # it may take seconds, in which the loop still expects events
         self.wanted = False
         self._thread, self._thread_name = weakref.ref(_here.token), threading.current_thread().name
         self._thread_number = threading.get_native_id()
         self._reported_detail = FULL
-        super().start()
+        try:
+            super().start()
+        finally:
+            self._opening = False
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if not self.open:

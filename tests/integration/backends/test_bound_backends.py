@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.backends.simulated.scripted import Deliver, ScriptedBackend, Span
+from stepscope.backends.simulated.scripted import Deliver, ScriptedBackend, Span, make_block
+from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import ROOT
 from tests.support.collecting import until
 from tests.support.launch import run_to_end
@@ -328,3 +329,43 @@ def test_the_interpreter_exits_with_a_bound_backend_recording(thread: str, tmp_p
     assert ended.stdout == ("told\n" if thread == "stepping" else "")
     assert (tmp_path / "run" / "journal").is_file()
     assert not (tmp_path / "run" / "session").exists()
+
+
+class SlowEngine:
+    """Opens after the loop has learned of the first action, and delivers after its window would have closed."""
+
+    name, thread_bound = "slow", True
+
+    def open(self, sink: Sink) -> None:
+        """Takes its time."""
+        time.sleep(0.3)
+        self.sink = sink
+
+    def transition(self, before: sc.ProfilerAction, after: sc.ProfilerAction, at: int) -> None:
+        """Delivers a span of the recording that ends."""
+        if before.records and not after.records:
+            block, args = make_block([Span("device", at - 1000, 500)], 0, lambda name: 0)
+            threading.Timer(0.3, lambda: (self.sink.deliver(block, args), self.sink.watermark(at))).start()
+
+    def report(self) -> sc.backends.BackendReport:
+        """Nothing is lost."""
+        return sc.backends.BackendReport()
+
+    async def aclose(self) -> None:
+        """Has nothing to close."""
+
+
+async def test_windows_wait_for_a_backend_that_opens_slowly(output_dir: Path) -> None:
+    """The loop expects its events, also while it opens in the first step."""
+    memory = sc.exporters.MemoryExporter()
+    async with sc.trace(
+        backends=[SlowEngine()],
+        exporters=[memory],
+        schedule=sc.schedule(wait=1, warmup=1, active=2, repeat=1),
+        output_dir=output_dir,
+        options=sc.Options(drain_interval=0.01),
+    ) as profiler:
+        for _ in range(4):
+            profiler.step()
+        await asyncio.sleep(1)
+    assert memory.names().count("device") == 1 and memory.windows[0].complete
