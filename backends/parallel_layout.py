@@ -94,7 +94,11 @@ def kind_of(name: str) -> str:
 
 
 def of_torch(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The layout by torch's process groups, as `GroupReadings.read` returns them; empty without any."""
+    """The layout by torch's process groups, as `GroupReadings.read` returns them; empty without any.
+
+    A dimension of a `DeviceMesh` that covers all ranks has no group of its own, and so no size: of one with several dimensions the
+    others have one rank each.
+    """
     info: Mapping[str, Any] = facts.get("distributedInfo") or {}
     if not info:
         return {}
@@ -113,8 +117,9 @@ def of_torch(facts: Mapping[str, Any]) -> dict[str, Any]:
         flattened = len(words) > 1 and all(MESH + word in meshes for word in words)
         if name in meshes and name not in counted and not flattened:
             counted.add(name)
-            kind = kind_of(name)
-            sizes[kind] = sizes.get(kind, 1) * len(ranks)
+            if len(ranks) > 1:
+                kind = kind_of(name)
+                sizes[kind] = sizes.get(kind, 1) * len(ranks)
     return {"from": ["torch"], "rank": info.get("rank"), "world_size": world, "sizes": sizes, "groups": found}
 
 

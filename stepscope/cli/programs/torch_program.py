@@ -129,8 +129,9 @@ class OptimizerSteps:
     the leader did, or when the leader is gone. So an iteration counts once, though several optimizers step in it.
     """
 
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
+    def __init__(self, step: Callable[[], None], first: Callable[[], None] = lambda: None) -> None:
+        """`first` is called before the first `step`."""
+        self._step, self._first = step, first
         self._leader: weakref.ref[Any] | None = None
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those that have stepped since the leader did."""
@@ -192,6 +193,8 @@ class OptimizerSteps:
     def _end(self) -> None:
         if self._due and not self._depth:
             self._due = False
+            first, self._first = self._first, lambda: None
+            first()
             self._step()
 
 

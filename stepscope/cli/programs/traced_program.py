@@ -18,6 +18,7 @@ from typing import TextIO
 
 import msgspec
 
+from stepscope.backends.parallel_layout import DECLARED, with_layout
 from stepscope.backends.torch import loader as torch_loader
 from stepscope.backends.torch.importing import TorchImport
 from stepscope.build import trace
@@ -107,7 +108,13 @@ class TracedProgram(msgspec.Struct, frozen=True):
                 every = path.with_name(path.name.replace("{window}", "*"))
                 if any(found.is_file() for found in path.parent.glob(every.name)):
                     message(f"stepscope run: {opening.shown(every)} is of an earlier run, and will be replaced")
-        steps = OptimizerSteps(lambda: profiler.step())
+
+        def note_layout() -> None:
+            """Process groups are made after the start, and may be destroyed before the end."""
+            if layout := with_layout(profiler.metadata).get(DECLARED):
+                profiler.add_metadata(DECLARED, layout)
+
+        steps = OptimizerSteps(lambda: profiler.step(), note_layout)
         by_optimizer = arguments.step_on == "optimizer"
         # As they were typed, without the program and its arguments.
         options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]

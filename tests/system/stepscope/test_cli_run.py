@@ -555,6 +555,27 @@ def test_backends_by_name(tmp_path: Path) -> None:
     assert "the program did not import torch" in done.stderr
 
 
+IN_PARALLEL = """
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+torch.distributed.init_process_group("fake", rank=3, world_size=8, store=FakeStore())
+torch.distributed.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+for _ in range(2):
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_the_parallel_layout_is_found(tmp_path: Path) -> None:
+    """Groups that are made after the start, and are gone at the end."""
+    require("torch")
+    done = traced(tmp_path, IN_PARALLEL, "--quiet")
+    assert done.returncode == 0, done.stderr
+    (rank,) = load(tmp_path / "run").ranks
+    assert rank.metadata["parallel_layout"]["sizes"] == {"pipeline": 2, "data": 2, "tensor": 2}
+
+
 def test_a_duration_without_steps(tmp_path: Path) -> None:
     """Recording ends when the time is over, and the program goes on."""
     done = traced(tmp_path, WHILE_IT_RECORDS, "--no-torch", "--duration", "0.5")

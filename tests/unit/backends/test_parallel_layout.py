@@ -82,6 +82,12 @@ def test_each_dimension_counts_once() -> None:
     assert of_torch(facts)["sizes"] == {"pipeline": 2, "data": 2, "tensor": 2, "context": 2}
 
 
+def test_a_dimension_of_one_rank_divides_nothing() -> None:
+    """torch makes no group for the other dimension of such a mesh, which covers all ranks."""
+    alone = {"pg_name": "3", "pg_desc": "mesh_tp", "ranks": [3], "group_size": 1}
+    assert of_torch({"distributedInfo": {"rank": 3, "world_size": 8, "pg_config": [alone]}})["sizes"] == {}
+
+
 @pytest.mark.parametrize(
     "metadata", [{}, {DECLARED: "data"}, {DECLARED: {"sizes": {"data": "x"}}}, {"distributedInfo": {"rank": 0}}]
 )
