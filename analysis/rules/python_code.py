@@ -38,6 +38,9 @@ from stepscope.analysis.thresholds import (
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase
 
+MICRO_STEP = "micro_step"
+"""Span of our callbacks around a batch. It is not the program's own, and names no place in it."""
+
 
 def check_forced_writes(job: Job) -> list[Finding]:
     """Finds time in `os.fsync` and `os.fdatasync`."""
@@ -214,6 +217,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     # The span of the program that has most of that time; empty if most of it is in none.
     in_spans = rank.phase(Phase.SPAN).sum() > MAJORITY * uncovered.sum()
     span = rank.largest_span() if in_spans else ""
+    span = "" if span == MICRO_STEP else span
     inside = f", most of it in the span {span}" if span else ""
     does, location = "it is", "in the program's own code"
     if waits and not writes:

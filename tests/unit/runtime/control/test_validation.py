@@ -98,6 +98,10 @@ def wrong(**arguments: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("call", "begin"),
     [
+        (
+            partial(sc.trace, **wrong(exporters=["a.pftrace"])),
+            "exporters must have objects, got str: 'a.pftrace'; write exporters=[stepscope.exporters.Perfetto",
+        ),
         (partial(sc.trace, **wrong(fixed=5)), "fixed must be a list of names, got int: 5; write fixed="),
         (partial(sc.trace, **wrong(fixed=[5])), "fixed must have a str each, got int: 5"),
         (partial(sc.trace, **wrong(start=math.nan)), "start must be True or False, got float: nan"),
