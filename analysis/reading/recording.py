@@ -127,8 +127,10 @@ class Rank:
                 for item in reader.items(window):
                     if isinstance(item, EventBatch):
                         yield item
-                note = f"{path.name} is damaged ({harm})" if (harm := reader.damage.harm()) else ""
-                self.notes += (note,) if note and note not in self.notes else ()
+                if harm := reader.damage.harm():
+                    of = "" if self.rank is None else f" of rank {self.rank}"
+                    note = f"{path.name}{of} is damaged, and not all of its events are read ({harm})"
+                    self.notes += (note,) if note not in self.notes else ()
 
     def events(self, window: int | None = None) -> Block:
         """All events as one structured array (`EVENT_DTYPE`). Names are ids: see `names`."""
