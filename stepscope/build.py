@@ -270,20 +270,22 @@ def _check_items(what: str, value: object, contract: Any) -> None:
     for item in cast(Sequence[object], value):
         if isinstance(item, type):
             raise TypeError(f"{item!r} is no {what}: it is a class; give what calling it makes, {item.__name__}(...)")
-        if isinstance(item, str | os.PathLike) and what == "exporter":
-            raise TypeError(f"exporters must have objects, {got(item)}; write exporters=[{_exporter_of(item)}]")
+        if isinstance(item, str | Path) and what == "exporter":
+            raise TypeError(
+                f"exporters must have objects, {got(item)}; write exporters=[{_exporter_of(os.fspath(item))}]"
+            )
         if not isinstance(item, contract):
             see = f"see stepscope.{what}s.{contract.__name__}"
             raise TypeError(f"{item!r} is no {what}: it lacks {lacking(item, contract)}, {see}")
 
 
-def _exporter_of(path: str | os.PathLike[str]) -> str:
+def _exporter_of(path: str) -> str:
     """How to write the exporter for a file of this ending."""
     try:
         name = type(exporter_for(path)).__name__
     except ValueError:
         name = "ChromeTraceExporter"
-    return f"stepscope.exporters.{name}({os.fspath(path)!r})"
+    return f"stepscope.exporters.{name}({path!r})"
 
 
 def _check_names(what: str, names: list[str]) -> None:

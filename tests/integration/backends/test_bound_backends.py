@@ -345,7 +345,12 @@ class SlowEngine:
         """Delivers a span of the recording that ends."""
         if before.records and not after.records:
             block, args = make_block([Span("device", at - 1000, 500)], 0, lambda name: 0)
-            threading.Timer(0.3, lambda: (self.sink.deliver(block, args), self.sink.watermark(at))).start()
+
+            def deliver() -> None:
+                self.sink.deliver(block, args)
+                self.sink.watermark(at)
+
+            threading.Timer(0.3, deliver).start()
 
     def report(self) -> sc.backends.BackendReport:
         """Nothing is lost."""
