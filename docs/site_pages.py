@@ -34,6 +34,17 @@ MODULES = (
     "stepscope.transformers",
 )
 """Modules whose `__all__` programs import; each has a page."""
+FOR_EXTENSIONS = (
+    "stepscope.backends.conformance",
+    "stepscope.exporters.conformance",
+    "stepscope.runtime.events.arguments",
+    "stepscope.runtime.events.clock",
+    "stepscope.runtime.events.record",
+    "stepscope.runtime.events.strings",
+    "stepscope.runtime.events.tracks",
+    "stepscope.runtime.export.formats",
+)
+"""Modules for exporters and backends of others (extending.md); each has a page."""
 _LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)")
 _CODE = re.compile(r"`[^`\n]+`")
 
@@ -48,7 +59,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> None:
     examples = (path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").glob("*.*")))
     for name in (*BESIDE, *examples):
         files.append(File.generated(config, _on_site(name), abs_src_path=str(ROOT / name)))
-    for module in MODULES:
+    for module in (*MODULES, *FOR_EXTENSIONS):
         files.append(File.generated(config, f"api/{module}.md", content=f"# {module}\n\n::: {module}\n"))
 
 
