@@ -204,7 +204,7 @@ def test_groups_that_are_late() -> None:
 def test_a_wrong_overlap() -> None:
     """It is said, and the default is taken."""
     wrong = asked(5, 8, overlap="later")
-    assert "overlap is 'later'" in wrong.diagnostics[0]
+    assert "got str: 'later'" in wrong.diagnostics[0]
     assert (wrong.overlap, wrong.vars.get("overlap")) == ("refuse", None)
     assert asked(5, 8, overlap="queue").vars["overlap"] == "queue"
 
