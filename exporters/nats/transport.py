@@ -107,7 +107,9 @@ class NatsTransport(Transport):
             tasks = [asyncio.ensure_future(work) for work in background]
             try:
                 await self._publish_all(jetstream, names.frames, hello.stream)
-            except NoStreamResponseError:  # somebody has deleted it; the next connection would ask for it until a timeout
+            except (
+                NoStreamResponseError
+            ):  # somebody has deleted it; the next connection would ask for it until a timeout
                 await layout.create(jetstream, self._names, self._limits)
                 raise
             finally:
