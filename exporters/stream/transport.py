@@ -56,8 +56,8 @@ class LinkSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     longest_delay: PositiveFloat = 10.0
     """No longer than this."""
     closing_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 3.0
-    """How long a collector without a connection may hold up the end of the run. One that is connected has `timeout` seconds to confirm
-    something. The rest stays in the journal, for `stepscope deliver`."""
+    """How long a collector without a connection may hold up the end of the run. One that is connected has `timeout` seconds more to
+    confirm something. The rest stays in the journal, for `stepscope deliver`."""
     first_sync: SyncInterval = 0.25
     """Between the first comparisons of the clocks."""
     sync_interval: SyncInterval = 5.0
@@ -164,7 +164,7 @@ class Transport(ABC):
 
         Args:
             reach_s: seconds without anything confirmed after which to give up while there is no connection.
-            confirm_s: the same while there is one.
+            confirm_s: further seconds while there is one.
             is_complete: whether the journal is complete.
         """
         self._hurried = True
@@ -174,7 +174,7 @@ class Transport(ABC):
         since = loop.time()
         while not (is_complete() and shipper.is_confirmed) and not self._refused:
             before, waits = shipper.confirmed, not shipper.is_confirmed
-            limit = since + (confirm_s if self._connected else reach_s)
+            limit = since + reach_s + (confirm_s if self._connected else 0)
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(limit if waits else None):
