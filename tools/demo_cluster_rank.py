@@ -38,7 +38,8 @@ def main() -> None:
         first = int(saved["step"])
     profiler = sc.trace(
         name="cluster",
-        exporters=[sc.CollectorExporter(url)],
+        # The collector is started again meanwhile: ranks that end by then wait for it.
+        exporters=[sc.CollectorExporter(url, settings=sc.exporters.LinkSettings(closing_seconds=60))],
         output_dir=place / "runs" / f"rank{rank}-{attempt}",
         schedule=sc.schedule(wait=0, warmup=0, active=20),
         options=sc.Options(close_timeout=20.0),

@@ -31,7 +31,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(url: str, directory: Path, rank: Rank) -> None:
     """Steps of about 15 ms. When each began is written down by the wall clock, which all ranks of the test share."""
-    exporter = CollectorExporter(url, settings=LinkSettings(first_sync=0.02, sync_interval=0.1))
+    exporter = CollectorExporter(url, settings=LinkSettings(first_sync=0.02, sync_interval=0.1, closing_seconds=60))
     profiler = trace(
         schedule=schedule(wait=0, warmup=0, active=5),
         exporters=[exporter],
