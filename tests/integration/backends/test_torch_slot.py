@@ -26,8 +26,8 @@ SAME = ["inside", "raw", "scheduled", "refused", "before", "outlives", "two"]
 KINETO = [*SAME, "elsewhere", "elsewhere_long", "elsewhere_before"]
 
 
-def told_by(program: Path, directory: str, before: tuple[str, ...], *cases: str) -> list[dict[str, Any]]:
-    """What a program tells of its cases, in a process of its own, as torch may crash."""
+def results_of(program: Path, directory: str, before: tuple[str, ...], *cases: str) -> list[dict[str, Any]]:
+    """Results of a program's cases, in a process of its own, as torch may crash."""
     command = [sys.executable, str(program), *before, directory, *cases]
     ended = run_to_end(command, environment=environment(PYTHONPATH=str(ROOT)), server="torch")
     assert ended.returncode == 0, (ended.returncode, ended.stderr[-4000:])
@@ -38,7 +38,7 @@ def told_by(program: Path, directory: str, before: tuple[str, ...], *cases: str)
 def told(mode: str) -> dict[str, Any]:
     """All cases of a mode."""
     with tempfile.TemporaryDirectory() as directory:
-        lines = told_by(PROGRAM, directory, (mode,), *(KINETO if mode == "kineto" else SAME))
+        lines = results_of(PROGRAM, directory, (mode,), *(KINETO if mode == "kineto" else SAME))
     return {line["case"]: line for line in lines}
 
 
@@ -83,7 +83,7 @@ def test_kineto_is_used_on_another_thread(case: str, recorded: dict[str, int], m
 
 
 @cache
-def told_of_regions(mode: str) -> dict[str, str]:
+def results_of_regions(mode: str) -> dict[str, str]:
     """The log and the report of each case, if the program goes on to its end, as it does without stepscope."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, str(REGIONS), mode, directory, *MISSING]
@@ -113,7 +113,7 @@ MISSING = {
 @pytest.mark.parametrize("case", MISSING)
 def test_a_profiler_of_torch_ends_while_a_region_is_open(mode: str, case: str) -> None:
     """torch does not crash, and what is missing of ours is said."""
-    told = told_of_regions(mode)[case]
+    told = results_of_regions(mode)[case]
     # Where torch calls the program from an operator, a recording of kineto goes on, and the program's profiler is empty.
     stands_in = mode == "kineto" and case in ("hooks", "packs")
     assert ("began inside of an operator" in told) is (stands_in and case == "hooks"), "once in a process"
@@ -142,7 +142,7 @@ BROKEN = {
 def outcomes() -> dict[str, Any]:
     """What the profiles of each case found."""
     with tempfile.TemporaryDirectory() as directory:
-        lines = told_by(ALL_THREADS, directory, (), *WHOLE.values(), *(case for case, _ in BROKEN.values()))
+        lines = results_of(ALL_THREADS, directory, (), *WHOLE.values(), *(case for case, _ in BROKEN.values()))
     return {line["case"]: line["profiles"] for line in lines}
 
 

@@ -1,4 +1,4 @@
-"""What is in a message or a file is looked into bit by bit: whatever it is, everybody else is served meanwhile, and all of it counts."""
+"""Messages and files are decoded in parts: their content delays no other client, and all of it counts."""
 
 from __future__ import annotations
 

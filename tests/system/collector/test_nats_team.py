@@ -311,7 +311,7 @@ async def test_a_merge_has_each_event_once(server: NatsServer, tmp_path: Path) -
 
 
 async def test_what_jetstream_has_no_more_is_in_the_directory_before(server: NatsServer, tmp_path: Path) -> None:
-    """Who takes a partition over has the rest, and goes on."""
+    """The collector that takes a partition over has the rest, and goes on."""
     directories = [tmp_path / "one", tmp_path / "other"]
     async with jetstream(server.url) as context:
         publisher = Publisher(context)

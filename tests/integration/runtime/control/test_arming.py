@@ -285,7 +285,7 @@ def test_profilers_that_record_everything_refuse(output_dir: Path) -> None:
 
 
 def test_the_queue_is_bounded(output_dir: Path) -> None:
-    """Who asks without end is refused at some point; what waits at the end is not waited for."""
+    """A caller that asks without end is refused at some point; requests that are pending at the end are not awaited."""
     with running(output_dir) as (profiler, _):
         answers = [profiler.arm(WindowRequest(start_step=1000 + number, steps=1)) for number in range(100)]
         assert sum(answer.accepted for answer in answers) == 64

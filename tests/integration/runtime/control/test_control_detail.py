@@ -104,7 +104,7 @@ def test_events_in_some_steps_of_one_window(output_dir: Path) -> None:
 def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> None:
     """On its own thread, before the window and when it has ended; also when the window is cut or withdrawn."""
 
-    class Told(ScriptedBackend):
+    class RecordsDetails(ScriptedBackend):
         """Notes what it is told, and where."""
 
         def __init__(self, thread_bound: bool) -> None:
@@ -123,7 +123,7 @@ def test_a_backend_is_chosen_for_one_window(output_dir: Path, warmup: int) -> No
             self.threads.add(threading.get_ident())
             self.told.append(dict(chosen))
 
-    told = Told(True), Told(False)
+    told = RecordsDetails(True), RecordsDetails(False)
     assert isinstance(told[0], Adjustable)
     with running(output_dir, *told) as (profiler, _):
         detail = WindowDetail(stacks=False)

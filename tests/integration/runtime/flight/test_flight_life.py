@@ -153,7 +153,7 @@ raise ValueError("the end")
 
 
 def test_pauses_and_stops(output_dir: Path) -> None:
-    """What happened in a pause is not recorded, the pause is, and no watchdog barks in it. After stop() nothing is saved; after
+    """Events of a pause are not recorded, the pause is, and no watchdog fires in it. After stop() nothing is saved; after
     start() it goes on."""
     profile = Profile(output_dir, triggers=(sc.triggers.Stalled(factor=1, least=0.2),))
     with profile.profiler as profiler:

@@ -17,7 +17,7 @@ def crash(tmp_path: Path) -> Crash:
 
 @pytest.fixture(scope="session")
 def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a program left that was killed: its journal has half of it, the rest is in its rings."""
+    """Files of a killed program: its journal has half of the events, its rings have the rest."""
     place = tmp_path_factory.mktemp("left")
     Crash(place).of(BODY.format(between=MIDWAY), drain_interval=1000.0)
     return place

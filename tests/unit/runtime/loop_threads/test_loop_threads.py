@@ -116,7 +116,7 @@ def _meet(barrier: threading.Barrier) -> int:
 
 
 def test_an_executor_outlives_a_system_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is told that there is none need not fear that its call is made later; who comes then is served."""
+    """A caller that was refused is never called later; the next caller is served."""
     begin = Thread.start
     full = True
 
@@ -321,7 +321,7 @@ async def test_what_is_finished_is_not_left_half_done() -> None:
 
 
 async def test_what_cannot_be_finished_is_cancelled() -> None:
-    """What takes too long has ended, too; what something raises is told, also to who was cancelled."""
+    """Work that takes too long has ended, too; its exception is raised, also for a cancelled caller."""
     ended = asyncio.Event()
 
     async def endless() -> None:
