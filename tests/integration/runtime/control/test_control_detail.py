@@ -31,7 +31,7 @@ from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, MARKS_ONLY, NO_OPERATORS
 from stepscope.runtime.schedule.schedule import never
-from tests.support.basics import require
+from tests.support.basics import missing, require
 from tests.support.messages import refused
 
 QUICK = sc.Options(journal=False, drain_interval=0.01)
@@ -78,11 +78,11 @@ def categories(memory: sc.exporters.MemoryExporter, window: int) -> set[str]:
 
 
 def live_torch(needed: bool = True) -> ModuleType:
-    """torch; skips if its operators are needed live and cannot arrive so in this process."""
+    """torch; skips, or fails where all is required, if its operators are needed live and cannot arrive so in this process."""
     require("torch")
     operators = importlib.import_module("tests.support.operators")
     if needed and not operators.ARMED:
-        pytest.skip("operators cannot arrive live in this process")
+        missing("torch's live operators", "Import stepscope before torch, as tests/conftest.py does.")
     return require("torch")
 
 
