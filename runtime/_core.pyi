@@ -110,6 +110,9 @@ def event_costs() -> tuple[float, float]:
     """ns that recording adds to a span, and to an event without a duration, measured now."""
 
 def recording() -> int: ...
+def wake_samplers() -> None:
+    """Makes each `sample` of the session look at its descriptor, also while nothing is recorded."""
+
 def drain(limit: int, until: int, /) -> tuple[bytearray, bytes, bool]:
     """Drains up to `limit` events of all rings: (events, arguments, whether more is left). Of each ring it stops before the first
     event that began after `until`, in ns. All events that ended before are drained."""

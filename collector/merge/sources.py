@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.index import read_index, scan
 from stepscope.runtime.journal.records import ClockSync, RunRecord, decode_record
-from stepscope.runtime.journal.segments import Segment
+from stepscope.runtime.journal.segments import Segment, first_names
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL
 
@@ -69,6 +70,8 @@ def _used_again(sources: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     earlier: list[Path] = []
     for path in (path for source in sources if source.is_dir() for path in journals_in(source)):
         if path.name == JOURNAL and not stream_of(path):
+            if len(first_names(name for name in os.listdir(path.parent) if name.startswith(JOURNAL))) == 1:
+                continue  # none of them is opened, as there may be thousands of ranks
             by_age = [each for each, _ in Journals.of(path.parent).found]
             newest += [each for each in by_age[:1] if each != path]
             earlier += [each for each in by_age[1:] if each not in sources]

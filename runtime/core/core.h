@@ -185,6 +185,7 @@ void control_unmap(void); /* private memory again, nothing recorded */
 void control_close(void);
 bool control_joined(void); /* in the session of another process */
 void control_record(int what); /* in the session of another process nothing changes */
+void control_wait_recording(time_t seconds);
 void control_refuse(void); /* counts an event that its joined process could not keep */
 void control_deny(int error); /* says why its joined process gets no file for a ring */
 

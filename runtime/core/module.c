@@ -97,6 +97,7 @@ PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_Fro
     PLAIN(step_spans, survey_py_step_spans, VARARGS, NULL) \
     PLAIN(strings_since, strings_py_since, O, NULL) \
     PLAIN(survey, survey_py_survey, O, NULL) \
+    PLAIN(wake_samplers, control_py_wake_samplers, NOARGS, NULL) \
     PLAIN(take_refused, control_py_read_refused, O, NULL) \
     PLAIN(text, strings_py_text, O, NULL) \
     PLAIN(thread_times, thread_times_py_read, O, NULL) \

@@ -307,17 +307,23 @@ class DrainLoop:
     async def _drain_for_ever(self) -> None:
         rested = False  # nothing was recorded, and nobody woke the loop, since the drain before the last one
         while not self._stopping:
-            timeout: float | None = AFTER_FAULT
+            failed = True
             with self._contained("drain"):
                 timeout = RECHECK_S if await self._drain() else self._interval()
-            if timeout is None:
-                rested = await self._sleep(math.inf if rested and not self._is_watching() else IDLE)
-            else:
-                rested = False
-                timer = self._loop.call_later(timeout, self._wake.set)
-                await self._wake.wait()
-                timer.cancel()
+                if timeout is None:
+                    rested = await self._sleep(math.inf if rested and not self._is_watching() else IDLE)
+                else:
+                    rested = False
+                    await self._wait_for_wake(timeout)
+                failed = False
+            if failed:
+                await self._wait_for_wake(AFTER_FAULT)
             self._wake.clear()
+
+    async def _wait_for_wake(self, seconds: float) -> None:
+        timer = self._loop.call_later(seconds, self._wake.set)
+        await self._wake.wait()
+        timer.cancel()
 
     def _is_watching(self) -> bool:
         """Whether something may happen that wakes nobody, though nothing is recorded: a process that has joined may end, the flight

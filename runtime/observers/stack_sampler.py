@@ -59,6 +59,7 @@ class Sampler:
     def end(self) -> None:
         """Makes the thread end. Does not wait."""
         os.eventfd_write(self._stop, 1)
+        _core.wake_samplers()
 
     def close(self) -> None:
         """Closes the descriptor. The thread does that at its end; a forked child must call it."""

@@ -4,8 +4,10 @@
 #include "core.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 Control g_control;
@@ -20,7 +22,10 @@ static size_t page_bytes(void) {
     return size > 0 && (size_t)size <= sizeof g_control ? (size_t)size : 0;
 }
 
+static void wake_samplers(void) { syscall(SYS_futex, &g_control.recording, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0); }
+
 static bool map_over(int fd) {
+    wake_samplers(); /* they wait for a word of the page that goes */
     int flags = MAP_FIXED | (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED);
     return mmap(&g_control, page_bytes(), PROT_READ | PROT_WRITE, flags, fd, 0) != MAP_FAILED;
 }
@@ -92,6 +97,18 @@ bool control_detach(unsigned joins) {
 
 bool control_joined(void) { return member; }
 
+/* Until events are recorded, `control_py_wake_samplers` is called, or so many seconds have passed; in all processes of the session. */
+void control_wait_recording(time_t seconds) {
+    struct timespec most = {.tv_sec = seconds};
+    int now = atomic_load(&g_control.recording);
+    if (!(now & RECORD_EVENTS)) syscall(SYS_futex, &g_control.recording, FUTEX_WAIT, now, &most, NULL, 0);
+}
+
+PyObject *control_py_wake_samplers(PyObject *self, PyObject *unused) {
+    wake_samplers();
+    Py_RETURN_NONE;
+}
+
 void control_record(int what) {
     if (member) return; /* the owner of the session decides */
     int before = atomic_load(&g_control.recording);
@@ -102,6 +119,7 @@ void control_record(int what) {
         atomic_store(&g_control.begun, clock_now());
     } else if (!on && (was_on || !atomic_load(&g_control.stopped))) atomic_store(&g_control.stopped, clock_now());
     atomic_store(&g_control.recording, what);
+    if (on && !was_on) wake_samplers();
 }
 
 void control_close(void) {

@@ -15,6 +15,7 @@
 #define MOST_OTHERS 64
 #define KNOWN 8192      /* functions that are remembered, at most half as many; a power of two */
 #define PATIENCE_S 0.002 /* for the main thread to take a sample of itself, once it is reminded */
+#define LOOK_S 1        /* between two looks at the page of the session, which another may have replaced, while nothing is recorded */
 #define BUSY 10         /* another thread is named that was on a processor for a tenth of the time or more */
 
 typedef struct {
@@ -250,8 +251,7 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
     for (; goes_on && samples > 0; samples--) {
         /* Without jitter, steps that take as long as a few samples would always be seen in the same places. */
         double jitter = ident ? 2. / 3 + 2. / 3 * fmod(++number * 0.618034, 1) : 1;
-        do goes_on = rest(fd, seconds * jitter);
-        while (goes_on && !recording(RECORD_EVENTS));
+        while ((goes_on = rest(fd, seconds * jitter)) && !recording(RECORD_EVENTS)) control_wait_recording(LOOK_S);
         if (!goes_on || !ident) continue;
         /* The main thread was asked at the last turn, and is still where it was, or did not notice. */
         if (atomic_load(&wanted)) {

@@ -810,3 +810,24 @@ def test_a_program_with_too_many_categories_is_observed_all_the_same(tmp_path: P
     assert done.returncode == 0, done.stderr
     categories = set(json.loads(done.stdout))
     assert {"asyncio queue", "forced write", "gc", "loop callback", "processor demand", "step signal"} <= categories
+
+
+def test_the_sampler_sleeps_while_nothing_is_recorded(tmp_path: Path) -> None:
+    """It would take 20 samples a second; once a second it looks at the session."""
+    schedule = sc.schedule(wait=1, warmup=0, active=1, repeat=1)
+    with sc.trace(schedule=schedule, output_dir=tmp_path, options=sc.Options(signals=("stacks",))) as profiler:
+        (sampler,) = (thread for thread in threading.enumerate() if thread.name == "stepscope sampler")
+        status = Path(f"/proc/self/task/{sampler.native_id}/status")
+
+        def wakes() -> int:
+            (line,) = (line for line in status.read_text().splitlines() if line.startswith("voluntary"))
+            return int(line.split()[1])
+
+        before = wakes()
+        time.sleep(2.0)
+        idle = wakes() - before
+        profiler.step()
+        work(0.5)
+        profiler.step()
+        profiler.step()
+    assert idle <= 8
