@@ -1,4 +1,4 @@
-"""Those who write an exporter, a backend or a trigger find all they need in `stepscope`, and are told what is missing."""
+"""Authors of an exporter, a backend or a trigger find all names in `stepscope`, and an error that says what is missing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_missing_is_named(given: dict[str, Any], facts: list[str]) -> No
     ],
 )
 def test_the_page_names_all_that_is_needed(title: str, contract: type) -> None:
-    """Who writes one by the page alone lacks nothing."""
+    """The page alone suffices to write one."""
     section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
     members = [name for name in (*contract.__annotations__, *vars(contract)) if not name.startswith("_")]
     named = set(re.findall(r"`(?:async def )?(\w+)", section))

@@ -1,4 +1,4 @@
-"""What `make` would do for somebody who has nothing but a Python yet. Nothing is installed here."""
+"""Targets of `make` on a machine with nothing but a Python yet. Nothing is installed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed is what is in the tree, and the tree keeps its shape."""
+"""The installed package has the files of the tree, and the tree keeps its shape."""
 
 from __future__ import annotations
 

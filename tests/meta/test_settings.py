@@ -1,4 +1,4 @@
-"""What can be set is explained where people look: in `help()`, and on a page that is made of the same texts."""
+"""Settings are explained where people look: in `help()`, and on a page that is made of the same texts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_fields_are_reported_with_type_default_and_range() -> None:
 
 
 def test_ranges_are_those_that_are_checked() -> None:
-    """What is told as the least is taken, and one less is refused."""
+    """The documented minimum is accepted, and one less is refused."""
     assert stepscope.Options(ring_bytes=1 << 12).ring_bytes == 1 << 12
     with refused(ValueError, "Options.ring_bytes", "4095", "4096"):
         stepscope.Options(ring_bytes=(1 << 12) - 1)
@@ -144,7 +144,7 @@ def test_what_is_no_settings(make: Callable[[], object], facts: list[str]) -> No
     ],
 )
 def test_the_advice_can_be_taken(make: Callable[[], object], advice: str) -> None:
-    """What a message says to write exists."""
+    """The code that a message advises exists."""
     with refused(ValueError) as error:
         make()
     written = re.search(advice, str(error.value))

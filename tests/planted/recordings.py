@@ -39,7 +39,7 @@ Series = dict[str, list[tuple[int, float]]]
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one rank. Facts are kept by the names of their columns: a column that is added later is empty."""
+    """A recording of one rank. Facts are stored by the names of their columns: a column that is added later is empty."""
 
     rank: int | None
     name: str

@@ -28,7 +28,7 @@ else
   flags=-fsanitize=thread
   preload=$(library tsan)
   run=(setarch --addr-no-randomize)
-  # What the sanitizer keeps of each address counts as memory of the program, and the last of these forks.
+  # The sanitizer's notes of each address count as memory of the program, and the last of these forks.
   set -- --deselect tests/integration/runtime/session/test_session.py::test_a_million_spans_need_no_memory \
     --deselect tests/integration/runtime/session/test_session.py::test_a_session_that_cannot_be_opened "$@"
   # It holds a signal back while the main thread is in a call that it does not watch, as native code and read() are.

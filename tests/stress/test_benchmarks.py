@@ -67,7 +67,7 @@ def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
 
 
 def test_a_page_without_a_place_for_the_table_is_left_alone(tmp_path: Path) -> None:
-    """What people wrote is never overwritten."""
+    """A page without the markers is never overwritten."""
     page = tmp_path / "page.md"
     page.write_text("by hand")
     with refused(ValueError, page):

@@ -17,7 +17,7 @@ from benchmarks.endurance.watch import Sample, slope
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a small run has seen."""
+    """The report of a small run."""
     path = tmp_path_factory.mktemp("endurance") / "report.json"
     arguments = ["--spans", "60000", "--rate", "20000", "--cycles", "20", "--no-limits", "--report", str(path)]
     arguments += ["--kept", "100000"]

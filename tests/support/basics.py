@@ -95,7 +95,7 @@ async def poll(condition: Callable[[], object]) -> None:
 
 
 def html_of(thing: Any) -> str:
-    """What a notebook shows of it."""
+    """The HTML that a notebook shows."""
     return str(thing._repr_html_())
 
 

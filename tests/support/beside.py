@@ -1,4 +1,4 @@
-"""What goes on beside a test."""
+"""Work in the background of a test."""
 
 from __future__ import annotations
 

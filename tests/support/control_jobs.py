@@ -30,7 +30,7 @@ class Job:
     """Ranks that were started."""
 
     control_file = "stepscope.json"
-    """What they watch, from the directory on."""
+    """The file or directory that they watch, relative to their directory."""
 
     def __init__(self, directory: Path, ranks: Sequence[RankSettings]) -> None:
         self.directory = directory
@@ -97,7 +97,7 @@ class Job:
         return {tuple(self.windows(rank)[run]) for rank in ranks}
 
     def status(self) -> dict[str, Any]:
-        """What rank 0 says of how things stand."""
+        """The status file of rank 0."""
         path = self.directory / f"{self.control_file}.status.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return found

@@ -37,7 +37,7 @@ STAGE = 1 << 40
 
 
 class RankSettings(msgspec.Struct, kw_only=True):
-    """What the rank is told."""
+    """The configuration of a rank."""
 
     directory: str
     rank: int
@@ -48,11 +48,11 @@ class RankSettings(msgspec.Struct, kw_only=True):
     job: str = "job"
     patience: float = 20.0
     control: str = ""
-    """What is watched; default: the directory."""
+    """The file or directory that is watched; default: the directory."""
     signal: bool = False
     """True if SIGUSR2 asks for windows."""
     host: str = ""
-    """What the machine is to be called, for a process that has a name of it to itself."""
+    """The machine's name, for a process that has a name of it to itself."""
     stages: tuple[str, ...] = ("only",)
     """Loops, one after the other."""
 
@@ -152,7 +152,7 @@ def run_stage(settings: RankSettings, stage: str, steps: Steps | None, begin: in
 
 
 def writes_to(write: Callable[[str], object], stage: str) -> Callable[[Window], None]:
-    """What is called with each finished window, and writes a line about it."""
+    """Returns a function that writes a line about each finished window."""
 
     def ready(window: Window) -> None:
         armed = window.metadata["armed"]

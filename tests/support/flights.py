@@ -43,7 +43,7 @@ class Profile:
 
     @property
     def flight(self) -> FlightStatistics:
-        """What the flight recorder counts."""
+        """The counts of the flight recorder."""
         pipeline = self.profiler.statistics().pipeline
         assert pipeline is not None and pipeline.flight is not None
         return pipeline.flight

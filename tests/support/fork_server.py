@@ -36,7 +36,7 @@ IMPORTED = {
     "command": f"{PLAIN} stepscope.cli.main stepscope.cli.network.collect stepscope.collector.app uvicorn websockets",
     "torch": f"{PLAIN} torch torch.utils.data stepscope.torch stepscope.backends.torch.backend",
 }
-"""What each kind of server has imported: `stepscope` before torch, so that operators can arrive live."""
+"""Modules that each kind of server has imported: `stepscope` before torch, so that operators can arrive live."""
 
 
 def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -72,7 +72,7 @@ def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _say(reply: socket.socket, number: int) -> None:
-    with contextlib.suppress(ConnectionError):  # who asked has ended
+    with contextlib.suppress(ConnectionError):  # the client has ended
         reply.send(str(number).encode())
 
 

@@ -31,7 +31,7 @@ class Serving:
 def request_of(
     command: Sequence[str | os.PathLike[str]], cwd: Any, environment: Mapping[str, str] | None
 ) -> dict[str, Any] | None:
-    """What the server is to be asked for this program.
+    """The server's request for this program.
 
     Returns:
         None if only a new Python can run it: for flags of the interpreter other than -P and -W, or an environment in

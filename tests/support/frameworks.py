@@ -1,4 +1,4 @@
-"""What the tests of the frameworks' callbacks share: a memory for each run, and readings of it."""
+"""Shared code of the tests of frameworks' callbacks: a memory exporter for each run, and views of its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What exporters leave in JetStream, made by hand."""
+"""Streams in JetStream as exporters leave them, made by hand."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Party(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True):
-    """What happens: for each step, how much each thread records; the first thread is that of the training loop."""
+    """The number of events of each thread in each step; the first thread is that of the training loop."""
 
     parties: tuple[Party, ...]
     steps: tuple[tuple[int, ...], ...]
@@ -155,7 +155,7 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
     """Lives a life.
 
     Returns:
-        What is wrong with its accounts.
+        Faults in its accounts.
     """
     profilers: list[sc.Profiler] = []
     memories: list[list[sc.exporters.MemoryExporter]] = []
@@ -296,7 +296,7 @@ def _party(number: int, profiler: sc.Profiler, device: sc.backends.SimulatedDevi
 
 
 def _output(memory: sc.exporters.MemoryExporter) -> list[str]:
-    """What an exporter got is what the ledgers of its windows say, and each window balances."""
+    """An exporter's events agree with the ledgers of its windows, and each window balances."""
     problems: list[str] = []
     for window in memory.windows:
         problems += audit_window(window)

@@ -129,7 +129,7 @@ def key_of(nodeid: str) -> str:
 
 
 class _Running:
-    """What the test that runs has said so far."""
+    """The messages so far of the test that runs."""
 
     key = ""
     told: list[str] = []

@@ -56,7 +56,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 def value_of(value: AnyValue) -> Any:
-    """What an attribute holds, in Python."""
+    """The value of an attribute, in Python."""
     kind = value.WhichOneof("value")
     if kind == "array_value":
         return [value_of(item) for item in value.array_value.values]
@@ -109,13 +109,13 @@ class Receiver:
         await asyncio.sleep(0)  # connections that were just accepted
         serving = dict(self._serving)
         for task, writer in serving.items():
-            writer.transport.abort()  # what is not sent yet would keep it open
+            writer.transport.abort()  # unsent bytes would keep it open
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
         await self._server.wait_closed()
         await asyncio.sleep(0)
 
-    # what came
+    # received requests
 
     @property
     def spans(self) -> list[Span]:

@@ -139,7 +139,7 @@ def settings(directory: Path, limit: int, max_kept_streams: int = 100) -> Collec
 
 
 async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
-    """The oldest first, and whole; the newest stay. What was deleted counts, also after a start of the collector."""
+    """The oldest first, and whole; the newest stay. Deleted events count, also after a start of the collector."""
     limit, runs = MIB, 60
     directory = tmp_path / "c"
     collector = Collector(settings(directory, limit, max_kept_streams=runs // 2))

@@ -1,4 +1,4 @@
-"""What exporters send, made by hand."""
+"""Streams as exporters send them, made by hand."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ def span(category: str, name: str, begin: float, dur: float, *, tid: int = THREA
 def kernel(
     name: str, begin: float, dur: float, *, stream: int = 7, device: int = DEVICE, category: str = "kernel"
 ) -> Event:
-    """What a device did; times in µs."""
+    """An event of a device; times in µs."""
     return span(category, name, begin, dur, tid=stream, device=device, stream=stream) | {"pid": device}
 
 
 def step(number: int, begin: float, dur: float) -> Event:
-    """What torch.profiler puts around a step."""
+    """The span that torch.profiler puts around a step."""
     return span("user_annotation", f"ProfilerStep#{number}", begin, dur)
 
 

@@ -41,7 +41,7 @@ def test_devices_that_are_busy(tmp_path: Path) -> None:
 
 
 def test_communication_that_nothing_hides(tmp_path: Path) -> None:
-    """What overlaps computation does not count."""
+    """Communication that overlaps computation does not count."""
     found = findings(save(tmp_path / "a.json", [*rows(), *loop(collective=300, kernel_us=500)]))
     assert (
         found["communication-exposed"].cost_ns == 300_000 and 0.29 < (found["communication-exposed"].cost or 0) < 0.31
@@ -59,7 +59,7 @@ def copying(pinned: bool, copy_us: float = 400.0) -> list[dict[str, object]]:
 
 
 def test_copies_that_nothing_hides(tmp_path: Path) -> None:
-    """What to do depends on the memory; copies beside a kernel cost nothing."""
+    """The advice depends on the memory; copies during a kernel cost nothing."""
     for pinned, word in ((True, "stream of its own"), (False, "pin_memory")):
         found = findings(save(tmp_path / f"{pinned}.json", [*rows(), *copying(pinned)]))["copies-exposed"]
         assert found.cost_ns == 400_000 and 0.39 < (found.cost or 0) < 0.41

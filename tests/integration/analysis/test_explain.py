@@ -486,7 +486,7 @@ def test_steps_as_a_table(tmp_path: Path) -> None:
 
 
 def test_why_a_saved_step_was_slow(tmp_path: Path) -> None:
-    """What a flight recorder found, and which part took longer than usual; not where nothing took longer. The report has it, too."""
+    """The trigger of a flight recorder, and the part that took longer than usual, where one did. The report has it, too."""
     recorder = sc.FlightRecorder(steps=8, triggers=(SlowStep(),))
     with sc.trace(output_dir=tmp_path / "run", keep_last=recorder) as profiler:
         for number in range(50):

@@ -94,7 +94,7 @@ def test_torchs_own_estimates(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("D17")
 def test_declared_operations_and_a_peak(tmp_path: Path) -> None:
-    """What the program declares counts alone, large and small; rate and share are of the steps that are judged."""
+    """Operations that the program declares count alone, large and small; rate and share are of the steps that are judged."""
     with sc.trace(output_dir=tmp_path, metadata={"peak_flops": 1e15}) as profiler:
         for _ in range(20):
             with sc.span("forward", FLOPs=3e9):

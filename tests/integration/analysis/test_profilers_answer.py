@@ -23,7 +23,7 @@ HOSTILE = "</script><b>[bold]\x1b[31m"
 
 
 def output_of(program: str, *arguments: str) -> str:
-    """What a program of its own writes."""
+    """The output of a program of its own."""
     done = run_to_end([sys.executable, "-P", *STRICT, "-c", textwrap.dedent(program), *arguments], timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -40,7 +40,7 @@ def steps(profiler: sc.Profiler, count: int = 30) -> None:
 
 
 def test_while_it_records_and_when_it_is_closed(tmp_path: Path) -> None:
-    """What was recorded so far, without a flush by hand; an end that did not come is the end of no step."""
+    """The answer has all events so far, without a flush by hand; an end that did not come is the end of no step."""
     with sc.trace(output_dir=tmp_path / "run") as profiler:
         steps(profiler)
         time.sleep(0.2)
@@ -71,7 +71,7 @@ def test_it_prints_what_the_terminal_shows(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_where_nothing_can_be_read(tmp_path: Path) -> None:
-    """What was not started, and what keeps no journal, cannot be explained."""
+    """A profiler that was not started, or writes no journal, cannot be explained."""
     profiler = sc.trace(output_dir=tmp_path / "run")
     with refused(ProfilerStateError, "start()"):
         profiler.explain()

@@ -41,7 +41,7 @@ LAYOUTS: dict[str, Callable[[], bytes]] = {
 
 
 def shown(path: Path) -> str:
-    """What the terminal shows."""
+    """The text that the terminal shows."""
     text = io.StringIO()
     show(explain(path), Console(file=text, width=120, force_terminal=True, color_system=None, highlight=False))
     return text.getvalue()
@@ -174,7 +174,7 @@ def test_a_directory_of_ranks(tmp_path: Path) -> None:
     answer = explain(tmp_path)
     assert [len(rank.devices) for rank in answer.ranks] == [1, 1, 1]
     idle = answer.ranks[1].devices[0]
-    assert idle.total_ns == 4_990_000 + 9_990_000, "what lies between windows is no idling"
+    assert idle.total_ns == 4_990_000 + 9_990_000, "time between windows is no idling"
     assert "rank" in shown(tmp_path) and "ranks[0]" in html_of(recording)
     save(tmp_path / "other.json", EVENTS, distributedInfo={"rank": 0})
     assert any("same rank" in note for note in sc.load(tmp_path).notes)

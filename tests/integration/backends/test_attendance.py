@@ -23,7 +23,7 @@ from tests.integration.backends.test_torch_threads import run
 T = TypeVar("T")
 
 SEEN = Span("device", 0, 1 << 40)
-"""What a backend has seen, longer than any window."""
+"""An event of a backend that is longer than any window."""
 
 ONLY = "records only the thread that it is bound to"
 
@@ -47,7 +47,7 @@ def workers(*names: str) -> Generator[tuple[Worker, ...]]:
 
 
 def work(seconds: float = 0.0) -> None:
-    """What a thread that is recorded does."""
+    """The work of a thread that is recorded."""
     with sc.span("work"):
         time.sleep(seconds)
 

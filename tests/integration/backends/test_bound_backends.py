@@ -66,7 +66,7 @@ def await_switches(backend: ScriptedBackend, number: int) -> None:
 
 
 def errors_of(profiler: sc.Profiler) -> str:
-    """What was kept, as text."""
+    """The stored errors, as text."""
     try:
         profiler.raise_errors()
     except ExceptionGroup as group:
@@ -147,7 +147,7 @@ def test_the_bound_thread_ends_what_another_one_has_stopped(
 
 
 def test_closing_keeps_its_deadline_if_the_bound_thread_never_steps_again(output_dir: Path) -> None:
-    """What the backend was not told of is in the errors and the diagnostics, with the thread's name."""
+    """The errors and the diagnostics name the missing call of the backend, and the thread."""
     backend = bound()
     profiler = sc.trace(backends=[backend], output_dir=output_dir, options=ALWAYS_LATE)
     profiler.start()

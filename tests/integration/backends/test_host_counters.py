@@ -170,7 +170,7 @@ MACHINE = {
 
 
 def readings(root: Path, *parts: str) -> dict[str, float]:
-    """What is read of a machine whose files these are."""
+    """The counters of a machine that has these files."""
     found = HostReadings(root)
     return {reading.name: reading.value for part in parts for reading in getattr(found, part)()}
 

@@ -96,7 +96,7 @@ def test_ranges_and_spans_nest_in_one_another(tmp_path: Path, tree: Tree) -> Non
 @quick
 @given(actions=st.lists(st.sampled_from(["push", "push", "pop", "pop", "on", "off"]), max_size=40))
 def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actions: list[str]) -> None:
-    """What is recorded is exactly the ranges that began while recording and ended, however the calls come."""
+    """The recording has exactly the ranges that began while recording and ended, however the calls come."""
     expected: list[str] = []
 
     def work(profiler: sc.Profiler) -> None:

@@ -17,7 +17,7 @@ NONE, _, RECORD, _ = ProfilerAction
 
 
 def test_nothing_that_a_profiler_asks_for_is_left_out() -> None:
-    """What a profiler may call of the backend, it may call of the one that waits for torch."""
+    """The backend that waits for torch has every method that a profiler calls."""
     public = {name for name in dir(TorchBackend) if not name.startswith("_")}
     assert public - {"beyond_stream", "toggle"} <= set(dir(LateTorch))
 

@@ -33,7 +33,7 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 
 @pytest.mark.checklist("C5", "B10")
 def test_memory_follows_the_process(output_dir: Path) -> None:
-    """What the program allocates and touches is seen, in bytes."""
+    """Memory that the program allocates and touches is measured, in bytes."""
     memory = sc.exporters.MemoryExporter()
     options = sc.Options(journal=False)
     backend = ProcessMemoryBackend(0.002)

@@ -95,7 +95,7 @@ def test_what_is_not_recorded_is_skipped_and_cut() -> None:
 def test_watermarks_are_honest_and_nothing_is_lost(
     times: list[tuple[int, int]], acts: list[tuple[int, str]], speed: float
 ) -> None:
-    """Whatever is recorded when: no event begins before a watermark, lies outside what was recorded, or comes twice."""
+    """For any schedule: no event begins before a watermark, lies between windows, or comes twice."""
     playback = Playback(in_memory(times), speed, False)
     now, promised, recording = 10_000, 0, False
     recorded: list[tuple[int, int]] = []
@@ -135,7 +135,7 @@ def test_watermarks_are_honest_and_nothing_is_lost(
 
 
 def test_infinite_speed_waits_while_nothing_is_recorded() -> None:
-    """What was not given when a window ended starts with the next one."""
+    """Events that were due after the end of a window start with the next one."""
     count = 40_000
     playback = Playback(in_memory([(index * 10, 5) for index in range(count)]), math.inf, False)
     playback.begin(0)

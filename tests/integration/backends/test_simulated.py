@@ -212,7 +212,7 @@ def test_a_device_has_one_profiler_at_a_time() -> None:
 
 
 async def test_aclose_does_not_wait_for_late_buffers() -> None:
-    """What would arrive minutes later is delivered at once when the run ends."""
+    """Buffers that would arrive minutes later are delivered at once when the run ends."""
     clock, sink = ManualClock(), CollectingSink()
     device = SimulatedDevice(flush_delay=600, kernels_per_second=100_000, clock=clock)
     device.open(sink)

@@ -64,7 +64,7 @@ def finished(result: Any, until: int, anchor: ClockAnchor) -> FinishedTrace:
 
 
 def rows_of(sink: CollectingSink) -> Counter[Row]:
-    """What was delivered, in the terms of kineto's file."""
+    """The delivered events, in the terms of kineto's file."""
     phases = {Kind.SPAN: "X", Kind.MEMORY: "i", Kind.INSTANT: "i", Kind.FLOW_START: "s", Kind.FLOW_END: "f"}
     return Counter(
         (
@@ -81,7 +81,7 @@ def rows_of(sink: CollectingSink) -> Counter[Row]:
 
 
 def rows_of_export(path: Path, mapping: ClockMapping) -> Counter[Row]:
-    """What torch's own export holds, read by the standard library."""
+    """The events of torch's own export, read by the standard library."""
     trace = json.loads(path.read_text())
     return Counter(
         (
@@ -181,7 +181,7 @@ def test_shapes_and_memory_arrive_with_their_operators(tmp_path: Path) -> None:
     found = {name: args for name, args in zip(memory.names(), memory.arguments(), strict=True) if args}
     assert found["aten::mm"]["Input Dims"] == [[3, 5], [5, 7]]
     allocations = memory.events(kind=Kind.MEMORY)
-    # What is left of other tests is in the totals, too.
+    # Memory that other tests have not freed is in the totals, too.
     assert allocations["value"].max() - allocations["value"].min() == 4 * (15 + 35 + 21)
     spans = memory.events(kind=Kind.SPAN)
     track = {name: int(span["track"]) for name, span in zip(texts(spans), spans, strict=True)}

@@ -140,7 +140,7 @@ BROKEN = {
 
 @cache
 def outcomes() -> dict[str, Any]:
-    """What the profiles of each case found."""
+    """The results of the profiles of each case."""
     with tempfile.TemporaryDirectory() as directory:
         lines = results_of(ALL_THREADS, directory, (), *WHOLE.values(), *(case for case, _ in BROKEN.values()))
     return {line["case"]: line["profiles"] for line in lines}

@@ -217,7 +217,7 @@ def test_without_torch_the_reason_is_reported(tmp_path: Path) -> None:
 
 
 def test_sequence_numbers_are_had_from_this_torch() -> None:
-    """What is read in torch's memory agreed with what torch says."""
+    """The numbers that are read in torch's memory agree with those that torch reports."""
     assert enable_numbers() == ""
 
 

@@ -63,7 +63,7 @@ def hanging() -> Generator[Hanging]:
 
 
 async def test_it_takes_so_many_threads_and_no_more() -> None:
-    """Whatever hangs; all is done in the end, and the threads are gone. The loop goes on meanwhile."""
+    """Calls that hang block only their own threads; all are done in the end, and the threads end. The loop goes on meanwhile."""
     few = BlockingPool(3)
     with hanging() as one:
         calls = [asyncio.create_task(few.run(one.work)) for _ in range(50)]
@@ -75,7 +75,7 @@ async def test_it_takes_so_many_threads_and_no_more() -> None:
 
 
 async def test_who_asks_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by that it hangs; further ones at once when many wait. What is made after all is undone, what never began is not."""
+    """The answer says that the call hangs; further ones come at once when many wait. A late result is undone."""
     monkeypatch.setattr(blocking_pool, "PATIENCE", 0.2)
     monkeypatch.setattr(blocking_pool, "WAITING", 2)
     asked = BlockingPool(1)
@@ -218,7 +218,7 @@ async def begun(url: str) -> None:
 async def test_an_exporter_comes_again_while_its_stream_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """What is confirmed to it afterwards stays: no thread cuts, or writes, the file of another connection."""
+    """Frames that are confirmed to it afterwards stay: no thread cuts, or writes, the file of another connection."""
     async with collecting(tmp_path) as running:
         await begun(running.url)
         await poll(lambda: not running.collector.store.connected(STREAM))

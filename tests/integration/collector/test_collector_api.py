@@ -1,4 +1,4 @@
-"""What a collector tells over HTTP of processes that train."""
+"""The HTTP API of a collector: the state of processes that train."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_ranks_are_shown_as_they_train(tmp_path: Path) -> None:
 
 
 def test_the_state_comes_back_after_the_collector_was_killed(tmp_path: Path) -> None:
-    """What was told before is told again, read from the files; a rank that goes on counts each event once."""
+    """The collector reads its state from the files again; a rank that goes on counts each event once."""
     with collecting(tmp_path) as collector:
         trained(collector.url, 0)
         before = collector.when(ended(0))[0]
@@ -112,7 +112,7 @@ def test_windows_and_their_tables(finished: CollectorProcess) -> None:
     ],
 )
 def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
-    """What cannot be answered says why, in the form of RFC 9457."""
+    """A request that cannot be answered gets the reason, in the form of RFC 9457."""
     answer = ask(finished.url + path.replace("STREAM", finished.ranks()[0]["stream"]))
     assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
     told = answer.json()

@@ -1,4 +1,4 @@
-"""Those who say nothing, say too much at once, or speak for others are held within bounds before it costs anybody else."""
+"""Clients that are silent, send too much at once, or speak for others are bounded before it costs anybody else."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def message(frames: list[Frame], first: int = 0) -> bytes:
 
 @contextlib.asynccontextmanager
 async def turns(look: Callable[[], int]) -> AsyncGenerator[set[int]]:
-    """What is seen in the turns of the loop inside."""
+    """The values of `look` in the turns of the loop during the block."""
     found = set[int]()
 
     async def watch() -> None:
@@ -114,7 +114,7 @@ async def test_all_of_it_counts_though_its_connection_goes(tmp_path: Path) -> No
 
 
 async def test_files_are_read_again_without_holding_the_loop(tmp_path: Path) -> None:
-    """What the streams of a collector that starts hold is counted over many turns."""
+    """The streams of a collector that starts are counted over many turns."""
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     frames = [record_frame(fmt.FrameType.RUN, run_of()), *many()]
     for id in ("a" * 32, "b" * 32):

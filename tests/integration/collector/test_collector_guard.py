@@ -1,4 +1,4 @@
-"""Who gets into a collector, and what is left of those who tried."""
+"""Access to a collector, and its log of refused requests."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_long_addresses_are_refused(tmp_path: Path) -> None:
 
 
 def test_tickets_are_bounded() -> None:
-    """Who asks for many gets many, but only the newest hold."""
+    """Each request issues a new ticket, but only the newest are valid."""
     tickets = Tickets()
     issued = [tickets.issue("/a", HOLDER) for _ in range(MAX_TICKETS + 1)]
     assert not tickets.use(issued[0], "/a", []) and tickets.use(issued[1], "/a", [])
@@ -202,7 +202,7 @@ def test_an_exposed_collector_takes_no_orders(tmp_path: Path) -> None:
     started = run_to_end([*COMMAND, "collect", "--dir", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
     assert started.returncode == 1 and "say --insecure" in started.stderr
     with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector:
-        assert collector.get("/v1/job")["exposed"], "what the page shows to all who look"
+        assert collector.get("/v1/job")["exposed"], "the page shows it to everybody"
         for body in (ORDER, b"{"):
             answer = ask(f"{collector.url}/v1/windows", method="POST", body=body)
             assert answer.status == 403 and "without token and TLS" in answer.json()["detail"]
@@ -214,7 +214,7 @@ def test_an_exposed_collector_takes_no_orders(tmp_path: Path) -> None:
 
 
 def test_orders_need_the_token_and_leave_lines(tmp_path: Path) -> None:
-    """Whoever gives one: that it was given, and what became of it."""
+    """Each order has lines in the log: that it came, and its outcome."""
     with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:
         url = f"{collector.url}/v1/windows"
         for headers in (None, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": "Bearer "}):

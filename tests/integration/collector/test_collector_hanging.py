@@ -57,7 +57,7 @@ def threads(collector: CollectorProcess) -> int:
 
 
 def snapshots(answer: Any) -> Generator[Any]:
-    """What live events tell."""
+    """The snapshots in a stream of live events."""
     while line := answer.readline():
         if line.startswith(b"data:"):
             yield json.loads(line[5:])
@@ -134,7 +134,7 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def traced(pid: int, report: Path) -> Generator[None]:
-    """What a process's main thread asks of the system inside, with the names of files."""
+    """System calls of a process's main thread during the block, with the names of files."""
     strace = shutil.which("strace")
     if strace is None:
         missing("strace", "Install it (on Debian: apt-get install strace).")

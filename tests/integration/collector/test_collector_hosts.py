@@ -151,7 +151,7 @@ def test_old_versions_and_ciphers_are_refused(tmp_path: Path, certificate: tuple
 
 
 def test_client_certificates(tmp_path: Path, certificate: tuple[Path, Path], client: tuple[Path, Path]) -> None:
-    """Who shows none, or one of nobody that is trusted, is refused with a line in the log, and told nothing."""
+    """A client without a trusted certificate is refused with a line in the log, and gets no answer."""
     made, key = certificate
     shown, its_key = client
     options = ("--certificate", str(made), "--key", str(key), "--client-ca", str(shown))
@@ -206,7 +206,7 @@ async def test_an_exporter_shows_its_certificate(
         tls = ssl.create_default_context(cafile=str(made))
         tls.load_cert_chain(*client)
         https: Any = running.server.config.http_protocol_class
-        assert https.args[0].minimum_version is ssl.TLSVersion.TLSv1_2, "whatever the ciphers are"
+        assert https.args[0].minimum_version is ssl.TLSVersion.TLSv1_2, "with any ciphers"
         exporter = sc.CollectorExporter(running.url.replace("ws:", "wss:"), settings=settings, tls=tls)
         await exporter.open(run_in(tmp_path / "run"))
         await poll(lambda: (found := exporter.statistics()) is not None and found.connected)

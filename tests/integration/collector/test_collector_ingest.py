@@ -20,7 +20,7 @@ OTHER = "fedcba9876543210" * 2
 
 
 async def test_frames_are_written_before_they_are_confirmed(tmp_path: Path) -> None:
-    """What was confirmed is in the file at that moment, and another connection goes on after it."""
+    """Confirmed frames are in the file at that moment, and another connection goes on after them."""
     async with collecting(tmp_path) as running:
         async with connected(running.url) as one:
             await one.send(hello())
@@ -54,7 +54,7 @@ async def test_frames_are_written_before_they_are_confirmed(tmp_path: Path) -> N
     ],
 )
 async def test_what_is_malformed_ends_a_connection(tmp_path: Path, message: bytes | str, reason: str) -> None:
-    """It is told why, that is written down, nothing of it is taken, and another connection never notices."""
+    """The sender gets the reason, the log has it, none of the message is stored, and another connection never notices."""
     async with collecting(tmp_path) as running, connected(running.url) as good, connected(running.url) as bad:
         for one, stream in ((good, OTHER), (bad, STREAM)):
             await one.send(hello(stream=stream))

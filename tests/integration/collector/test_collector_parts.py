@@ -22,16 +22,16 @@ from tests.system.collector.test_collector_page import quiet_page
 
 
 async def goes_on() -> None:
-    """What does not end."""
+    """Work that does not end."""
     await asyncio.Event().wait()
 
 
 async def is_done() -> None:
-    """What ends at once."""
+    """Work that ends at once."""
 
 
 async def fails() -> None:
-    """What has a fault."""
+    """Work that has a fault."""
     raise ValueError("a fault of ours")
 
 
@@ -69,7 +69,7 @@ async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_live_events_that_cannot_be_reported_any_more() -> None:
-    """Who listens is let go instead of waiting for ever, and who comes again is told."""
+    """A listener is disconnected instead of waiting for ever, and a new connection gets the state again."""
     faults = [ValueError("a fault of ours")]
     told: list[BaseException] = []
     looks = 0

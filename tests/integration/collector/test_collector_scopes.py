@@ -1,4 +1,4 @@
-"""What a token allows, for which job, and for how long."""
+"""The rights of a token: which requests it allows, for which job, and for how long."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_scope_without_a_token_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_ticket_has_the_rights_of_its_token(tmp_path: Path) -> None:
-    """Who may not read gets none, and one of a job opens nothing of another."""
+    """A token without the right to read gets none, and one of a job opens nothing of another."""
     files = token_files(tmp_path, ingest=INGEST, read=f"job=one {READ}")
     with collecting_apart(tmp_path / "c", *options(files)) as collector:
 
@@ -421,7 +421,7 @@ async def test_a_file_that_becomes_invalid_changes_nothing(
 
 
 def test_a_file_is_not_read_while_it_is_written(tmp_path: Path) -> None:
-    """Who writes it in two parts ends nobody's request with the first; what stays as it is for a look is read."""
+    """A file that is written in two parts ends nobody's request after the first; it is read when two looks find it the same."""
     path = token_files(tmp_path, read=f"{READ}\n{READ}-2\n")["read_token_file"]
     file = TokenFile(path, ALL, CollectorSettings(directory=tmp_path))
     before = list(file.tokens)

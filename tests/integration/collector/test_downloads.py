@@ -49,7 +49,7 @@ async def whole(chunks: AsyncGenerator[bytes]) -> bytes:
 
 
 def left(directory: Path) -> list[Path]:
-    """What is left of downloads."""
+    """Files of downloads that were not removed."""
     return list((directory / "downloads").iterdir())
 
 
@@ -118,7 +118,7 @@ async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
     ],
 )
 async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, facts: list[str]) -> None:
-    """It is told why, nothing is left of it, and the next one is made."""
+    """The client gets the reason, no file of it is left, and the next one is made."""
     downloads = Downloads(tmp_path, bounds)
     before = children(os.getpid())
     with refused(ProblemError, *facts, snapshot=False):  # with a traceback, which versions of Python write differently
@@ -128,7 +128,7 @@ async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bo
 
 
 async def test_one_that_takes_too_long_breaks_off(tmp_path: Path) -> None:
-    """What was sent of it is no whole file."""
+    """The client does not take the sent part for a whole file."""
     downloads = Downloads(tmp_path, Bounds(seconds=5.0))
     chunks = downloads.send(kind("import time; open({}, 'wb').write(b'x' * 100_000); time.sleep(1000)"), [], 0)
     with refused(RuntimeError, "5 seconds"):

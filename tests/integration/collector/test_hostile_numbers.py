@@ -99,7 +99,7 @@ async def two_ranks(running: Running, said: bytes) -> AsyncGenerator[None]:
 
 
 async def order(running: Running, **fields: Any) -> Any:
-    """What the collector answers to an operator; always with 200."""
+    """The collector's answer to an operator; always with 200."""
     body = json.dumps({"job": "j", "patience": 5, **fields}).encode()
     headers = {"Content-Type": "application/json"}
     said = await asyncio.to_thread(
@@ -269,7 +269,7 @@ class Willing:
 
 
 def test_one_rank_does_not_say_how_large_a_job_is() -> None:
-    """What most say counts: a window of all is for those, and no million of ranks is missed."""
+    """The number that most ranks report counts: a window of all is for those, and no million of ranks is missed."""
     streams = Streams(64)
     for rank, size in enumerate((3, 3, 1 << 20)):
         run = msgspec.structs.replace(RUN, rank=rank, job="job", world_size=size)

@@ -1,4 +1,4 @@
-"""What the live page says of running jobs: verdicts and the heat map, from facts of steps."""
+"""The live page's view of running jobs: verdicts and the heat map, from facts of steps."""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ class _Process:
 
 
 def test_a_stream_that_another_collector_takes_over_stays() -> None:
-    """What was written here is counted; its state and its steps are those that are heard. The first summary says no rate."""
+    """Events that were written here are counted; state and steps come from the summaries. The first summary has no rate."""
     streams = Streams(16)
     hello = Hello("e" * 32, b"sync", 0, run_of(4), summaries=True)
     with streams.connected(hello, CONNECTION) as stream:

@@ -1,4 +1,4 @@
-"""What a collector holds of messages that are not written yet is bounded, whoever sends how much at once."""
+"""A collector bounds its memory for messages that are not written yet, however many ranks send at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIMIT = 1 << 20
 
 @given(st.lists(st.tuples(st.integers(1, 150), st.integers(0, 5)), max_size=40))
 def test_no_more_is_held_than_may_be(rows: list[tuple[int, int]]) -> None:
-    """Those who wait come in the order in which they asked, and in the end everybody has come."""
+    """Waiting connections come in the order in which they asked, and in the end all have come."""
     budget = MemoryBudget(100)
     asked: list[Grant] = []
     came: list[int] = []
@@ -113,7 +113,7 @@ async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None
 
 
 async def test_one_that_is_not_finished_makes_others_wait_and_not_for_ever(tmp_path: Path) -> None:
-    """Those who wait are not read, yet may compare clocks before; they come when it is finished, or goes away."""
+    """Waiting connections are not read, yet may compare clocks before; they come when it is finished, or goes away."""
     whole = asyncio.Event()
     message = protocol.encode(frames_header(0, 1), frames(0, 1, size=900_000))
 
@@ -171,7 +171,7 @@ async def test_a_client_that_does_not_take_its_answers_is_cut(tmp_path: Path, mo
 
 
 async def test_writes_wait_for_a_look_that_finds_room() -> None:
-    """What is written while a look goes on may not be in what it finds."""
+    """A measurement may not contain bytes that are written while it runs."""
     quota = DiskQuota()
     async with quota.writing(1 << 40):
         pass  # no limit

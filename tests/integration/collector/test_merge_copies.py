@@ -134,7 +134,7 @@ def test_segments_that_were_evicted_are_missing_and_no_damage(tmp_path: Path, ev
     assert report.absent == []
     segment_paths(journals[0])[1].unlink()
     _, report = merged(tmp_path)
-    assert any("lost frames" in member.damage for member in report.members), "what nobody evicted is damage"
+    assert any("lost frames" in member.damage for member in report.members), "frames that nobody evicted are damage"
 
 
 def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]], segment_bytes: int = 0) -> Path:
@@ -226,7 +226,7 @@ def test_a_stream_of_which_each_directory_has_a_part(tmp_path: Path, overlap: in
         assert main(["merge", *map(str, sources), "--out", str(out)]) == 0
     rows = [events(out) for out in outputs]
     assert rows[1] == rows[2] == rows[0] and len(rows[0]) > 3
-    assert sorted(outputs) == sorted((tmp_path / "out").iterdir()), "what was put together is not left behind"
+    assert sorted(outputs) == sorted((tmp_path / "out").iterdir()), "temporary files are removed"
 
 
 def test_a_stream_that_lies_about_its_positions_costs_nobody_else(

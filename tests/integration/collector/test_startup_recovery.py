@@ -111,7 +111,7 @@ async def test_an_odd_stream_costs_itself_only(tmp_path: Path, what: str) -> Non
 
 @pytest.mark.parametrize("what", ODD)
 async def test_an_odd_stream_that_is_connected_goes_on(tmp_path: Path, what: str) -> None:
-    """What arrives after its file was read is shown: the page does not stay as it was."""
+    """Events that arrive after its file was read are shown: the page does not stay as it was."""
     store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
     path = stored(store, "b" * 32, ODD[what])
     restoring = StartupRecovery(store, streams)

@@ -67,7 +67,7 @@ def some(first: int, count: int = 4, rank: int = 0) -> list[Frame]:
     return [run_of(rank), *windows(range(first, first + count), 64 * KIB, began=first, first=2 * first)]
 
 
-# what counts
+# sizes
 
 
 def test_everything_counts_that_a_collector_writes(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_a_stream_that_is_connected_is_not_deleted(store: Store) -> None:
     assert path.exists() and storage.enforce().deleted == [ONE]
 
 
-# what a look costs
+# cost of a measurement
 
 
 async def looked(storage: Storage) -> None:
@@ -142,7 +142,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, below: Path) -> Generator[Counter[
 
 
 async def test_without_a_limit_the_directory_is_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is shown is what there was at the start, and what was written since."""
+    """The page shows the size at the start plus the bytes that were written since."""
     stored(store, ONE, some(0), some(4))
     store = Store(CollectorSettings(directory=store.directory))
     storage = Storage(store, StoragePolicy())
@@ -177,7 +177,7 @@ async def test_a_look_asks_for_each_segment_once_and_is_not_repeated(
     raise AssertionError("no look was due")
 
 
-# what is in the way
+# files that cannot be removed or read
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def test_a_stream_that_cannot_be_looked_at_does_not_keep_a_collector_from_starti
 
 
 def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
-    """Whatever is wrong with it; it is named until it is gone."""
+    """A file with any fault is named until it is gone."""
     bad = stored(store, ONE, some(0), some(4))
     bad.write_bytes(os.urandom(300 * KIB))
     stored(store, TWO, some(0, rank=1)).write_bytes(b"")
@@ -280,7 +280,7 @@ async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> N
 
 
 async def sent(url: str, stream: str, made: list[Frame]) -> protocol.Header:
-    """What a collector says to a stream that is sent in messages of five frames."""
+    """The collector's answer to a stream that is sent in messages of five frames."""
     async with connected(url.replace("http", "ws")) as one:
         await one.send(hello(stream=stream))
         found = await answer(one)
@@ -294,7 +294,7 @@ async def sent(url: str, stream: str, made: list[Frame]) -> protocol.Header:
 
 
 async def test_fast_writers_do_not_run_past_the_limit(tmp_path: Path) -> None:
-    """What they send waits for room, none of it is refused, and the newest is there in the end."""
+    """Their messages wait for room, none is refused, and the newest is there in the end."""
     limit = 4 * MIB
     settings = CollectorSettings(directory=tmp_path, port=0, disk_bytes=limit, keep_newest=2, keep_slowest=0)
     collector = Collector(settings)

@@ -78,7 +78,7 @@ def test_logged_values(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("F7")
 def test_a_deleted_loop_closes_its_run(tmp_path: Path) -> None:
-    """Whoever drops a callback after an exception leaves no thread running, and keeps what was recorded."""
+    """A callback that is dropped after an exception leaves no thread running, and keeps its recorded events."""
     memory = sc.exporters.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=9)), "x")
     loop.open("fit")
@@ -115,7 +115,7 @@ class Hooks(TracingCallback):
 
 
 def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What they raise is kept, counted, logged while there is room, and raised for those who ask."""
+    """An exception of a hook is stored, counted, logged while there is room, and raised for callers that ask."""
     hooks = Hooks(Loop(settings_of(tmp_path), "x"))
     for number in range(MAX_ERRORS + 3):
         hooks.hook(number)
@@ -163,7 +163,7 @@ def test_wrong_settings_are_refused_at_once(given: dict[str, Any], facts: list[s
 
 
 def test_keywords_are_the_settings() -> None:
-    """What type checkers know of the keywords is what there is."""
+    """The type of the keywords for type checkers has the same names as the settings."""
     assert set(LoopArguments.__annotations__) == set(LoopSettings.__struct_fields__)
 
 
@@ -204,7 +204,7 @@ CALLS = ("open", "step", "enter", "leave", "close", "copy")
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.sampled_from(CALLS), max_size=24), first=st.integers(0, 1000))
 def test_hooks_in_any_order(tmp_path: Path, calls: list[str], first: int) -> None:
-    """Whatever a framework calls when, each run has the steps and spans that were told of while it was open."""
+    """Each run has the steps and spans that came while it was open, in whatever order a framework calls the hooks."""
     runs = Runs()
     where = tempfile.mkdtemp(dir=tmp_path)
     loop = Loop(LoopSettings(output_dir=where, tensorboard=False, schedule=None, exporters=[runs]), "x")
@@ -240,7 +240,7 @@ def test_hooks_in_any_order(tmp_path: Path, calls: list[str], first: int) -> Non
     for (_, _, memory), (count, spans) in zip(runs.made, expected, strict=True):
         numbers = [number for window in steps(memory) for number in window]
         assert numbers[:count] == list(range(first, first + count))
-        assert len(numbers) <= count + 1  # what came after the last call of step()
+        assert len(numbers) <= count + 1  # spans after the last call of step()
         assert memory.names(kind=Kind.SPAN).count("work") == spans
 
 

@@ -99,7 +99,7 @@ def test_what_is_no_number_does_not_end_training(wrong: Any, caplog: pytest.LogC
 
 
 def test_other_states_that_torch_lets_programs_write(caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be had is logged; nothing raises."""
+    """A state that cannot be read is logged; nothing raises."""
     with ours.profile(activities=cpu(), schedule=ours.schedule(wait=1, warmup=0, active=1)) as prof:
         for name in ("current_action", "schedule", "profiler", "step_rec_fn", "action_map", "record_steps"):
             setattr(prof, name, None)

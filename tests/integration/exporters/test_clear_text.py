@@ -56,7 +56,7 @@ def test_commands_refuse_another_machine_without_tls(tmp_path: Path, capsys: pyt
 def test_commands_refuse_nats_on_another_machine_without_tls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who sends there and who takes from there."""
+    """Both commands refuse: `deliver`, which sends there, and `collect`, which reads from there."""
     require("nats")
     with sc.trace(output_dir=tmp_path / "run"):
         pass

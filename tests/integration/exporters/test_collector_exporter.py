@@ -264,7 +264,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_cut_journal_is_completed_before_it_is_delivered(tmp_path: Path, collector: tuple[str, Path]) -> None:
-    """What no process writes any more; a file without its first frame is refused."""
+    """Only a journal that no process writes any more; a file without its first frame is refused."""
     url, place = collector
     journal = tmp_path / "journal"
     with sc.trace(output_dir=tmp_path / "run"):

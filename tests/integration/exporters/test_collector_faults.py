@@ -402,7 +402,7 @@ def test_urls_that_cannot_work_are_refused_at_once(url: str, fact: str) -> None:
 
 
 def test_a_url_may_be_a_browser_s() -> None:
-    """What a user has at hand works."""
+    """The address in the browser's address bar works."""
     for url, expected in {
         "http://localhost:7788": "ws://localhost:7788/v1/stream",
         "https://host/": "wss://host/v1/stream",

@@ -74,7 +74,7 @@ async def test_segments_that_are_nowhere_any_more_are_counted(tmp_path: Path) ->
 
 
 async def test_what_a_lost_connection_raises_is_logged_once(tmp_path: Path) -> None:
-    """Whoever sent and whoever listened: nothing of it is left for the loop to complain of."""
+    """No exception of a sender or listener is left for the loop to complain of."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     journal = JournalExporter(tmp_path / "journal")

@@ -152,7 +152,7 @@ def test_a_million_steps_fit(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_is_an_error_and_leaves_no_half_frame(tmp_path: Path) -> None:
-    """What does not fit the disk raises, what was written stays readable, and later batches fit when there is room."""
+    """A batch that does not fit the disk raises, written frames stay readable, and later batches fit when there is room."""
     # The names of all tests before are in the first frames, and must fit.
     with disks.small_disk(tmp_path / "disk", 32 << 20) as small_disk:
         await fill(small_disk, ballast_bytes=24 << 20)
@@ -232,7 +232,7 @@ async def test_a_slow_disk_holds_up_the_journal_only(tmp_path: Path) -> None:
             await anyio.sleep(0.001)
             with contextlib.suppress(BlockingIOError):
                 taken += len(os.read(read_end, 1 << 16))
-    taken += len(os.read(read_end, 1 << 16))  # what the pipe still held
+    taken += len(os.read(read_end, 1 << 16))  # the rest in the pipe
     assert taken > 4 * (1 << 16)
     assert ledger_of(outlet).exported == 20_000
     os.close(read_end)

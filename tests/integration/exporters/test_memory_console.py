@@ -56,7 +56,7 @@ async def test_memory_joins_blocks_as_they_are(tmp_path: Path) -> None:
 
 
 async def test_memory_is_bounded(tmp_path: Path) -> None:
-    """What does not fit is counted."""
+    """Events that do not fit are counted."""
     exporter = MemoryExporter(max_bytes=200)
     await exporter.open(run_in(tmp_path))
     await exporter.export(batch_of(spans(["a", "b", "c"])))
@@ -238,7 +238,7 @@ async def test_console_survives_its_terminal(tmp_path: Path) -> None:
         await exporter.close_window(window_of(0, batch_of(spans(["x"]))))
         await exporter.aclose()
         assert exporter.write_errors == 1
-    # What the stream still holds cannot be written: closing its descriptor first keeps that quiet.
+    # The text in the stream's buffer cannot be written: closing its descriptor first keeps that quiet.
     os.close(write_end)
     with pytest.raises(OSError, match="Bad file descriptor|Broken pipe"):
         stream.close()

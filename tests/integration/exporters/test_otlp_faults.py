@@ -1,4 +1,4 @@
-"""What a receiver may do wrong: nothing is lost that could be delivered, and what is lost is counted by reason."""
+"""Faults of a receiver: nothing is lost that could be delivered, and losses are counted by reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAIN = msgspec.structs.replace(QUICK, spans_per_second=None, metrics=False)
 
 
 class Sent:
-    """What became of the events of one window."""
+    """The result for the events of one window."""
 
     def __init__(self) -> None:
         self.exported = 0
@@ -212,7 +212,7 @@ async def test_certificates_are_checked(trust: str, certificate: tuple[Path, Pat
 
 
 async def test_a_receiver_that_wants_tls_is_named(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    """What it probably is that ends connections without an answer, and what to write instead."""
+    """The message names the probable cause of connections that end without an answer, and the remedy."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     options = msgspec.structs.replace(PLAIN, retry_seconds=0.0)

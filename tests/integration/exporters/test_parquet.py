@@ -31,7 +31,7 @@ arrow: Any = Deferred("pyarrow")
 
 
 def windows_in(path: Path) -> list[dict[str, Any]]:
-    """What a file says of each window, in its order."""
+    """The metadata of each window in a file, in its order."""
     rows = pq.read_table(path).to_pylist()
     return [{**row, "args": json.loads(row["args"])} for row in rows if row["kind"] == "window"]
 

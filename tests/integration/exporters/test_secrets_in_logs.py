@@ -44,7 +44,7 @@ sys.exit(main())
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What all loggers say, from the lowest level on that there is."""
+    """Records of all loggers, from the lowest level on that there is."""
     caplog.set_level(1)
     return caplog
 
@@ -85,7 +85,7 @@ def test_a_quiet_logger_passes_on_what_is_grave(logged: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("way", ["token", "password", "credentials"])
 async def test_secrets_for_nats(way: str, logged: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """Whoever gets in, or does not, with what a file holds: an exporter here, and a collector in a program of its own."""
+    """The file's secret appears nowhere, with access or without: for an exporter here and a collector in its own program."""
     (file := tmp_path / "secret").write_text(WRONG)
     secrets, right = [SECRET, WRONG], SECRET
     if way == "token":
@@ -120,7 +120,7 @@ async def test_secrets_for_nats(way: str, logged: pytest.LogCaptureFixture, tmp_
 
 
 async def test_headers_of_otlp(logged: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """Whatever a receiver answers, also where it repeats them."""
+    """Secrets appear in no message, even if a receiver repeats them in its answer."""
     repeated = (("Set-Cookie", f"{SECRET}@=1"), ("Set-Cookie", f"a={SECRET}; Expires={SECRET}"), ("X-Back", SECRET))
     options = OtlpOptions(metrics=False, spans_per_second=None, batch_spans=1, first_delay=0.001)
     async with receiver() as server:

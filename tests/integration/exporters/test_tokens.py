@@ -86,7 +86,7 @@ def test_an_environment_with_nothing_in_it_is_no_token(
 
 @pytest.mark.parametrize("insecure", [False, True])
 def test_a_short_token_lets_nobody_else_in(tmp_path: Path, insecure: bool) -> None:
-    """It can be guessed over a network; on this machine it is taken. What to do is said, the token is not."""
+    """It can be guessed over a network; on this machine it is accepted. The message has the remedy, but not the token."""
     short = "abc" * 5
     assert len(short) == LEAST_TOKEN - 1
     reached: dict[str, Any] = {"host": "0.0.0.0", "certificate": tmp_path / "chain.pem"}

@@ -72,7 +72,7 @@ def test_a_chrome_file_of_one_window_has_its_bounds(recorded: tuple[Path, list[W
 
 
 def test_a_file_of_the_run_begins_with_its_first_event(recorded: tuple[Path, list[Window]]) -> None:
-    """Whatever went by before."""
+    """Earlier steps, which are not recorded, do not shift it."""
     directory, windows = recorded
     times = [event["ts"] for event in events_of(directory / "t.json") if "ts" in event]
     assert abs((max(times) - min(times)) * 1000 - (windows[1].end_ns - windows[0].start_ns)) < 10

@@ -28,7 +28,7 @@ def load(path: Path) -> list[dict[str, object]]:
 
 
 def test_a_name_of_a_megabyte_is_cut_and_counted(output_dir: Path) -> None:
-    """What was cut is in the ledger of the window."""
+    """The ledger of the window counts the characters that were cut."""
     memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, sc.span("é" * (1 << 20)):
         pass
@@ -184,7 +184,7 @@ def test_a_wrong_argument_is_named_with_what_would_do(call: tuple[Callable[[], o
 
 
 async def test_an_async_with_of_a_span_names_with() -> None:
-    """What would do is the same in a coroutine as elsewhere."""
+    """The message names the same remedy in a coroutine as elsewhere."""
     with refused(TypeError, "with span('x'):"):
         async with sc.span("x"):  # type: ignore[attr-defined]
             pass

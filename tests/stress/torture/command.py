@@ -22,7 +22,7 @@ from tests.stress.torture.worker import LIMIT
 from tests.support.basics import heed_interrupts
 
 SECONDS = 330.0
-"""What a full run may take."""
+"""Seconds that a full run may take."""
 
 LANES = 2
 """Most trials wait for something most of the time."""

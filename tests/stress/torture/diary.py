@@ -26,7 +26,7 @@ Times = NDArray[np.int64]
 
 
 def lane_name(number: int) -> str:
-    """What the spans of a lane are called."""
+    """The name of the spans of a lane."""
     return f"lane {number}"
 
 

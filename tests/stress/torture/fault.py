@@ -26,7 +26,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_ns: int = 0
     """Longest close, exit or recovery."""
     problems: tuple[str, ...] = ()
-    """What else was not as promised: an invalid file, a deadline missed, an event written twice, a thread left."""
+    """Other broken promises: an invalid file, a deadline missed, an event written twice, a thread left."""
 
     @property
     def lost(self) -> int:
@@ -51,7 +51,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     """Such as `killed`, `exporters`, `processes`."""
     name: str
-    """What is done, in a few words, such as `SIGKILL at a random moment`."""
+    """The action, in a few words, such as `SIGKILL at a random moment`."""
     trial: Callable[[Path, int], Outcome]
     """Does it once, in an empty directory, with the number of the trial as seed; raises nothing for what is lost."""
     trials: int
@@ -71,12 +71,12 @@ PACKAGE = "tests.stress.torture.faults"
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """What a package holds."""
+    """The faults of a package."""
 
     faults: tuple[Fault, ...]
     """In the order of their modules' names, and of their `FAULTS`."""
     about: dict[str, str]
-    """What the module of a family says of itself, its first line."""
+    """The first line of the docstring of each family's module."""
     broken: dict[str, str]
     """Modules that could not be imported, and why."""
 
@@ -86,7 +86,7 @@ class Catalog(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(fault.family for fault in self.faults))
 
     def chosen(self, names: list[str]) -> Catalog:
-        """What is left of it if only these families, or `family/fault`, are wanted; everything without names.
+        """The catalog of these families or of `family/fault` only; all of it without names.
 
         Raises:
             ValueError: if a name fits nothing; says which there are.
@@ -104,7 +104,7 @@ def label(fault: Fault) -> str:
 
 
 def description(fault: Fault) -> str:
-    """What its trial says that it does, as one paragraph."""
+    """The first paragraph of its trial's docstring."""
     trial: Callable[..., object] = getattr(fault.trial, "func", fault.trial)  # of a functools.partial, what it calls
     return " ".join((inspect.getdoc(trial) or "").partition("\n\n")[0].split())
 

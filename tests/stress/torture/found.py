@@ -1,4 +1,4 @@
-"""What a journal tells of the victim, and its accounts: its diary against the journal."""
+"""The victim's events in a journal, and its accounts: its diary against the journal."""
 
 from __future__ import annotations
 

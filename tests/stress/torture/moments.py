@@ -70,7 +70,7 @@ class SlowExporter:
 
 
 class Program:
-    """What moments have in common: the traced program, when its threads record."""
+    """The traced program of all moments, when its threads record."""
 
     def __init__(self, place: Path, seed: int, moment: str, **settings: Any) -> None:
         self.diary = Diary(place / "diary")

@@ -164,7 +164,7 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
             for output in pipeline.exporters
         },
         "longest": longest(profiler),
-        # What a collector has not confirmed is kept in files, and no error.
+        # Events that a collector has not confirmed are stored in files; this is no error.
         "told": {
             output.name: bool(output.first_error or output.unsent_files)
             for output in pipeline.exporters if output.name in {exporter.name for exporter in bad}

@@ -34,7 +34,7 @@ NAME = "work"
 
 
 class Said(msgspec.Struct, kw_only=True):
-    """What the program tells of its run."""
+    """The program's report of its run."""
 
     spans: int
     """Spans whose exit had returned."""
@@ -56,7 +56,7 @@ class Said(msgspec.Struct, kw_only=True):
     threads: list[str]
     """Our threads that still run after closing."""
     descriptors: list[str]
-    """What is open after closing and were not before starting, but for the session's."""
+    """Files that are open after closing and were not before starting, but for the session's."""
 
 
 class Counting(sc.ChromeTraceExporter):

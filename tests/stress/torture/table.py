@@ -53,7 +53,7 @@ def markdown(tallies: Sequence[Tally]) -> str:
 
 
 def remarks(tallies: Sequence[Tally]) -> list[str]:
-    """What the table does not show: problems, what was cut short, and what could not be tried."""
+    """The problems, trials that were cut short, and faults that could not be tried, which the table does not show."""
     said: list[str] = []
     for tally in tallies:
         name = f"{tally.fault.family}/{tally.fault.name}"

@@ -68,7 +68,7 @@ def profiler(directory: Path, seed: int, ending: str, **settings: Any) -> stepsc
 
 
 def work(lane: Lane, pause: float) -> None:
-    """What a thread does; without a pause, as fast as it can, with a breath now and then."""
+    """The work of a thread; without a pause, as fast as it can, with a breath now and then."""
     while not lane.full:
         with lane.span():
             for number in range(20 if pause else 2000):
@@ -79,7 +79,7 @@ def work(lane: Lane, pause: float) -> None:
 
 
 async def task(lane: Lane) -> None:
-    """What a task does."""
+    """The work of a task."""
     while not lane.full:
         with lane.span():
             await asyncio.sleep(0)
@@ -95,7 +95,7 @@ async def tasks(lanes: list[Lane]) -> None:
 def steps(
     step: Callable[[], object], diary: Diary, ending: Callable[[], None] | None, seconds: float, note: Path
 ) -> None:
-    """What the main thread does, until the end comes."""
+    """The work of the main thread, until the end comes."""
     until = time.monotonic() + seconds
     lane = diary.writer(MAIN)
     while not lane.full:
@@ -114,7 +114,7 @@ def segfault() -> None:
 
 
 def abort() -> None:
-    """What a failed assertion of native code does."""
+    """Aborts as a failed assertion of native code does."""
     os.abort()
 
 

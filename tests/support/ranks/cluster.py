@@ -66,7 +66,7 @@ def _answers(address: str) -> bool:
 
 
 def _shifted_clock(seconds: int) -> list[str]:
-    """What runs a command with its monotonic clock put forward, as on a machine that was started earlier."""
+    """A command that runs another with its monotonic clock put forward, as on a machine that was started earlier."""
     unshare = shutil.which("unshare")
     command = [unshare or "unshare", "--time", "--monotonic", str(seconds)]
     if unshare is None or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:

@@ -84,7 +84,7 @@ class Scene:
         return self.add(Kind.SPAN, name, at, dur, **fields)
 
     def batch(self, window: int = 0) -> EventBatch:
-        """What was added since the last call."""
+        """The events that were added since the last call."""
         events = np.frombuffer(b"".join(self._records), EVENT_DTYPE)
         batch = EventBatch("recorder", window, events, self._heap)
         self._records, self._heap = [], b""

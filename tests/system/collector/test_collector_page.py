@@ -57,7 +57,7 @@ def visit(page: Page, url: str) -> None:
 
 
 def cell(page: Page, rank: int, column: str) -> str:
-    """What the table of ranks says."""
+    """A cell of the table of ranks."""
     titles = page.locator("#rank-table thead th").all_inner_texts()
     at = next(number for number, title in enumerate(titles) if title.startswith(column))
     row = page.locator("#rank-table tbody tr", has=page.get_by_role("button", name=f"rank {rank}", exact=True))
@@ -93,7 +93,7 @@ def look_at(make: Callable[[], Collector], look: Callable[[str, Collector], None
 
 
 def violations(page: Page) -> str:
-    """What axe-core finds that keeps people out, in JSON."""
+    """Accessibility violations that axe-core finds, in JSON."""
     if page.evaluate("typeof axe") == "undefined":
         # By its debugger, for the page's own policy lets no script in but its own.
         debugger: Any = page.context.new_cdp_session(page)
@@ -220,7 +220,7 @@ def test_a_token_that_may_not_read_is_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_insecure_is_shown(tmp_path: Path) -> None:
-    """Whoever looks sees that others can, too, and such a collector takes no orders: the page offers none."""
+    """The page warns that others can read it, too, and such a collector takes no orders: the page offers none."""
     with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector, quiet_page() as page:
         url = collector.url.replace("0.0.0.0", "127.0.0.1")
         trained(url, 0)

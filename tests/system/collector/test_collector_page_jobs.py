@@ -27,7 +27,7 @@ LARGE, SMALL = "large x2", "small & odd? x1"
 
 
 def shown_job(page: Page) -> list[str]:
-    """What the address says."""
+    """The job in the address."""
     return parse_qs(urlsplit(page.url).query).get("job", [])
 
 
@@ -123,7 +123,7 @@ SCALE = "[plots.at(-1).scales.x.min, plots.at(-1).scales.x.max]"
 
 
 def parameters(page: Page) -> dict[str, str]:
-    """What the address says."""
+    """The parameters of the address."""
     return {name: value for name, (value,) in parse_qs(str(page.evaluate("location.search")).removeprefix("?")).items()}
 
 
@@ -197,7 +197,7 @@ addEventListener("message", (message) => {
   }
 });
 </script>"""
-"""What Perfetto's page does of all this: it answers when it is there, and takes a trace."""
+"""A stand-in for Perfetto's page: it answers when it is there, and takes a trace."""
 
 
 def test_windows_of_several_jobs_and_starts(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_others_are_shown_this_machines_name(tmp_path: Path) -> None:
 
 
 def test_a_second_collector_is_refused(tmp_path: Path) -> None:
-    """It is told who has the directory; when that one was killed, nothing is in the way."""
+    """The message names the process that has the directory; when that one was killed, nothing is in the way."""
     command = [sys.executable, "-m", "stepscope", "collect", "--dir", str(tmp_path), "--port", "0"]
     with collecting(tmp_path) as collector:
         second = run_to_end(command, timeout=60, server="command")
@@ -134,7 +134,7 @@ async def test_serving_in_a_program(tmp_path: Path) -> None:
 
 
 async def test_an_error_inside_ends_it(tmp_path: Path) -> None:
-    """What the block raises comes out, and the directory is free again."""
+    """An exception of the block comes out, and the directory is free again."""
     with pytest.raises(RuntimeError, match="inside"):
         async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving():
             raise RuntimeError("inside")

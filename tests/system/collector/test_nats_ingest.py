@@ -143,7 +143,7 @@ async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> No
         assert collecting.missing(publisher) == 0
         ended = await publisher.jetstream.key_value(publisher.team.ended)
         assert (await ended.get(publisher.names.key)).value == collecting.store.identity().encode()
-        # What comes of it once more is acknowledged, and so it is by others.
+        # Repeated frames are acknowledged by this collector and by others.
         await publisher.publish(5, 10)
         other = Collecting(tmp_path / "other")
         for one in (collecting, other):
@@ -450,7 +450,7 @@ async def test_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
         assert FREE < bound.peak <= limit and bound.used == bound.waiting == 0
-        assert peak < 2 * limit, "what is read from the connection, and what is being written, comes on top"
+        assert peak < 2 * limit, "bytes that are read from the connection, and those being written, come on top"
     assert all(collecting.numbers(publisher) == list(range(13)) for publisher in publishers)
 
 

@@ -64,7 +64,7 @@ async def shows_all(collector: CollectorProcess) -> None:
 
 
 async def test_collectors_show_all_ranks_though_one_is_killed(later_server: NatsServer, tmp_path: Path) -> None:
-    """None twice and none missing. What the killed one had not written is in the directories of the others."""
+    """None twice and none missing. Events that the killed one had not written are in the directories of the others."""
     later_server.start()
     directories = [tmp_path / name for name in ("one", "two", "three")]
     async with connected(later_server.url) as client:
@@ -394,7 +394,7 @@ def sockets() -> int:
 
 @given(st.lists(st.integers(0, PARTITIONS), min_size=1, max_size=8))
 def test_loads_become_even(wanted: list[int]) -> None:
-    """Whatever each has at first, in the end all partitions are taken, no two collectors differ by more than one, and nothing moves."""
+    """From any distribution, in the end all partitions are owned, no two collectors differ by more than one, and none moves."""
     loads: list[int] = []
     left = PARTITIONS
     for load in wanted:

@@ -39,7 +39,7 @@ def command(server: S3Server, *arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str]) -> str:
-    """What a command printed that succeeded."""
+    """The output of a command that succeeded."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return out

@@ -1,4 +1,4 @@
-"""What a collector and `stepscope upload` upload, whatever is killed in between and whatever the store does."""
+"""Uploads of a collector and of `stepscope upload`, with processes killed in between and faults of the store."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def streamed(url: str, made: list[Frame], first: int, last: int) -> None:
 
 
 async def test_a_store_that_hangs_stops_no_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page says so. What was streamed meanwhile is put when the store answers."""
+    """The page says so. Frames that were streamed meanwhile are put when the store answers."""
     monkeypatch.setattr(uploader_module, "SILENCE_S", 0.1)
     collected = tmp_path / "collected"
     Stream(collected, 5, windows=6).end()
@@ -244,7 +244,7 @@ def merged(directory: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> tu
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """What a collector keeps of two ranks, whose clocks it has compared with its own."""
+    """A collector's directory of two ranks, whose clocks it has compared with its own."""
     directory = tmp_path / "job"
     for rank in (0, 1):
         add(directory, rank, named(syncs_of(rank * 10**9), OURS))

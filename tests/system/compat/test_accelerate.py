@@ -87,7 +87,7 @@ def test_without_a_schedule_everything_is_one_window(tmp_path: Path) -> None:
 
 
 def test_torchs_own_handler_is_served(tmp_path: Path) -> None:
-    """What programs give to torch's profiler as `on_trace_ready` writes each window here as there."""
+    """A program's `on_trace_ready` for torch's profiler writes each window here as there."""
     handler = ours.StepscopeProfileKwargs(
         schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 2},
         on_trace_ready=torch.profiler.tensorboard_trace_handler(str(tmp_path / "theirs")),

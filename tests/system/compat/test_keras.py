@@ -26,7 +26,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 keras: Any = Deferred("keras")
 ours: Any = Deferred("stepscope.keras")
 
-# What Keras 3.15 does with torch 2.13 and numpy 2 in `predict`.
+# Warnings of Keras 3.15 with torch 2.13 and numpy 2 in `predict`.
 pytestmark = [
     pytest.mark.needs("keras"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),

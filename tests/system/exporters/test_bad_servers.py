@@ -85,7 +85,7 @@ def traced(exporter: sc.exporters.Exporter, passage: Passage, directory: Path) -
 
 
 def test_otlp(tmp_path: Path) -> None:
-    """What was not confirmed is dropped, and counted; what was is there."""
+    """Unconfirmed events are dropped, and counted; confirmed ones are there."""
     with ReceiverThread() as server, Passage(port_of(server.url)) as passage:
         exporter = OtlpExporter(f"http://127.0.0.1:{passage.port}", options=PLAIN)
         ledger = traced(exporter, passage, tmp_path)
@@ -96,7 +96,7 @@ def test_otlp(tmp_path: Path) -> None:
 
 
 def test_collector(tmp_path: Path) -> None:
-    """What was not confirmed is kept; once that is delivered the collector has everything, each once."""
+    """Unconfirmed events are stored; once they are delivered the collector has everything, each once."""
     with collecting(tmp_path / "collected") as collector:
         with Passage(port_of(collector.url)) as passage:
             exporter = sc.CollectorExporter(f"ws://127.0.0.1:{passage.port}")

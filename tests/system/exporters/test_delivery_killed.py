@@ -1,4 +1,4 @@
-"""What runs could not send, or left when they were killed, is delivered later: to a collector and into NATS, all of it, and once."""
+"""Events that runs could not send, or left when they were killed, are delivered later: to a collector and to NATS, once each."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_delivery_that_was_interrupted_goes_on(tmp_path: Path) -> None:
 
 
 def test_directories_below_are_named(tmp_path: Path) -> None:
-    """Whoever names the directory of all ranks learns where the journals are."""
+    """The message for the directory of all ranks names the journals."""
     kill(f"ws://127.0.0.1:{free_port()}", tmp_path / "runs" / "one", "x")
     for place in (tmp_path / "runs", tmp_path / "runs" / "one"):
         done = deliver(place, "ws://127.0.0.1:1")

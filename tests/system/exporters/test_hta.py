@@ -32,7 +32,7 @@ async def write(directory: Path, name: str, rank: int) -> None:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What HTA says of two ranks, one of them compressed."""
+    """HTA's results for two ranks, one of them compressed."""
     python = hta_python()
     directory = tmp_path_factory.mktemp("ranks")
     asyncio.run(write(directory, "rank{rank}.json", 0))

@@ -1,4 +1,4 @@
-"""Who gets into NATS, and what is told to whom: with real servers that want secrets and have certificates."""
+"""Access to NATS, and its error messages: with real servers that want secrets and have certificates."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ async def deliver(journal: Path, url: str, settings: LinkSettings = QUICK) -> No
 
 
 async def test_it_fulfils_the_contract_of_exporters(large_server: NatsServer, tmp_path: Path) -> None:
-    """What is in JetStream, after what was left on disk was delivered, is the whole journal."""
+    """JetStream has the whole journal once the files on disk were delivered."""
 
     def read_back(exporter: Exporter, directory: Path) -> Iterable[str]:
         assert isinstance(exporter, NatsExporter)

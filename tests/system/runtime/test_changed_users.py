@@ -97,7 +97,7 @@ print(json.dumps({"exported": journal.exported, "dropped": journal.dropped, "aud
 
 
 def test_a_process_that_changes_its_user(tmp_path: Path) -> None:
-    """What it records afterwards is in its journal, from new threads as well; what it cannot clean up is said."""
+    """Later events are in its journal, from new threads as well; files that it cannot clean up are reported."""
     (tmp_path / "session").mkdir()
     done = run_to_end([sys.executable, "-c", SERVER, str(tmp_path / "run"), str(tmp_path / "session")])
     assert done.returncode == 0, done.stderr

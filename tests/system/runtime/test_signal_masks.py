@@ -31,12 +31,12 @@ ALL = set(signal.valid_signals()) - SYNCHRONOUS - {signal.SIGKILL, signal.SIGSTO
 
 
 def blocked() -> set[int]:
-    """What this thread blocks."""
+    """Signals that this thread blocks."""
     return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
 
 
 def run(program: str, *arguments: str) -> list[str]:
-    """What a program under `tests/support/programs` prints."""
+    """The lines that a program under `tests/support/programs` prints."""
     command = [sys.executable, "-m", f"tests.support.programs.{program}", *arguments]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}  # so that numpy starts threads wherever this runs
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
@@ -72,7 +72,7 @@ NEEDS = {
 )
 def test_no_thread_takes_a_signal(configuration: str, tmp_path: Path) -> None:
     """Each thread that the library or a library of it starts blocks what is asynchronous, from the import to the end, and
-    nothing that an instruction of its own raises. What the main thread blocks and waits for reaches it."""
+    nothing that an instruction of its own raises. A signal that the main thread blocks and waits for reaches it."""
     for module in NEEDS.get(configuration, []):
         require(module)
     said = run("masked_threads", str(tmp_path), configuration)
@@ -177,7 +177,7 @@ def test_what_is_called_raises() -> None:
 
 
 def test_a_thread_of_the_program_keeps_its_mask() -> None:
-    """Whatever it blocks itself: it is none of ours."""
+    """Its own signals stay blocked: its mask is none of ours."""
     seen: list[set[int]] = []
 
     def work() -> None:

@@ -77,7 +77,7 @@ def test_the_command_is_installed() -> None:
 def test_help_has_examples_and_exit_codes(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks for help sees how it is called and what it returns, in lines that can be read."""
+    """The help shows the usage and the exit statuses, in lines that can be read."""
     monkeypatch.setenv("COLUMNS", "100")
     assert usage_error(command, "--help") == 0
     said = capsys.readouterr().out
@@ -281,7 +281,7 @@ def test_convert_takes_the_newest_and_says_which(tmp_path: Path, capsys: pytest.
 
 
 def test_convert_names_directories_with_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever names the directory above a run is led to it."""
+    """The message for the directory above a run names the run."""
     record(tmp_path / "demo" / "stream")
     record(tmp_path / "demo" / "deep" / "rank0")
     for command in (

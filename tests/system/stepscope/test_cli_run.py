@@ -157,7 +157,7 @@ threading.Event().wait()
 
 
 def terminated(directory: Path, *options: str, full: bool = False) -> tuple[int, str]:
-    """What becomes of a program that is terminated when it says that it is ready: its status, and its standard error.
+    """The end of a program that is terminated when it writes that it is ready: its status, and its standard error.
 
     Args:
         directory: where it runs.
@@ -352,7 +352,7 @@ def test_exporters_are_chosen(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_is_not_begun_in_vain(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
-    """What cannot work is said before the program runs."""
+    """An option that cannot work is refused before the program runs."""
     (tmp_path / "p.py").write_text("print('it ran')")
     (tmp_path / "folder").mkdir()
     done = stepscope("run", *arguments, cwd=tmp_path)
@@ -439,7 +439,7 @@ def test_steps_without_operators(tmp_path: Path) -> None:
 
 
 def test_a_broken_torch_breaks_nothing_else(tmp_path: Path) -> None:
-    """What goes wrong in our part of `import torch` is reported, and stays out of the program."""
+    """A fault in our part of `import torch` is reported, and stays out of the program."""
     (tmp_path / "torch.py").write_text(
         "import builtins\nif not hasattr(builtins, 'again'):\n    builtins.again = 1\n    raise ImportError('first try')"
     )
@@ -511,7 +511,7 @@ def test_torch_is_not_imported_for_programs_without_it(tmp_path: Path) -> None:
     assert done.stdout == "False\n"
 
 
-# what is recorded, and for how long
+# options of the recording
 
 WHILE_IT_RECORDS = """
 import sys, time

@@ -136,7 +136,7 @@ def test_perfetto_loads_it(demo: Demo) -> None:
 
 
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
-    """Whoever lacks a part is told what to install, in one line."""
+    """One line says what to install."""
     hide = (
         "import importlib.util as u, sys; found = u.find_spec; "
         "u.find_spec = lambda name, *a: None if name in ('torch', 'sklearn') else found(name, *a); "

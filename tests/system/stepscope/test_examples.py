@@ -93,7 +93,7 @@ def test_pages_and_examples_stay_short() -> None:
 
 
 def test_lines_that_take_the_place_of_others_work() -> None:
-    """What the README would have changed in a program can be imported, and has the same names as what it replaces."""
+    """The lines that the README would have in a program can be imported, and have the same names as those that they replace."""
     for text in (text for language, text in BLOCKS if language == "diff"):
         removed, added = text.splitlines()
         names: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def test_readme(program: str, tmp_path: Path) -> None:
 
 
 def test_names_in_the_documents_are_there() -> None:
-    """Whatever a page calls as `sc.…` or `stepscope.…` there is; what Usage calls by its name alone, `sc` has."""
+    """Each name that a page calls as `sc.…` or `stepscope.…` exists; names that Usage calls alone, `sc` has."""
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         names = re.findall(r"\b(?:sc|stepscope)\.((?:\w+\.)*\w+)\(", text)
@@ -289,7 +289,7 @@ def example(name: str) -> Any:
 
 
 async def test_own_exporter_keeps_the_contract(tmp_path: Path) -> None:
-    """Who copies the example begins with an exporter that passes the suite."""
+    """The example's exporter, which users copy, passes the suite."""
 
     def names(exporter: Exporter, directory: Path) -> list[str]:
         with (directory / "spans.csv").open(newline="", encoding="utf-8") as file:
@@ -395,7 +395,7 @@ def test_mxnet_objects(tmp_path: Path) -> None:
 
 
 def test_annotations(tmp_path: Path) -> None:
-    """What was chosen is in the trace, with what it calls inside of it; what was not is not."""
+    """A chosen function is in the trace, with the functions that it calls; others are not."""
     said = run("annotations", tmp_path)
     assert "instrumented: __main__.Tokenizer.split\n" in said
     found = events_of(tmp_path / "trace.json")

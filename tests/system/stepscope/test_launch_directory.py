@@ -64,7 +64,7 @@ def test_the_job_of_other_batch_systems(place: Path, monkeypatch: pytest.MonkeyP
 
 
 def named(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], **changed: str) -> str:
-    """What a rank with these variables calls its launch."""
+    """The name of the launch for a rank with these variables."""
     with monkeypatch.context() as context:
         for name, value in {**variables, **changed}.items():
             context.setenv(name, value)

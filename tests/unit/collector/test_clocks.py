@@ -51,7 +51,7 @@ def check(fitted: Fitted, clock: TrueClock, times: Sequence[int]) -> float:
 def test_the_bound_holds(
     network: Network, clock: TrueClock, seconds: float, interval: float, seed: int, data: st.DataObject
 ) -> None:
-    """Whatever the skew, drift and delays: jittery, one-sided, with heavy tails; between the samples and outside them."""
+    """For any skew, drift and delays: jittery, one-sided, with heavy tails; between the samples, before and after them."""
     chance = random.Random(seed)
     times = every(interval, seconds)[:300]
     _, fitted = looked_at(round_trips(clock, network, times, chance))
@@ -106,7 +106,7 @@ def test_a_single_round_trip() -> None:
 
 
 def test_times_never_run_backwards() -> None:
-    """What nests on the rank's clock nests on the reference's, whatever the samples say."""
+    """Events that nest on the rank's clock nest on the reference's, for any samples."""
     chance = random.Random(5)
     syncs = [
         ClockSync(sent=START + i * 10**9, arrived=UNIX + chance.randrange(10**12), answered=UNIX + 10**12 + i,

@@ -88,7 +88,7 @@ def sync(sent: int, theirs: int, trip: int, clock: str = "a") -> ClockSync:
 
 
 def told(stream: Stream) -> dict[str, Any]:
-    """What is told of a stream, but for how fast it came."""
+    """The view of a stream, without its rates."""
     streams = Streams(8)
     streams.add(stream)
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
@@ -147,7 +147,7 @@ def test_times_that_make_no_sense_cost_nothing_but_themselves(rows: list[tuple[i
 
 @given(st.lists(st.tuples(st.integers(0, 20_000 * SECOND), st.integers(1, SECOND)), min_size=1, max_size=60))
 def test_a_history_keeps_the_mean_of_all(samples: list[tuple[int, int]]) -> None:
-    """Whatever is added in whatever order counts once; the width is as small as the time allows."""
+    """Each sample counts once, in any order; the width is as small as the time allows."""
     history = History(rolling=False)
     for at, duration in samples:
         history.add(np.array([START + at]), np.array([duration]))
@@ -267,7 +267,7 @@ def test_evicted_segments_are_counted() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.binary(max_size=80)), max_size=20))
 def test_any_frames_are_taken(frames: list[tuple[int, int, bytes]]) -> None:
-    """What is in a frame with a right checksum may be anything."""
+    """A frame with a right checksum may have any content."""
     stream = Stream("a" * 32, run_of())
     stream.add_frames(frames, 100, len(frames))
     assert stream.next == len(frames)
@@ -327,7 +327,7 @@ async def test_charts_are_bounded() -> None:
 
 
 async def test_a_slow_listener_gets_the_latest_only() -> None:
-    """What it does not take is not kept for it; then it gets everything at once."""
+    """A listener that reads slowly gets no old updates; its next one has everything."""
     streams = Streams(64)
     events = LiveEvents(Live(streams, Downloads(Path("/nowhere")), exposed=False))
     slow, quick = events.listen(), events.listen()

@@ -29,7 +29,7 @@ def take(file: StreamFile, first: int, count: int, size: int = 40, segment: int 
 
 
 def test_frames_are_taken_once(tmp_path: Path) -> None:
-    """What is sent twice, whole or in part, is there once, byte by byte."""
+    """A frame that is sent twice, whole or in part, is there once, byte by byte."""
     file = StreamFile(tmp_path, SYNC, RUN)
     assert [take(file, 0, 3), take(file, 0, 3), take(file, 1, 4), take(file, 5, 1), take(file, 2, 2)] == [3, 0, 2, 1, 0]
     file.close()

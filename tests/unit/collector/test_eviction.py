@@ -33,7 +33,7 @@ KIB = 1 << 10
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What a segment has of a window."""
+    """A segment's share of a window."""
 
     window: int
     events: int
@@ -86,7 +86,7 @@ def counts(path: Path) -> Counter[int]:
 
 
 class Model:
-    """What was drawn, and what is protected of it."""
+    """The drawn segments, and those that are protected."""
 
     def __init__(self, drawn: Drawn, policy: StoragePolicy) -> None:
         self.drawn = drawn
@@ -121,7 +121,7 @@ class Model:
 def test_the_limit_holds_and_what_is_missing_is_counted(
     tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, newest: int, slowest: int, part: float
 ) -> None:
-    """Whatever there is: enough is free in the end, or nothing that may be evicted is left; and no window that is protected is
+    """For any segments: enough is free in the end, or nothing that may be evicted is left; and no window that is protected is
     touched while a segment without one could go. Events are in the files, or counted; what was evicted is no damage."""
     store = Store(CollectorSettings(directory=tmp_path_factory.mktemp("collector")))
     ids = [f"{number:032x}" for number in range(len(drawn))]
@@ -139,7 +139,7 @@ def test_the_limit_holds_and_what_is_missing_is_counted(
     evictable = model.evictable(left)
     if before.total <= limit - policy.slack:
         assert not any(missing)
-    else:  # what is written down about evicted segments takes a block for each stream
+    else:  # the record of evicted segments takes a block for each stream
         assert after.total <= limit - 2 * policy.slack + 4096 * len(ids) or not evictable
     touched = [
         number for at, its in enumerate(missing) for number in its if model.windows(at, number) & model.protected

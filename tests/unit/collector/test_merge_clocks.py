@@ -1,4 +1,4 @@
-"""What a stream claims of clocks spoils nobody else's times, nor their bounds."""
+"""Wrong clock samples of a stream change neither the times of others nor their bounds."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_what_is_known_to_be_in_the_store(collected: Path, url: str) -> None:
 
 
 def test_an_upload_that_failed_goes_on(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the store refuses costs itself only, and is put the next time."""
+    """A file that the store refuses delays no others, and is put the next time."""
     stream = Stream(collected, windows=12).end()
     uploader = Uploader(collected, url)
     files: Any = uploader.store.files
@@ -291,7 +291,7 @@ def test_a_last_segment_that_is_no_journal_costs_itself(collected: Path, url: st
 
 
 def test_a_store_that_refuses_everything_is_asked_a_few_times(collected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it refused comes last the next time; the pauses grow."""
+    """The refused files come last the next time; the pauses grow."""
     for number in range(30):
         Stream(collected, number, windows=12).end()
     uploader = Uploader(collected, f"memory://{uuid.uuid4().hex}", every=30)

@@ -147,7 +147,7 @@ def test_names_of_the_nvtx_package() -> None:
 
 
 async def test_tasks_and_threads_have_stacks_of_their_own() -> None:
-    """What one pushes, another does not pop, however their turns mix."""
+    """A range that one pushes, another does not pop, however their turns mix."""
 
     async def work(name: str, turns: int) -> None:
         nvtx.push_range(name)

@@ -62,6 +62,6 @@ ZONED = st.builds(
 @example(text="Fri, 31 Dec 9999 23:59:59 -2359", now=0.0)
 @example(text="9" * 5000, now=0.0)
 def test_any_retry_after_is_a_wait_or_none(text: str, now: float) -> None:
-    """What cannot be read is as no header."""
+    """A text that cannot be read counts as no header."""
     wait = parse_retry_after(text, now)
     assert wait is None or 0.0 <= wait <= MAX_RETRY_AFTER

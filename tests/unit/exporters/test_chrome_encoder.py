@@ -47,7 +47,7 @@ def lines(data: bytes) -> list[dict[str, Any]]:
 
 
 def encode(scene: Scene, dialect: str = "kineto", base: int = START) -> list[dict[str, Any]]:
-    """What the scene's events become."""
+    """The Chrome events of the scene."""
     batch = scene.batch()
     return lines(_core.encode_chrome(batch.events, batch.args, base, dialect))
 
@@ -266,7 +266,7 @@ def test_any_name_and_argument(name: str, category: str, args: dict[str, Any]) -
 
 @given(st.binary(max_size=64 * 6), st.binary(max_size=200), INT64, st.sampled_from(["kineto", "tensorboard"]))
 def test_any_bytes(block: bytes, heap: bytes, base: int, dialect: str) -> None:
-    """Whatever a block and its heap hold, JSON comes out."""
+    """Any block with any heap becomes JSON."""
     lines(_core.encode_chrome(block[: len(block) // 64 * 64], heap, base, dialect))
 
 

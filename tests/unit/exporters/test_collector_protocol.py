@@ -135,7 +135,7 @@ def test_numbers_times_and_phases_come_back() -> None:
     assert found["phases"][:9, Phase.FORWARD].sum() == pytest.approx(9 * 10_000_000, rel=0.02)
     assert (found["phases"].sum(axis=1) <= found["end"] - found["begin"]).all()
     assert found["cpu_ns"].sum() == pytest.approx(facts["cpu_ns"].sum()) and found["resident_bytes"][-1] == 2e9
-    assert np.isnan(found["run_queue_ns"]).all(), "what was not read is not known"
+    assert np.isnan(found["run_queue_ns"]).all(), "a value that was not read is unknown"
 
 
 def test_bytes_of_a_summary() -> None:

@@ -111,7 +111,7 @@ async def test_windows_without_an_end_are_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
 async def test_errors_pass_and_the_exporter_is_closed(tmp_path: Path, method: str) -> None:
-    """What the exporter raises is the caller's; it is closed, unless it never opened."""
+    """The exporter's exception reaches the caller; it is closed, unless it never opened."""
     path = write_journal(tmp_path / "journal", [batch_of(spans(["x"]))])
     exporter = MemoryExporter(fail={method: OutputError("full")})  # type: ignore[dict-item] # pyright: ignore
     with JournalReader(path) as reader, pytest.raises(OutputError, match="full"):

@@ -262,7 +262,7 @@ def test_filtered_parents_are_passed_over() -> None:
 
 
 def test_the_rate_keeps_the_longest_and_the_steps() -> None:
-    """What is sent hangs together, and what is not is counted."""
+    """The spans that are sent hang together, and the others are counted."""
     rows = [(f"op {n}", n, n + 1 + n % 7, n + 1, 0, 0) for n in range(90)]
     converted = Converted([tree(("outer", 0, 99, 200, 0, 0), *rows), steps(0)], OtlpOptions(spans_per_second=16.0))
     converted.check()

@@ -136,7 +136,7 @@ def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_resource(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sends: options go before variables, these before what is known anyway."""
+    """The attributes of the sender: options go before variables, these before defaults."""
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab,service.name=from%20list,broken")
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     run = run_in(ROOT, "my run")

@@ -30,7 +30,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def encode(scene: Scene) -> Trace:
-    """What the scene's events become."""
+    """The trace of the scene."""
     batch = scene.batch()
     return read(_core.PerfettoEncoder(1, 4711).encode(batch.events, batch.args, 0))
 
@@ -71,7 +71,7 @@ def test_inline_argument_and_numbered_name(scene: Scene) -> None:
 
 
 def test_spans_that_do_not_nest_are_pairs(scene: Scene) -> None:
-    """They are told apart by their ids."""
+    """Their ids keep them apart."""
     for n in range(3):
         scene.span("request", n, 2, flags=Flag.ASYNC, size=n)
     trace = encode(scene)
@@ -241,7 +241,7 @@ def test_times_are_exact(base: int, at: int, dur: int) -> None:
 
 
 def shown(value: Any) -> Any:
-    """What a debug annotation says of an argument."""
+    """The text of a debug annotation for an argument."""
     if value is None:
         return "null"
     if isinstance(value, float) and not math.isfinite(value):
@@ -273,7 +273,7 @@ def test_any_name_and_argument(name: str, category: str, args: dict[str, Any]) -
 
 @given(st.lists(st.binary(max_size=64 * 6), max_size=3), st.binary(max_size=200))
 def test_any_bytes(blocks: list[bytes], heap: bytes) -> None:
-    """Whatever blocks and their heap hold, a trace comes out, with a begin for every end."""
+    """Any blocks with any heap become a trace, with a begin for every end."""
     encoder = _core.PerfettoEncoder(1, 4711)
     pieces = [encoder.encode(block[: len(block) // 64 * 64], heap, 0) for block in blocks]
     read(*pieces, encoder.release())

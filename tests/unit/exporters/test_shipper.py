@@ -49,7 +49,7 @@ def shipping(journal: Path) -> Generator[Shipper]:
 
 
 def store(file: StreamFile, chunk: Chunk) -> None:
-    """What a collector does with a chunk."""
+    """Stores a chunk, as a collector does."""
     header = Frames(chunk.begin.number, chunk.count, chunk.segment, chunk.begin.at)
     file.write(file.check(header, memoryview(chunk.data)))
 

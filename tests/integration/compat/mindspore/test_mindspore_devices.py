@@ -1,4 +1,4 @@
-"""What machines and devices give to MindSpore's front door: counters, floating-point operations, kernels, directories of ranks."""
+"""Data of machines and devices in MindSpore's front door: counters, floating-point operations, kernels, directories of ranks."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_host(tmp_path: Path, asked: str, expected: set[str]) -> None:
 
 
 def test_network_cards(tmp_path: Path) -> None:
-    """What goes through them, once, whoever asks."""
+    """Both options record the same traffic, once."""
     assert counters(tmp_path, sys_io=True) == counters(tmp_path, sys_io=True, host_sys=["network"])
     assert "network sent B/s" in counters(tmp_path, sys_io=True)
 

@@ -84,7 +84,7 @@ def test_one_journal_that_cannot_be_read_costs_its_window(
 
 
 def test_a_start_that_fails_halfway_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What had begun is ended before its directory is deleted."""
+    """The recording ends before its directory is deleted."""
     before = set(threading.enumerate())
 
     def broken(self: capture.Capture) -> None:

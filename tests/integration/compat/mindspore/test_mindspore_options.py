@@ -41,7 +41,7 @@ def read(**given: Any) -> ProfilerOptions:
 
 @pytest.mark.checklist("C1", "C3", "C7", "C10", "C12", "C15")
 def test_defaults() -> None:
-    """What nobody gives has the value of MindSpore's documents."""
+    """An option that is not set has the value of MindSpore's documents."""
     options = read()
     assert (options.output_path, options.op_time, options.start_profile) == ("./data", True, True)
     assert (options.sync_enable, options.timeline_limit, options.data_simplification) == (True, 500, True)
@@ -160,7 +160,7 @@ def test_what_a_device_cannot_give() -> None:
     for device in ("CPU", "GPU", "Ascend"):
         said = limits(asked, DeviceTarget(device=device))
         names = ["aicore_metrics", "l2_cache", "hbm_ddr", "pcie", "export_type"]
-        # What the device could give depends on the machine.
+        # The data of a device depend on the machine.
         names = [
             name
             for name in names
@@ -200,7 +200,7 @@ def test_every_option_that_asks_for_something_is_in_the_table() -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    """What users read is what profilers say."""
+    """The table in the documentation agrees with the profilers."""
     assert markdown() in (ROOT / "docs" / "mindspore.md").read_text(encoding="utf-8")
 
 
@@ -254,7 +254,7 @@ def test_rank_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.checklist("D4")
 def test_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever profiler is made raises, before it has written anything; the nearest device is named."""
+    """Every way to make a profiler raises, before it has written anything; the message names the nearest device."""
     context: dict[str, Any] = {"mode": 0, "device_id": 3}
     framework: Any = ModuleType("mindspore")
     framework.Tensor, framework.GRAPH_MODE, framework.get_context = object, 0, context.__getitem__

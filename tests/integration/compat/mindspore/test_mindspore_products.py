@@ -1,4 +1,4 @@
-"""What the front door for MindSpore makes of a window: tables, timeline, memory, stacks, and answers about operators."""
+"""Products of the front door for MindSpore for a window: tables, timeline, memory, stacks, and answers about operators."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def test_start_is_allowed_again(tmp_path: Path) -> None:
 
 
 def order_at(step: int) -> Any:
-    """What an operator does in a loop: asks for the two steps after this one."""
+    """An operator's request in a loop: for the two steps after this one."""
 
     def order(current: int) -> None:
         if current == step:

@@ -186,7 +186,7 @@ def test_steps_that_were_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureF
 
 @pytest.mark.checklist("C20", "F12")
 def test_the_steps_to_analyse_are_no_option(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever gives them to the profiler is told where they belong."""
+    """The message says where they belong instead."""
     Profiler(output_path=tmp_path, start_profile=False, step_list=[1])
     said(caplog.records, "step_list", "analyse()")
 

@@ -1,4 +1,4 @@
-"""What is around a recording of `stepscope.mxnet`: other processes, other tools, memory, the environment, former names."""
+"""The environment of a recording of `stepscope.mxnet`: other processes, other tools, memory, variables, former names."""
 
 from __future__ import annotations
 
@@ -407,7 +407,7 @@ wait_until_quiet()
 
 @pytest.mark.parametrize("state", ["paused", "stopped"])
 def test_nothing_wakes_while_nothing_records(state: str, here: Path) -> None:
-    """In a pause and when stopped, no thread wakes. What was recorded is in the file when the process is killed then."""
+    """In a pause and when stopped, no thread wakes. The recorded events are in the file when the process is killed then."""
     program = QUIET + "\nos.kill(os.getpid(), 9)\n"
     assert run_to_end([sys.executable, "-c", program, state], cwd=here).returncode == -9
     assert len(slices(load("profile.json"), "first")) == 1

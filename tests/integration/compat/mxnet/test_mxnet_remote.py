@@ -121,7 +121,7 @@ def test_processes_of_this_host(caplog: pytest.LogCaptureFixture) -> None:
         for word, act in acts.items():
             act()
             for one in (a, b):
-                one.say(f"{word} begins")  # what was asked for is done at a step
+                one.say(f"{word} begins")  # a request is carried out at a step
                 one.say(word)
         mxnet.set_state("stop", profile_process="server")
         a.end()

@@ -1,4 +1,4 @@
-"""What mxnet.profiler 1.9.1 was measured to do wrong, done right; what else it did wrong is in the tests of its functions."""
+"""Faults that mxnet.profiler 1.9.1 was measured to have, done right; tests of its functions have the others."""
 
 from __future__ import annotations
 

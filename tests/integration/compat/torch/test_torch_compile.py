@@ -202,7 +202,7 @@ def model_with(region: Any) -> Any:
 
 @ALL
 def test_other_ways_to_capture_a_model(region: Any) -> None:
-    """What torch's own region allows."""
+    """Our region works wherever torch's own does."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     model, x = model_with(region), torch.randn(2, 4)

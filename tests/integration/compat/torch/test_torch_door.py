@@ -22,7 +22,7 @@ Program = Callable[[Any, Path], Any]
 
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
-    """What torch does once only is done."""
+    """Work that torch does once only is done."""
     network()(torch.randn(4, 1, 8, 8)).sum().backward()
 
 

@@ -1,4 +1,4 @@
-"""What breaks torch.profiler and works here, each beside torch's own."""
+"""Programs that break torch.profiler and work here, each next to torch's own."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_exporting_twice(mode: Any, tmp_path: Path) -> None:
 @MODES
 @pytest.mark.checklist("F17")
 def test_metadata_before_the_window_and_in_each_cycle(mode: Any, tmp_path: Path) -> None:
-    """What is added before the first window is in every window's trace, what a callback adds in that window's only."""
+    """Metadata from before the first window is in every window's trace, metadata from a callback in that window's only."""
     traces: list[Path] = []
 
     def ready(view: Any) -> None:

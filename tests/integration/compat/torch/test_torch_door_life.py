@@ -99,7 +99,7 @@ def test_results_while_training_goes_on(mode: Any, tmp_path: Path) -> None:
 
 
 def test_a_failing_body_keeps_what_was_recorded() -> None:
-    """What raises in the `with` leaves it as it is, and the operators before are there."""
+    """An exception leaves the `with` unchanged, and the operators before it are recorded."""
     seen: list[int] = []
 
     def ready(view: Any) -> None:
@@ -364,7 +364,7 @@ def test_regions_of_torchs_own(mode: Any) -> None:
 
 
 def test_parameters_and_methods_are_torchs() -> None:
-    """Whatever torch's `profile` takes and has, is here; all but the steps of its own state machine."""
+    """Each parameter and member of torch's `profile` is here; all but the steps of its own state machine."""
     signature = inspect.signature
     wanted = set(signature(torch.profiler.profile).parameters)
     assert wanted <= set(signature(ours.profile).parameters)

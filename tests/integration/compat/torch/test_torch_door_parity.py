@@ -52,7 +52,7 @@ def stack_of(row: Any) -> list[str]:
 
 
 def answers(prof: Any) -> dict[str, Any]:
-    """What is to be the same, Python functions left out: each profiler has some of its own."""
+    """Answers that are to be the same, Python functions left out: each profiler has some of its own."""
     events = prof.events()
     frames = {event.name for event in events if event.is_python_function}
     kept = [event for event in events if event.name not in frames]

@@ -83,7 +83,7 @@ async def test_coroutines_and_async_generators() -> None:
 
 
 def test_signatures_and_facts_stay() -> None:
-    """What tools read of a function is as it was."""
+    """Tools read the same of a function as before."""
     before = {name: (inspect.signature(value), value.__doc__, value.__qualname__, value.__module__)
               for name, value in vars(sample).items() if isinstance(value, types.FunctionType)}  # fmt: skip
     methods = {
@@ -158,7 +158,7 @@ def test_globs_choose() -> None:
 
 
 def test_doing_it_twice_changes_nothing() -> None:
-    """What has a span keeps that one; the first handle takes it back, the second nothing."""
+    """A function that has a span keeps it; the first handle removes it, the second removes nothing."""
     with sc.instrument(sample) as first:
         inside = sample.add
         with sc.instrument(sample) as second, sc.instrument(sample.Base) as third, recording() as log:

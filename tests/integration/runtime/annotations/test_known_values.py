@@ -111,7 +111,7 @@ OPAQUE: list[Any] = [lambda: MOMENT.replace(tzinfo=Zone()), lambda: Named(int=1)
 
 
 def as_argument(value: Any) -> Any:
-    """What an argument of a span becomes."""
+    """The value that an argument of a span is recorded as."""
     with recording() as log, sc.span("x", value=value):
         pass
     return log.spans[0].arguments["value"]
@@ -153,7 +153,7 @@ def test_circles_end() -> None:
 
 
 def test_a_signal_while_a_text_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its handler raises reaches the program, and the span is recorded."""
+    """An exception of its handler reaches the program, and the span is recorded."""
 
     class Stop(Exception):
         pass

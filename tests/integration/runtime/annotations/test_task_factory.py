@@ -1,4 +1,4 @@
-"""What a program sees of the tasks that are watched: nothing. Loops get back what they had."""
+"""A program notices nothing of the tasks that are watched, and loops get back their own factory."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
 
 @pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
 def test_a_loop_that_is_watched_ends_with_its_last_reference(loop_factory: Any) -> None:
-    """What takes the place of its method does not keep it."""
+    """The replacement of its method does not keep the loop alive."""
     loop = loop_factory()
 
     async def main() -> None:

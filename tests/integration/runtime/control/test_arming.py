@@ -297,7 +297,7 @@ def test_the_queue_is_bounded(output_dir: Path) -> None:
 
 
 def test_arming_from_other_threads_while_the_loop_races(output_dir: Path) -> None:
-    """Whatever the loop does meanwhile: what the answer promises is what is recorded."""
+    """The steps that an answer promises are recorded, though the loop goes on meanwhile."""
     promised: dict[str, Armed] = {}
 
     with running(output_dir) as (profiler, windows):
@@ -325,7 +325,7 @@ def test_arming_from_other_threads_while_the_loop_races(output_dir: Path) -> Non
 
 @st.composite
 def plans(draw: st.DrawFn) -> list[tuple[int, Any]]:
-    """What is done at which step."""
+    """The action at each step."""
     request = st.builds(
         WindowRequest,
         start_step=st.one_of(st.just("next"), st.integers(0, 60)),

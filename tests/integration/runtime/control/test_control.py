@@ -66,7 +66,7 @@ def say(path: Path, **fields: Any) -> None:
 
 
 def status(path: Path) -> dict[str, Any]:
-    """What the status file says."""
+    """The content of the status file."""
     found: dict[str, Any] = json.loads(path.with_name(f"{path.name}.status.json").read_text())
     return found
 
@@ -97,7 +97,7 @@ def test_windows_by_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("A33", "F6")
 def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever was asked for meanwhile, and by every profiler that follows the file; what nothing came of can be asked again."""
+    """Every profiler that follows the file remembers it, also after others; a request without a window can be made again."""
     with controlled(tmp_path) as (profiler, windows, path):
         for run_id in ("a", "b"):
             say(path, start_step="next", steps=1, run_id=run_id)
@@ -170,7 +170,7 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
 
 
 def test_the_first_content_counts_before_the_first_step(tmp_path: Path) -> None:
-    """What the file says at the start is armed when step 0 begins."""
+    """A request that is in the file at the start is armed when step 0 begins."""
     say(tmp_path / "stepscope.json", start_step=0, steps=2)
     with controlled(tmp_path) as (profiler, windows, _):
         step_until(profiler, lambda: windows)
@@ -179,7 +179,7 @@ def test_the_first_content_counts_before_the_first_step(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("A19")
 def test_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What launchers say counts, a number of the machine alone last; what is no number is not taken."""
+    """A launcher's variables decide, a number of the machine alone last; text that is no number is ignored."""
     names = ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK"]
     for name in [*names, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "RANK_SIZE"]:
         monkeypatch.delenv(name, raising=False)
@@ -217,7 +217,7 @@ def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("A23")
 def test_a_directory_that_others_may_open_is_not_used(tmp_path: Path) -> None:
-    """What is asked for is refused with the reason; once it is closed to them, ranks meet there."""
+    """A request is refused with the reason; once the directory is closed to others, ranks meet there."""
     settings = Control(path=str(tmp_path), poll=0.01, job="job", patience=0.5)
     directory = JobDirectory(tmp_path / "stepscope.json", "job").path
     directory.mkdir()

@@ -73,7 +73,7 @@ def spans(memory: sc.exporters.MemoryExporter, window: int) -> list[int]:
 
 
 def categories(memory: sc.exporters.MemoryExporter, window: int) -> set[str]:
-    """What kinds of events a window has."""
+    """Categories of the events of a window."""
     return {strings.text(int(category)) for category in memory.events(window)["category"]}
 
 
@@ -259,7 +259,7 @@ def test_texts_that_are_wrong(text: str, message: str, capsys: pytest.CaptureFix
 
 
 def test_texts_are_read_back() -> None:
-    """What a window is said to have had can be asked for again."""
+    """The text that describes a window's detail can be asked for again."""
     for text in ("stacks", "operators=off", "stacks,memory=off,shortest_us=2.5,every=10", "every=0"):
         detail = detail_from(text)
         assert detail is not None and detail.text() == text and detail_from(detail) is detail

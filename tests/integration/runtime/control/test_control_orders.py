@@ -161,7 +161,7 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
 
 
 def _lines(directory: Path, ranks: int, run: str) -> list[str]:
-    """What the ranks say of one window, those that have recorded it."""
+    """A line of each rank that has recorded the window."""
     paths = [directory / f"windows-{rank}" for rank in range(ranks)]
     lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
     return [line for line in lines if line.startswith(f"{run} ")]

@@ -29,7 +29,7 @@ HOSTS = ((0, 1), (2, 3), (4, 5))
 
 @pytest.mark.checklist("A20", "A28", "A33", "F6", "F10")
 def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -> None:
-    """Whatever was asked for, by the file or by a signal to all of them, and however often: the sets of steps are the same."""
+    """The sets of steps are the same for requests in the file and by a signal to all ranks, however many they are."""
     with job(tmp_path, rank_settings(tmp_path, signal=[True] * RANKS)) as running:
         for number in range(2):
             running.ask(f"next{number}", steps=3 + number)

@@ -43,7 +43,7 @@ def go_on(running: Job, before: str, stage: str, first: tuple[int, ...] = (1,)) 
 
 @pytest.mark.checklist("A33", "A34", "F6", "F10")
 def test_what_is_asked_for_in_another_stage(tmp_path: Path) -> None:
-    """What names a stage waits for it, with the reason; what is asked for between two, or was not come to, is recorded in the next
+    """A request that names a stage waits for it, with the reason; one between two, or one not reached, is recorded in the next
     one, once on each rank, and can be aborted. A signal between two is for nobody, and harms nobody."""
     stages = ("fit", "validate", "test", "fit2")
     settings = rank_settings(tmp_path, RANKS, stages=[stages] * RANKS, signal=[True] * RANKS)

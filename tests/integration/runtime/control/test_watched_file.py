@@ -89,7 +89,7 @@ def test_calls_wait_for_the_end_of_a_start() -> None:
 
 
 def status(file: WatchedFile[Any]) -> dict[str, Any]:
-    """What the status file says."""
+    """The content of the status file."""
     found: dict[str, Any] = json.loads(file.status.path.read_text())
     return found
 
@@ -128,7 +128,7 @@ def test_the_default_file_is_created_once_and_whole(tmp_path: Path) -> None:
 def test_bad_content(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, line: int, column: int, reason: str
 ) -> None:
-    """It is told once, in the log and in the status file, with its place; then a good one is followed."""
+    """The log and the status file name the fault and its place once; then a good file is followed."""
     path = tmp_path / "stepscope.json"
     path.write_bytes(GOOD)
     with watched(path) as (file, seen), caplog.at_level(logging.INFO, "stepscope"):

@@ -98,7 +98,7 @@ async def test_snapshots_of_a_native_trace(tmp_path: Path, one_hour: WallClock) 
 
 
 def test_runs_of_other_processes_keep_their_clock(tmp_path: Path, one_hour: WallClock) -> None:
-    """What this process saw of its own clock says nothing of a recording that it reads."""
+    """Changes of this process's clock do not change the times of a recording that it reads."""
     for at, ahead in ((1, 0), (3, HOUR)):
         one_hour.look(anchor(at * SECOND, ahead))
     assert run_here(tmp_path).wall(9 * SECOND) == 9 * SECOND + HOUR

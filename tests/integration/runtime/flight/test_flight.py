@@ -217,7 +217,7 @@ def test_triggers_close_to_each_other(
 
 
 def test_closing_with_a_trigger_pending(output_dir: Path) -> None:
-    """What fired is saved before the end, short of the steps that were to follow."""
+    """The window is saved before the end, without the steps that were to follow."""
     profile = Profile(output_dir, triggers=(When(4),), after=100)
     with profile.profiler:
         profile.steps(8)

@@ -108,7 +108,7 @@ def test_a_trigger_that_never_returns(output_dir: Path) -> None:
 
 
 def test_odd_reasons(output_dir: Path) -> None:
-    """Whatever is said, it does not raise, is cut, and never leaves the directory."""
+    """A reason of any kind does not raise, is cut, and never leads out of the directory."""
     profile = Profile(output_dir)
     with profile.profiler as profiler:
         for reason in ("", "../../etc/passwd", "x" * 10_000_000, "\udc80\0/\n", 7, None):

@@ -100,7 +100,7 @@ def test_loops_that_never_step(output_dir: Path) -> None:
 
 
 def test_thousands_of_steps_in_bounded_memory(output_dir: Path) -> None:
-    """What is kept does not grow with the run, and files neither."""
+    """Neither memory nor files grow with the run."""
     profile = Profile(output_dir, steps=10, keep_newest=2, keep_slowest=1, max_bytes=1 << 20)
     with profile.profiler as profiler:
         for round_ in range(40):

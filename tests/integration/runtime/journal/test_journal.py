@@ -1,4 +1,4 @@
-"""What is written to a journal is read back, by this process and by others."""
+"""A journal that was written is read back, by this process and by others."""
 
 from __future__ import annotations
 

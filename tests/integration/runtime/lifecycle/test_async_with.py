@@ -44,7 +44,7 @@ async def test_the_programs_jobs_hold_up_nothing(tmp_path: Path) -> None:
 
 
 def test_the_programs_jobs_hold_up_nothing_on_trio(tmp_path: Path) -> None:
-    """Whose worker threads and limiter are its own."""
+    """Its worker threads and limiter are its own."""
     require("trio")
     anyio.run(partial(close_beside_blocked_threads, tmp_path), backend="trio")
 

@@ -79,7 +79,7 @@ def test_a_deleted_file_is_lost_and_counted(tmp_path: Path, name: str, what: str
 
 
 def test_a_moved_file_is_written_on(tmp_path: Path) -> None:
-    """Whoever moved it has all of it."""
+    """The file under its new name has all events."""
     exporter = sc.exporters.JournalExporter(tmp_path / "t.journal")
     options = sc.Options(journal=False)
     with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=options) as profiler:

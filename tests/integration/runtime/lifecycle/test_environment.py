@@ -39,7 +39,7 @@ def test_runs_of_one_process_have_directories_of_their_own(tmp_path: Path, monke
 
 @pytest.mark.checklist("B6")
 def test_a_window_of_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for before it is known where the count begins gets its steps from there on."""
+    """A request that comes before the first step number is known gets its steps from there on."""
     say_in_environment(monkeypatch, window={"steps": 2})
     windows: list[Window] = []
     with stepscope.trace(

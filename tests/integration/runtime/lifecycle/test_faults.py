@@ -112,7 +112,7 @@ def faults_of(profiler: sc.Profiler) -> int:
 
 @pytest.mark.parametrize("function", [*ONES_OWN, *PASSING, *OF_ALL])
 def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever it was that the loop did for one profiler, the other has everything; the log says it once."""
+    """A fault in work for one profiler loses no events of the other; the log has one line."""
     memory = sc.exporters.MemoryExporter()
     owner = "" if function in OF_ALL else "profiler 'unlucky'"
     with no_memory(FILES[function], function, owner=owner) as fault:
@@ -164,7 +164,7 @@ def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> N
 
 
 def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
-    """What is done without a drain then: the profiler is closed all the same, and the other goes on."""
+    """The profiler is closed without a drain, and the other goes on."""
     memory, hasty = sc.exporters.MemoryExporter(), sc.Options(close_timeout=1e-9)
 
     def closed() -> bool:

@@ -1,4 +1,4 @@
-"""What a part gives in a wrong form is its own error, and costs nobody else anything."""
+"""A value of a wrong form from a part is this part's error, and costs the others nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Careless:
         self._call(self._sink)
 
     def derive(self, batch: EventBatch) -> Any:
-        """What it was given at construction."""
+        """Returns the value of the constructor."""
         return self._derived
 
     async def aclose(self) -> None:
@@ -79,7 +79,7 @@ class Misleading:
         return self
 
     def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
-        """What it was given at construction."""
+        """Returns the value of the constructor."""
         return self._found
 
 
@@ -153,7 +153,7 @@ def marked(journal: Path) -> list[str]:
 
 
 def kept(profiler: sc.Profiler) -> list[Exception]:
-    """What a profiler has kept."""
+    """The errors that a profiler has stored."""
     with pytest.raises(ExceptionGroup) as caught:
         profiler.raise_errors()
     return list(caught.value.exceptions)

@@ -1,4 +1,4 @@
-"""Whatever a part raises, of whatever kind, costs its own events only, and nothing of it reaches the training loop."""
+"""A part that raises any kind of exception loses its own events only, and nothing of it reaches the training loop."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_every_kind(
     assert memory.names(kind=Kind.INSTANT) == [*(f"at {step}" for step in range(5)), "after"]
     assert not good.audit() and not good.diagnostics()
     for name, profiler in bad.items():
-        wait_until_failed(profiler)  # what a part raises on another thread may be stored a little later
+        wait_until_failed(profiler)  # an exception on another thread may be stored a little later
         with pytest.raises(ExceptionGroup) as caught:
             profiler.raise_errors()
         assert any(kind in map(type, chain(error)) for error in caught.value.exceptions), name
@@ -168,7 +168,7 @@ def failed(profiler: sc.Profiler) -> bool:
 
 
 class Bell(Exception):
-    """What the handler of a signal raises."""
+    """The exception of a signal's handler."""
 
 
 def ring(number: int, frame: FrameType | None) -> None:

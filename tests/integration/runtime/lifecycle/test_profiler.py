@@ -104,7 +104,7 @@ async def test_async_with_works_the_same(output_dir: Path) -> None:
 def test_a_window_is_complete_if_each_of_its_steps_is_there(
     work: int, windows: list[tuple[list[int], bool]], findings: tuple[str, ...], after: bool, output_dir: Path
 ) -> None:
-    """Also its last one. What the program does after the last call of step() is no step, and completes nothing."""
+    """Also its last one. Code of the program after the last call of step() is no step, and completes nothing."""
     memory = MemoryExporter()
     schedule = sc.schedule(wait=1, warmup=1, active=3, repeat=2)
     with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
@@ -347,7 +347,7 @@ def test_what_was_recorded_is_flushed(tmp_path: Path) -> None:
 
 
 def test_windows_that_follow_each_other_leave_nothing_out(output_dir: Path) -> None:
-    """What is recorded while one ends and the next begins is in the next: a schedule, a finalizer or another thread may do that."""
+    """Events between two windows are in the second: a schedule, a finalizer or another thread may record some."""
 
     def two_steps_a_window(step: int) -> sc.ProfilerAction:
         with sc.span("schedule"):

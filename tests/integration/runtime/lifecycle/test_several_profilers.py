@@ -26,7 +26,7 @@ CALLS = ("start", "step", "step", "step", "pause", "resume", "flush", "stop", "c
 
 
 class Model:
-    """What a profiler alone would record: every tick while it runs, is not paused, and its step records."""
+    """The events of a profiler that runs alone: every tick while it runs, is not paused, and its step records."""
 
     def __init__(self, schedule: Schedule | None) -> None:
         self.schedule = schedule

@@ -1,4 +1,4 @@
-"""What starts, changes and stops take is told apart, and a run that is too short is not judged."""
+"""Times of starts, changes and stops are measured separately, and a run that is too short is not judged."""
 
 from __future__ import annotations
 

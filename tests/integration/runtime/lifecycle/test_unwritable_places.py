@@ -105,7 +105,7 @@ def test_a_working_directory_that_is_missing(tmp_path: Path) -> None:
 
 
 def container(mount: str, tmp_path: Path, **variables: str) -> dict[str, Any]:
-    """What became of a run where the root file system is read-only."""
+    """The result of a run where the root file system is read-only."""
     if not all(map(shutil.which, ("unshare", "mount", "mountpoint"))):
         missing("unshare or mount", "Install util-linux.")
     user = [] if os.geteuid() == 0 else ["--map-root-user"]

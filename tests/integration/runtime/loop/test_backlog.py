@@ -108,7 +108,7 @@ async def test_deliveries_that_wait_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -> None:
-    """What they deliver then is with the other exporters."""
+    """The other exporters get the events that they deliver then."""
     slow, quick = Slow(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     backend = ScriptedBackend([Deliver([Span("at the end", 0, 10)], "aclose")])
@@ -168,7 +168,7 @@ class Diary:
         self.said.append(f"{len(events)} dropped")
 
     def taken(self) -> list[str]:
-        """What was written since."""
+        """Lines that were written since the last call."""
         said, self.said = self.said, []
         return said
 

@@ -14,7 +14,7 @@ from tests.support.launch import run_to_end
 PROGRAM = ROOT / "tests" / "support" / "programs" / "floods.py"
 MEMORY = 64 << 20
 MARGIN = 64 << 20
-"""What comes on top of `memory_bytes`, and grows neither with it nor with the run:
+"""Memory in addition to `memory_bytes`; it grows neither with that nor with the run:
 
 - 12 MiB: six threads have a ring of 4 MiB each, where four fit `ring_bytes`, and one for step marks.
 - 24 MiB: spans of the two sources by track, by which they nest, at most 10 MiB each, and facts of steps.

@@ -43,7 +43,7 @@ THREE_STEPS = sc.schedule(wait=1, warmup=0, active=3, repeat=1)
 
 
 class Traced:
-    """What a profiler has recorded, when it is closed."""
+    """The events, facts and ledger of a profiler, read when it is closed."""
 
     def __init__(self, profiler: sc.Profiler, memory: sc.exporters.MemoryExporter) -> None:
         self.profiler = profiler
@@ -487,14 +487,14 @@ def test_the_environment_goes_before(
 
 
 def test_the_environment_names_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong is said."""
+    """The error names the unknown signal."""
     monkeypatch.setenv(SIGNALS_VARIABLE, "steps,loaders")
     with pytest.raises(ControlError, match="no signal 'loaders'; did you mean 'loader'"):
         sc.trace(output_dir=tmp_path)
 
 
 def test_two_profilers_have_the_readings_of_their_own_steps(tmp_path: Path) -> None:
-    """Whatever the other's are."""
+    """Steps of the other profiler do not change them."""
     with traced(tmp_path / "a", "steps", "stacks") as first, traced(tmp_path / "b", "steps") as second:
         for _ in range(4):
             work(0.005)

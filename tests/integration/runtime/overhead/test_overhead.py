@@ -40,7 +40,7 @@ def work_until(profiler: sc.Profiler, detail: str, seconds: float = 60) -> int:
 
 
 def overhead(profiler: sc.Profiler) -> sc.results.OverheadStatistics:
-    """What recording has cost."""
+    """The measured overhead of a profiler."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
     return pipeline.overhead

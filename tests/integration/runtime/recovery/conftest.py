@@ -1,4 +1,4 @@
-"""What tests of recovery begin with."""
+"""Fixtures of the tests of recovery."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ NASTY = (
 
 
 def rights(path: Path) -> int:
-    """Who may do what with a file."""
+    """The permission bits of a file."""
     return stat.S_IMODE(path.lstat().st_mode)
 
 
@@ -179,7 +179,7 @@ def test_the_sweep_takes_only_what_is_ours(tmp_path: Path) -> None:
     "directory", ["/", "/etc", "relative", "", "/nowhere/at/all", "nul\0byte", "x" * 5000, "/proc/1"]
 )
 def test_a_note_that_names_another_place(killed: Crash, directory: str) -> None:
-    """What the note names is no session: a note of ours says so, and nothing there is touched."""
+    """The note names a directory that is no session: recovery reports the note, and nothing there is changed."""
     killed.renote(directory=directory)
     recovery = recover(killed.run, remove_session=True)
     assert names(recovery.journal)["forward"] >= 20
@@ -196,7 +196,7 @@ def test_only_the_session_that_is_meant_is_removed(killed: Crash, tmp_path: Path
 
 
 def test_a_session_that_others_may_write_is_not_read(killed: Crash) -> None:
-    """Who could have planted rings there could make us read anything."""
+    """Another user who plants rings there could make us read any memory."""
     killed.directory().chmod(0o777)
     assert any("is not a session directory of this user" in said for said in recover(killed.run).missing)
 
@@ -236,7 +236,7 @@ HOSTILE = (
 
 
 def test_absurd_rings_cost_nothing(left_behind: Path, tmp_path: Path) -> None:
-    """Whatever a ring's header claims, memory and time are bounded, and the other files are used."""
+    """Memory and time are bounded for any header of a ring, and the other files are used."""
     crashes = [Crash.copy(left_behind, tmp_path / str(number)) for number in range(len(HOSTILE))]
     for crash, fields in zip(crashes, HOSTILE, strict=True):
         ring = crash.directory() / "ring-00000"

@@ -69,7 +69,7 @@ def test_a_part_that_blocks_the_loop_loses_nothing(end: str, loop: str, tmp_path
 async def test_closing_is_completed_when_the_loop_goes_on(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was given up is delivered then after all: nothing is left, and nothing says otherwise."""
+    """The window that was given up is delivered then after all: nothing is left, and no message says otherwise."""
     if loop == "asyncio":
         monkeypatch.setitem(sys.modules, "uvloop", None)
     backend, memory = BlockingBackend(), sc.exporters.MemoryExporter()

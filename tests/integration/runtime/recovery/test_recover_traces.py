@@ -113,7 +113,7 @@ def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_files_of_the_user_are_left_alone(killed: Path) -> None:
-    """Whatever they look like, and wherever they are: only what the note names is replaced."""
+    """Only files that the note names are replaced: others stay, whatever is in them and wherever they are."""
     mine = {
         "labels.json": "[]".encode("utf-16"),
         "data/settings.json": '{"a": 1}'.encode("utf-16"),
@@ -144,7 +144,7 @@ def test_a_moved_run(killed: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is in memory is less than what was written: the traces stay as they are, and this is said."""
+    """The session has fewer events than were written: the traces stay as they are, and recovery reports it."""
     kill(tmp_path, 9)
     before = all_below(tmp_path)
     assert main(["recover", str(tmp_path / "run")]) == 3
@@ -171,7 +171,7 @@ def test_a_journal_that_has_less(killed: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_later_run_has_written_the_files(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a later run has written under these names is not replaced by the killed one's."""
+    """The killed run's files do not replace those that a later run has written under these names."""
     exporters = [sc.ChromeTraceExporter(killed / "trace.json"), sc.PerfettoExporter(killed / "trace.pftrace.gz")]
     with sc.trace(output_dir=killed / "later", exporters=exporters), sc.span("later"):
         pass
@@ -272,7 +272,7 @@ def test_the_hint_says_how_to_see_it(killed: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_run_that_goes_on_in_the_same_directory(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it writes is left alone, while the one that was killed there is recovered."""
+    """Files of the living run are left alone, while the one that was killed there is recovered."""
     run = killed / "run"
     exporters = [sc.ChromeTraceExporter(run / "living.json"), sc.ChromeTraceExporter(killed / "trace.json")]
     with sc.trace(output_dir=run, exporters=exporters) as profiler:

@@ -1,4 +1,4 @@
-"""What a killed process had recorded is brought back: nothing lost, nothing twice, nothing invented."""
+"""Events of a killed process are recovered: none lost, none twice, none invented."""
 
 from __future__ import annotations
 

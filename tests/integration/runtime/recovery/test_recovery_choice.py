@@ -238,7 +238,7 @@ def killed(tmp_path: Path, other: Path) -> Crash:
 
 @pytest.mark.parametrize("order", [("run", "other"), ("other", "run")])
 def test_runs_in_two_directories(order: tuple[str, str], tmp_path: Path) -> None:
-    """Whichever comes first, the session goes with the last, and the notes of both with it."""
+    """The recovery of the second run removes the session, and the notes of both with it."""
     crash = killed(tmp_path, tmp_path / "other")
     session = crash.directory()
     first = recover(tmp_path / order[0], remove_session=True)

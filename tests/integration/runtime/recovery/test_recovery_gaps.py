@@ -125,7 +125,7 @@ def test_a_gap_across_windows(crash: Crash) -> None:
 
 
 def lost(journal: Path) -> dict[int, int]:
-    """What the gaps of each window count."""
+    """The number of events that the gaps of each window count."""
     counts: Counter[int] = Counter()
     for batch in batches(journal):
         counts[batch.window] += int(batch.events["id"][batch.events["kind"] == int(Kind.GAP)].sum())

@@ -1,4 +1,4 @@
-"""What killed runs left goes when nobody needs it or there is no room, and then recovery says so."""
+"""Sessions of killed runs are removed when nobody needs them or there is no room, and recovery reports it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_no_run_needs_goes_after_a_day(left: Left, caplog: pytest.LogCaptur
 
 
 def test_a_note_that_is_not_of_the_session_needs_it_not(left: Left, tmp_path: Path) -> None:
-    """What is written in a session is not believed: the note must say the same, and only such a note is changed."""
+    """A session's file is not trusted alone: the note must name the same session, and only such a note is changed."""
     run, session = left.run("run", 2 * DAY)
     other = tmp_path / "other"
     shutil.copytree(run, other)
@@ -234,7 +234,7 @@ def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_is_in_use_stays(left: Left) -> None:
-    """Whatever its process id says: that of another container tells nothing. Nor does a recovery lose what it reads."""
+    """Its process id does not matter: that of another container means nothing. A recovery that reads it does not lose it."""
     _, session = left.run("run", 9 * DAY)
     for name in (".", "process.json"):
         held = lock(session / name)

@@ -79,7 +79,7 @@ def test_a_killed_parent(tmp_path: Path, drain_interval: float) -> None:
     assert any("ring-99999: not a regular file" in said for said in unread.missing)
     assert any("the session is not removed" in said for said in unread.notes) and (parts[0] / "strings").exists()
     (parts[0] / "ring-99999").rmdir()
-    if os.geteuid() == 0:  # who may read everything recovers what is another user's, all of it
+    if os.geteuid() == 0:  # root recovers another user's session, all of it
         for path in (tmp_path, *tmp_path.rglob("*")):
             os.chown(path, 12_345, 12_345, follow_symlinks=False)
     last = recover(tmp_path / "run", remove_session=True)
@@ -109,7 +109,7 @@ def found(recovery: Recovery) -> tuple[dict[str, list[int]], dict[str, list[str]
 
 
 def test_a_worker_that_had_ended_before(tmp_path: Path) -> None:
-    """What was delivered of it already is not there twice, its open spans included."""
+    """Events that were delivered already are not there twice, its open spans included."""
     Family(tmp_path).of(
         """
     def work():

@@ -196,7 +196,7 @@ def test_nobody_has_to_close_it(member: Path, tmp_path: Path) -> None:
     cut=st.none() | st.integers(4096, 60_000),
 )
 def test_damage(member: Path, tmp_path: Path, acts: list[tuple[str, int, bytes]], cut: int | None) -> None:
-    """Whatever is in the files, a drain ends, its events are well formed, and the accounts are even."""
+    """A drain of files with any content ends, its events are well formed, and the accounts are even."""
     directory = fresh(member, tmp_path)
     for name, at, junk in acts:
         with (directory / name).open("r+b") as file:

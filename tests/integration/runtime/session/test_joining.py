@@ -1,4 +1,4 @@
-"""Who may join what: refusals say why, a process with a profiler of its own, and children that do not join."""
+"""Which processes may join a session: reasons of refusals, a process with a profiler of its own, children that do not join."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_what_was_cut_for_another_profiler(family: Family) -> None:
 
 
 def test_threads_that_can_have_no_ring(family: Family, small_disk: Path) -> None:
-    """What they record is dropped and counted, by process, in the window and in the report, beside what others record."""
+    """Their events are dropped and counted, by process, in the window and in the report; those of other threads are recorded."""
     family.of(f"""
     disk = {str(small_disk)!r}
     def fill(pipe):
@@ -155,7 +155,7 @@ def test_the_session_directory_is_removed(family: Family) -> None:
 
 
 def test_killed_while_it_joins(family: Family) -> None:
-    """Whatever it had made of its directory by then, it is taken as ended, and the others are followed."""
+    """A process counts as ended, however complete its directory is, and the others are followed."""
     family.of(
         """
     import json, pathlib
@@ -209,7 +209,7 @@ def test_workers_of_a_killed_owner(family: Family) -> None:
 
 
 def test_a_removal_that_is_interrupted(tmp_path: Path) -> None:
-    """What is left says still whose session it is, so that a later sweep finds it; what is not ours stays."""
+    """The files that are left still name the session, so that a later sweep finds it; files of others stay."""
     session = tmp_path / "stepscope-1-x"
     session.mkdir(mode=0o700)
     (session / "1-2").mkdir()
@@ -228,7 +228,7 @@ def test_a_removal_that_is_interrupted(tmp_path: Path) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, int]]:
-    """What happens to processes, by number: `join`, `record`, `drain`, `drop`, `end`; and a profiler's `open`."""
+    """Actions of processes, by number: `join`, `record`, `drain`, `drop`, `end`; and a profiler's `open`."""
     actions = st.sampled_from(["join", "record", "record", "drain", "drop", "end"])
     history = draw(st.lists(st.tuples(actions, st.integers(0, 5)), max_size=60))
     history.insert(draw(st.integers(0, len(history))), ("open", 0))

@@ -194,7 +194,7 @@ def test_a_worker_records_while_its_parent_does(family: Family) -> None:
 
 
 def test_accounts_of_a_worker_that_records_too_much(family: Family) -> None:
-    """What its rings cannot hold is counted: produced = drained + dropped."""
+    """Events that do not fit its rings are counted: produced = drained + dropped."""
     family.of("""
     if __name__ == "__main__":
         options = sc.Options(worker_ring_bytes=1 << 16, ring_slots=256)
@@ -213,7 +213,7 @@ def test_accounts_of_a_worker_that_records_too_much(family: Family) -> None:
 
 
 def test_nothing_piles_up_while_nothing_is_recorded(family: Family) -> None:
-    """What processes that joined left is removed, however long no window comes."""
+    """Files of processes that joined and ended are removed, however long no window comes."""
     family.of("""
     def work(number):
         assert sc.join()

@@ -78,7 +78,7 @@ def test_calls_from_many_threads_never_interleave() -> None:
 
 @pytest.mark.parametrize("where", ["schedule", "backend"])
 def test_closing_around_a_thread_that_hangs(where: str, output_dir: Path) -> None:
-    """What was recorded is delivered though another thread is inside of the schedule or a bound backend; should that
+    """Recorded events are delivered though another thread is inside of the schedule or a bound backend; should that
     return, its step() neither raises nor records."""
     hang, raised = Hang(), list[BaseException]()
 

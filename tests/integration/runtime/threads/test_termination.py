@@ -18,7 +18,7 @@ from tests.support.terminations import BOUND, START, WORK, delivered, ends, run
 def test_sigterm_delivers_and_kills(asked: signal.Signals, tmp_path: Path) -> None:
     """The parent sees a process that died of the signal, and the files are complete; nothing of Python's exit runs."""
     ends(
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may ignore it\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the process that started the tests may ignore it\n"
         + WORK
         + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)",
         tmp_path,
@@ -187,7 +187,7 @@ term()
 
 
 def test_a_forked_child_dies_at_once(tmp_path: Path) -> None:
-    """Who terminates a worker does not wait for its parent's trace, and the parent's trace goes on."""
+    """A process that terminates a worker does not wait for the parent's trace, and the parent's trace goes on."""
     ends(
         WORK
         + """

@@ -45,7 +45,7 @@ KEPT = ROOT / "build" / "chance"
 
 def trial(place: Path, number: int) -> Outcome:
     """A plan is drawn from the number of the trial: parts delay and misbehave, processes are forked and die, and the program ends
-    or is killed, most often while it closes. What a failed trial has left is kept below `build/chance`."""
+    or is killed, most often while it closes. Files of a failed trial stay below `build/chance`."""
     plan = draw(number)
     try:
         outcome = _tried(plan, place)
@@ -101,7 +101,7 @@ def _struck(process: subprocess.Popen[bytes], ending: Ending, place: Path) -> tu
 
 
 def _ended(plan: Plan, ended: int, took: int, place: Path) -> list[str]:
-    """What is wrong with the status and the time of the end."""
+    """Faults of the status and the time of the end."""
     own = {"close": [0], "exit": [0], "raise": [1], "": []}[plan.ending.own]
     expected = own + [-number for _, number in plan.ending.signals]
     if -signal.SIGINT in expected and any(output.file.endswith(".parquet") for output in plan.outputs):
@@ -205,7 +205,7 @@ def within(plan: Plan, place: Path, journal: Path, recovered: int) -> Outcome:
 
 
 def _files(plan: Plan, place: Path, found: Found | None, recovery: Recovery | None = None) -> list[str]:
-    """What is wrong with the traces: each is to be complete and readable, and to have what the journal has."""
+    """Faults of the traces: each is to be complete and readable, and to have all events of the journal."""
     said = place / "said"
     whole = msgspec.json.decode(said.read_bytes(), type=ProgramReport).whole if said.exists() else ()
     problems: list[str] = []
@@ -219,7 +219,7 @@ def _files(plan: Plan, place: Path, found: Found | None, recovery: Recovery | No
         for path in paths if recovery is None or again else ():
             try:
                 spans += _spans(path)
-            except Exception as error:  # whatever a reader says
+            except Exception as error:  # any exception of a reader
                 problems.append(f"{path.name} cannot be read: {error!r}")
         # A span that crosses a border is in both windows, of which recovery may make one.
         alike = again and plan.schedule is None and plan.queue_bytes >= ROOMY

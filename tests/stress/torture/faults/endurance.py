@@ -93,7 +93,7 @@ def trial(
     if said.dropped["journal"]:
         problems.append(f"the journal, whose disk is not slow, dropped {said.dropped['journal']} events")
     (chrome,) = (count for name, count in said.dropped.items() if "chrome" in name)
-    # Accounts are of events of any kind. What is missing of the other kinds is known: marks from the number of steps, with
+    # Accounts are of events of any kind. Missing events of the other kinds are known: marks from the number of steps, with
     # one where the loop began, and of what the journal has, what the Chrome trace has not.
     overflow = said.overflow - (said.steps + 1 - journal.marks)
     dropped = said.dropped["journal"] + chrome - (journal.others - said.others)

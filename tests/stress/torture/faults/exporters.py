@@ -90,7 +90,7 @@ def trial(
 
 
 def cut_short(trace: Path) -> list[str]:
-    """What is wrong with a trace whose disk was too small: as viewers read it, up to where it was cut, it must have events."""
+    """Faults of a trace whose disk was too small: as viewers read it, up to where it was cut, it must have events."""
     text = trace.read_bytes().rstrip(b"]\n").rstrip(b",\n")
     rows: list[dict[str, Any]] = json.loads(text + b"]")
     full = trace.stat().st_size > DISK // 2

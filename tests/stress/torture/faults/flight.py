@@ -34,7 +34,7 @@ from tests.support.basics import ROOT
 from tests.support.launch import launched
 
 STEPS = 5
-"""What is kept."""
+"""Steps of the flight recorder."""
 _MOST_STEPS = 1 << 16
 
 # A diary in a file that outlives the process: how many events were recorded, and with which one each step began. A step
@@ -169,7 +169,7 @@ def _decoded(batch: EventBatch) -> list[int]:
 
 
 def _damaged(windows: Path) -> list[str]:
-    """What is wrong with the files of saved windows: each must be readable, and whole if it has its name."""
+    """Faults of the files of saved windows: each must be readable, and whole if it has its name."""
     problems: list[str] = []
     for path in sorted(windows.glob("*")) if windows.is_dir() else ():
         try:

@@ -69,14 +69,14 @@ def started(
 
 
 def bare_ns() -> int:
-    """What the machine takes at this moment to start and end an interpreter, which is no part of closing."""
+    """The time that the machine takes at this moment to start and end an interpreter, which is no part of closing."""
     began = time.monotonic_ns()
     subprocess.run([sys.executable, "-c", ""], check=True)
     return time.monotonic_ns() - began
 
 
 def traces(place: Path) -> list[str]:
-    """What is wrong with the Chrome and TensorBoard files, which are to be complete."""
+    """Faults of the Chrome and TensorBoard files, which are to be complete."""
     problems: list[str] = []
     for path in [*place.glob("run/*.json*"), *place.glob("run/tb/*.json*")]:
         try:
@@ -165,7 +165,7 @@ def starve(place: Path, seed: int) -> Outcome:
     """The limit is 1 GiB, and what was taken is kept while Python ends: what cannot be closed then is recovered."""
     with started(place, seed, "run_out_of_address_space") as process:
         ended = process.wait(60)
-    # What could not be closed is said after that, or before, as Python's version has it.
+    # Python reports files that could not be closed after that, or before; this depends on its version.
     known = "MemoryError" in (place / "stderr").read_text(errors="replace")
     problems = () if ended and known else (f"ended with {ended}: {_said(place)}",)
     return _left(place) + Outcome(tried=0, problems=problems)

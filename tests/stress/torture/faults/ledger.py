@@ -28,7 +28,7 @@ BLOCK_SECONDS = 0.05
 
 
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):
-    """What is too small, too fast or too slow in one trial."""
+    """Parts that are too small, too fast or too slow in one trial."""
 
     overflow: Overflow = "drop_newest"
     ring_slots: int = 4096
@@ -44,7 +44,7 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels per second of a simulated device; each is four events."""
     device_loses: float = 0.0
     export_seconds: float = 0.0
-    """What each export of the output takes that is looked at."""
+    """Seconds of each export of the output that is looked at."""
     fails: bool = False
     """Whether every third of its exports raises."""
     seed: int = 0

@@ -29,7 +29,7 @@ KINDS: tuple[type[BaseException], ...] = (
     MemoryError,
     RecursionError,
 )
-"""What parts raise."""
+"""Exceptions of parts."""
 
 
 class Held:

@@ -30,7 +30,7 @@ def run(training: str, directory: Path, **environment: str) -> dict[str, Any]:
 
 
 def spans(directory: Path) -> list[dict[str, Any]]:
-    """What the timeline has, in order of time."""
+    """The spans of the timeline, in order of time."""
     found = [event for event in output.events(directory) if event.get("ph") == "X"]
     return sorted(found, key=lambda event: float(event["ts"]))
 

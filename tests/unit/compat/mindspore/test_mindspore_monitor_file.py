@@ -23,7 +23,7 @@ Windows = list[tuple[int, int, str]]
 def asked(
     start: int | Literal["next"], stop: int, run_id: str = "", command: str = "", steps: int = 0, **more: Any
 ) -> DynamicProfilerArgs:
-    """What the file says."""
+    """The content of the file."""
     return DynamicProfilerArgs(start, stop, run_id=run_id, command=command, steps=steps, **more)
 
 
@@ -179,7 +179,7 @@ SHOWN: dict[str, tuple[Mapping[int, DynamicProfilerArgs], dict[str, Any], Window
         [],
     ),
 }
-"""What the file says when, settings of the monitor, the windows that come of it, and what is refused."""
+"""The file's content by step, settings of the monitor, the expected windows, and refused requests."""
 
 
 @pytest.mark.checklist("A28", "A29", "A30", "A33", "A34", "A36", "A38", "B18", "B19", "F2", "F4", "F5", "F6")

@@ -71,7 +71,7 @@ def test_the_mean_over_time(changes: list[tuple[int, float]], at: int) -> None:
 
 
 def test_a_counter_that_changed_once() -> None:
-    """No time has passed: the mean is its value. What comes late counts, but takes no time."""
+    """No time has passed: the mean is its value. A later value counts, but takes no time."""
     series = CounterSeries()
     series.add(np.array([100]), np.array([7.0]))
     assert series.weighted == 7

@@ -1,4 +1,4 @@
-"""What parts raise is counted, and kept as it came first: raised again, it keeps nothing more alive."""
+"""Exceptions of parts are counted, and stored as they came first: raised again, one keeps nothing more alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMES = 50
 
 
 class Held:
-    """What a frame holds while something is raised in it: a batch, say."""
+    """A local variable of the frame that raises: a batch, say."""
 
 
 class Told(Exception):

@@ -197,7 +197,7 @@ def test_the_place_in_a_file(text: bytes, place: tuple[int, int]) -> None:
 
 
 def test_values_of_any_size() -> None:
-    """What is long is shortened in messages, and nothing is searched for ever."""
+    """Long values are shortened in messages, and nothing is searched for ever."""
     with pytest.raises(ValueError) as caught:
         sc.Control(job="/" * 10_000_000)
     assert len(str(caught.value)) < 300
@@ -249,7 +249,7 @@ def test_any_json_is_followed_or_refused(value: Any) -> None:
 
 
 def test_names_that_are_no_fields_for_a_reason() -> None:
-    """Who looks for one of them is told the reason, in a program and in a file."""
+    """A program or a file that uses one of them gets the reason."""
 
     class Gear(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         __fixed__ = {"wheels": "they are mounted in the factory"}

@@ -108,7 +108,7 @@ SPECIAL: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "wanted"), SPECIAL, ids=lambda value: ascii(value)[:30])
 def test_special_values(value: Any, wanted: Any) -> None:
-    """What is no plain value is kept as the nearest one, or named by its type; an int beyond 64 bits as its digits."""
+    """A value that is not plain is recorded as the nearest one, or named by its type; an int beyond 64 bits as its digits."""
     result = kept(value)
     assert (result, type(result)) == (wanted, type(wanted))
     assert math.isnan(kept(math.nan))

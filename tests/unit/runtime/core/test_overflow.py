@@ -135,7 +135,7 @@ def test_blocking_ends_where_nobody_drains() -> None:
 
 
 def test_the_consumer_does_not_wait_for_itself() -> None:
-    """What the loop's own thread records is dropped at once when its ring is full."""
+    """Events of the loop's own thread are dropped at once when its ring is full."""
     ((seconds, counts, missing),) = run_program(
         """
         log.take()

@@ -24,7 +24,7 @@ from tests.support.recording import check_self_times, recording
 
 @pytest.fixture(autouse=True)
 def watching() -> None:
-    """What an open profiler watches."""
+    """The program's tasks are watched, as by an open profiler."""
     tasks.watch()
 
 
@@ -128,7 +128,7 @@ def test_anyio(backend: str) -> None:
 
 
 def test_thread_pools() -> None:
-    """What is submitted hangs on the span that is open there; without one, on nothing."""
+    """Submitted work hangs on the span that is open at the call; without one, on nothing."""
     with ThreadPoolExecutor(1) as pool:
         with recording() as log:
             with span("first"):

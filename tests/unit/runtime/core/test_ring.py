@@ -93,7 +93,7 @@ def test_rings_of_ended_threads_are_used_again() -> None:
 
 @pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
 def test_a_full_ring_drops_by_policy(policy: str) -> None:
-    """What is kept is the first or the last that fits, and the gap says how many are missing."""
+    """The ring keeps the first or the last events that fit, and the gap has the number that are missing."""
     ((kept, gaps, statistics),) = run_program(
         """
         for number in range(1000):

@@ -110,7 +110,7 @@ def test_an_object_is_shared_by_threads() -> None:
 
 
 def test_spans_across_switches_of_recording() -> None:
-    """What begins while recording is recorded, whenever it ends; each exit belongs to its own entry."""
+    """A span that begins while recording is recorded, whenever it ends; each exit belongs to its own entry."""
     outer, again = span("outer"), span("again")
     with recording() as log:
         log.record(False)

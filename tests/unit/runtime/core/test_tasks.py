@@ -78,7 +78,7 @@ async def test_every_kind_of_event_lies_on_the_track_of_its_task() -> None:
 
 
 async def test_tasks_that_die_with_open_spans() -> None:
-    """What they had open is counted and gone; the loop's other tasks are not disturbed."""
+    """Their open spans are counted and gone; the loop's other tasks are not disturbed."""
     abandoned = _core.counts()["spans_abandoned"]
 
     async def careless() -> None:

@@ -179,7 +179,7 @@ class Told(MemoryExporter):
 @pytest.mark.parametrize("error", [None, RuntimeError("not now")])
 @pytest.mark.parametrize("when", ["at once", "inside"])
 async def test_one_that_gets_the_end_need_not_be_cancelled(error: Exception | None, when: str, tmp_path: Path) -> None:
-    """It is told on its own thread, while its `export` awaits or before; what it raises is kept, and costs no event."""
+    """Its own thread gets the end, while its `export` awaits or before; an exception then is stored, and costs no event."""
     exporter = Told(error)
     assert isinstance(exporter, SupportsEarlyClose) and not isinstance(MemoryExporter(), SupportsEarlyClose)
     outlet = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20)
@@ -273,7 +273,7 @@ class Later(MemoryExporter):
     def __init__(self, *told: DeliveryResult, fail: Mapping[Method, BaseException] | None = None) -> None:
         super().__init__(fail=fail)
         self.told = list(told)
-        """What it tells when a window closes."""
+        """Results that it reports when a window closes."""
 
     def delivery_results(self) -> Iterable[DeliveryResult]:
         if "close_window" not in self.calls:

@@ -65,7 +65,7 @@ class Run:
         return self
 
     def events(self, window: int, *kinds: Kind, source: str | None = None) -> Block:
-        """What was given to a window."""
+        """The events that a window got."""
         wanted = [
             batch.events
             for batch in self.batches
@@ -185,7 +185,7 @@ def test_blocks_of_uneven_events_keep_the_limit() -> None:
 
 
 def test_damaged_files_are_counted(tmp_path: Path) -> None:
-    """What cannot be read back is no window's, and is said in its ledger."""
+    """A file that cannot be read back belongs to no window, and the ledger counts it."""
     run = Run(directory=tmp_path).until(3 * STEP, instant_block(150, 250))
     for path in tmp_path.glob("kept-*"):
         path.write_bytes(bytes(len(path.read_bytes())))
@@ -227,7 +227,7 @@ def test_what_is_saved_is_what_belongs_to_the_last_steps(
     linger: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Whatever arrives when: each window holds what had arrived and touches it, cut to it; each event counts once."""
+    """In any order of arrival, a window has the events that had arrived and touch it, cut to it; each event counts once."""
     directory = tmp_path_factory.mktemp("session") if in_files else None
     run = Run(directory=directory, steps=steps, after=after)
     if linger:

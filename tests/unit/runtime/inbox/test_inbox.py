@@ -27,7 +27,7 @@ from tests.support.messages import refused
 
 @given(st.lists(st.one_of(st.sampled_from([0, 30, 50, 100]).map(lambda size: ("put", size)), st.just(("take", 0)))))
 def test_accounts_hold_after_any_calls(calls: list[tuple[str, int]]) -> None:
-    """Every item put is taken once, in order, or still there at the end; what did not fit is counted and nowhere else. What has no
+    """Every item put is taken once, in order, or still there at the end; items that did not fit are counted only. An item without
     size, such as the end of a window, always fits."""
     inbox: Inbox[int] = Inbox(100, lambda: None)
     expected: list[int] = []
@@ -201,7 +201,7 @@ MIB = 1 << 20
 
 
 def total(limits: MemoryLimits, exporters: int) -> int:
-    """What all of it holds together."""
+    """Bytes of all parts together."""
     return limits.ring_bytes + limits.drained_bytes + limits.inbox_bytes + exporters * limits.queue_bytes
 
 
@@ -217,7 +217,7 @@ def total(limits: MemoryLimits, exporters: int) -> int:
     ],
 )
 def test_all_together_fit(given: Options, exporters: int) -> None:
-    """Whatever is given; and nothing is left without room."""
+    """All parts fit for any options, and each has room."""
     limits = memory_limits(given, exporters)
     assert total(limits, exporters) <= given.memory_bytes
     assert min(limits.ring_bytes, limits.inbox_bytes, limits.queue_bytes) > 0

@@ -332,7 +332,7 @@ def test_batches_come_back_from_their_payloads(sizes: list[int]) -> None:
 
 @given(st.binary(max_size=640), st.binary(max_size=50), st.integers(0, 400))
 def test_rows_come_back_as_they_were(data: bytes, heap: bytes, short: int) -> None:
-    """Whatever they hold; and nothing of a payload that is not whole."""
+    """Rows with any content; a payload that is not whole has none."""
     events = np.frombuffer(data[: len(data) // 64 * 64], EVENT_DTYPE)
     payload = b"".join(map(bytes, fmt.encode_rows("any", 3, events, heap)))
     decoded = fmt.decode_rows(payload, 0)

@@ -154,7 +154,7 @@ def test_a_journal_inside_an_event_stays_there(tmp_path: Path) -> None:
 
 
 def test_a_page_of_zeros_is_passed_over(tmp_path: Path) -> None:
-    """What a file system leaves after a loss of power does not hide the frames behind it."""
+    """Zeros that a file system leaves after a loss of power do not hide the frames behind them."""
     data = sample(tmp_path)
     border = frame_borders(data)[6]
     path = replace_file(tmp_path / "journal", data[:border] + bytes(3 << 20) + data[border:])

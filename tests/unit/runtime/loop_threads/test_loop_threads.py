@@ -64,7 +64,7 @@ async def test_what_work_raises_is_reported() -> None:
     "how", ["time.sleep(1000)", "await anyio.sleep_forever()", "await asyncio.to_thread(time.sleep, 1000)"]
 )
 def test_the_interpreter_does_not_wait(how: str) -> None:
-    """Whatever the work does when the program ends."""
+    """The program ends, whichever call the work waits in."""
     program = f"""
 import anyio, asyncio, threading, time
 from stepscope.runtime.loop_threads.loop_thread import LoopThread
@@ -306,7 +306,7 @@ async def test_who_ends_tasks_is_cancelled() -> None:
 
 
 async def test_what_is_finished_is_not_left_half_done() -> None:
-    """Who waits may be cancelled as often as one likes: it ends, and the cancellation comes then."""
+    """A waiting task may be cancelled as often as one likes: the work ends, and the cancellation comes then."""
     steps: list[int] = []
 
     async def work() -> int:

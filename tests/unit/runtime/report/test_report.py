@@ -46,7 +46,7 @@ def test_what_cost_and_overhead_measure_is_reported(output_dir: Path) -> None:
 
 
 def test_a_window_that_began_with_the_end_is_reported(output_dir: Path) -> None:
-    """What was recorded of it is said not to be given: the lines add up."""
+    """Its recorded events are reported as not exported: the lines add up."""
     with sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=5), output_dir=output_dir) as profiler:
         for _ in range(10):
             with sc.span("work"):

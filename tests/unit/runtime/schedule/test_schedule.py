@@ -103,7 +103,7 @@ def test_plan_of_a_plain_callable_is_the_same(values: dict[str, int], length: in
 
 @given(values=schedules, length=st.integers(min_value=1, max_value=60))
 def test_advice_in_the_diagnostics_works(values: dict[str, int], length: int) -> None:
-    """Whoever runs the number of steps that a diagnostic asks for does not meet that diagnostic again."""
+    """A run with the number of steps that a diagnostic asks for does not get that diagnostic again."""
     ours = schedule(**values)
     for sentence in ours.plan(length).diagnostics:
         name, _, advice = sentence.rpartition("run ")
@@ -165,7 +165,7 @@ def test_negative_steps_are_refused() -> None:
 
 
 def test_repr_is_the_code_that_makes_it() -> None:
-    """What is printed can be pasted, and arguments left at their defaults are left out."""
+    """The printed text can be pasted, and arguments left at their defaults are left out."""
     plain = schedule(wait=1, warmup=2, active=3)
     assert repr(plain) == "schedule(wait=1, warmup=2, active=3)"
     full = schedule(wait=1, warmup=2, active=3, repeat=4, skip_first=5, skip_first_wait=6)

@@ -1,4 +1,4 @@
-"""What one thread gives and others wait for, and who interrupts them."""
+"""A value that one thread sets and others wait for, and interrupted waits."""
 
 from __future__ import annotations
 

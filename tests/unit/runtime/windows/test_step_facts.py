@@ -154,7 +154,7 @@ def test_long_runs_are_finished_on_the_way() -> None:
 
 
 def test_a_step_without_end_is_finished_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held of a run that never steps does not grow, and its phases add up all the same."""
+    """Memory for a run that never steps does not grow, and its phases add up all the same."""
     monkeypatch.setattr(step_facts, "MOST_INTERVALS", 200)
     monkeypatch.setattr(step_facts, "MANY_INTERVALS", 100)
     builder = StepFactsBuilder()

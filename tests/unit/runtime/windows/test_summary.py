@@ -166,7 +166,7 @@ def test_markdown_has_full_names_and_the_same_numbers() -> None:
 
 
 def test_json_gives_all_rows_in_full_precision() -> None:
-    """What is shown can be read back into the same summary."""
+    """The JSON can be read back into the same summary."""
     summary = Summary(tuple(row(f"op{i}", self_ns=i, mean_ns=1 / 3) for i in range(50, 0, -1)))
     data = json.loads(summary.json())
     assert [SummaryRow(**entry) for entry in data["rows"]] == list(summary.rows)

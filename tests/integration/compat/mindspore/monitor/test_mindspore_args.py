@@ -40,7 +40,7 @@ def test_defaults() -> None:
 
 @pytest.mark.checklist("A14")
 def test_asking_changes_nothing() -> None:
-    """What the profiler gets is made anew each time, without start, stop, mode and validity."""
+    """The profiler's arguments are made anew each time, without start, stop, mode and validity."""
     args = DynamicProfilerArgs(3, 4, 4, 2, 1, 1, True, True, False, True)
     expected = {
         "profiler_level": ProfilerLevel.Level2,
@@ -123,7 +123,7 @@ def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
     ],
 )
 def test_wrong_values(field: str, value: Any, reason: str, used: str) -> None:
-    """Whatever is replaced is said: the field, the value, what it must be, and what is used instead."""
+    """The message has the field, the value, its range, and the value that is used instead."""
     (text,) = DynamicProfilerArgs(**{field: value}).diagnostics
     assert text.startswith(f"{field} must ") and f"got {type(value).__name__}: {value!r}" in text
     assert reason in text
@@ -312,7 +312,7 @@ def test_what_is_no_configuration(content: bytes, facts: list[str]) -> None:
 
 @pytest.mark.checklist("A10", "A24")
 def test_a_file(tmp_path: Path) -> None:
-    """What was read is valid; what the file says of that itself does not count."""
+    """A file that was read is valid; its own `is_valid` does not count."""
     text = json.dumps({"start_step": 10, "stop_step": 10, "is_valid": False}, indent=4)
     args = DynamicProfilerArgs.from_json(b"\xef\xbb\xbf" + text.encode())
     assert args.is_valid

@@ -62,7 +62,7 @@ def test_other_ranks_make_no_file(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.checklist("A15", "A16", "A17")
 def test_arguments(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What must be right raises; what has a default takes that, and says so."""
+    """A wrong value raises where there is no default; otherwise the default is used, and a message says so."""
     monkeypatch.chdir(job.path)
     make: Any = DynamicProfilerMonitor
     for wrong in (None, 3, b"x"):
@@ -212,7 +212,7 @@ def test_a_late_start_is_clipped(job: Job) -> None:
 
 @pytest.mark.checklist("A26", "F7")
 def test_training_ends_inside_a_window(job: Job) -> None:
-    """What there is is analysed, marked incomplete and named by its steps; the file is not watched any more."""
+    """The recorded steps are analysed, marked incomplete and named; the file is not watched any more."""
     monitor = job.monitor()
     job.change(start_step=3, stop_step=100)
     job.callbacks(monitor, 4)
@@ -347,7 +347,7 @@ def test_killed(job: Job) -> None:
                 break
         process.send_signal(signal.SIGKILL)
         process.wait(60)
-        # Whoever kept the pipe open would keep this from ending.
+        # A process that kept the pipe open would keep this from ending.
         process.stdout.read()
     monitor = job.monitor()
     assert monitor.config is not None
@@ -364,7 +364,7 @@ def test_killed(job: Job) -> None:
 
 @pytest.mark.checklist("A5", "A28", "C20", "F13")
 def test_modes_of_analysis(job: Job) -> None:
-    """None leaves raw data for later, `async` makes the products behind the loop's back. What runs between making the monitor
+    """None leaves raw data for later, `async` makes the products behind the loop's back. Code between making the monitor
     and the first step is no part of that."""
     job.write(start_step=1, stop_step=1, analyse_mode=-1)
     monitor = job.monitor()
